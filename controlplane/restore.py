@@ -46,8 +46,9 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
         taken, index, passed_over = _unpacked(source, staging)
         with closing(_opened(staging / DATABASE)) as database:
             _check_pages(database)
-            unshipped = replay(database.engine, _unshipped(staging / UNSHIPPED))
+            # The journal first: it says whether a record that was unshipped came before or after its month was closed.
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
+            unshipped = replay(database.engine, _unshipped(staging / UNSHIPPED))
             with database.engine.begin() as connection:
                 connection.execute(delete(journal_position))  # the backup's is not where the journal is now
             with database.engine.connect() as connection:

@@ -26,13 +26,15 @@ from controlplane.feed import FeedHub
 from controlplane.journal import LedgerJournal
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
+from controlplane.month_end import close_month
+from controlplane.price_book import default_price_book
 from controlplane.registry import Registry
 from controlplane.restore import CannotRestore, restore
 from controlplane.store import Database, sqlite_engine
 from spool.disk import segment_name, segments
 from spool.journal import Journal
 from tests.controlplane.builders import NOW_S, registration
-from tests.controlplane.usage_records import lifetime_record, request_record
+from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
 
@@ -183,6 +185,30 @@ def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
     report = back(tmp_path / "b.backup", tmp_path / "new")
     assert report.unshipped == 2
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
+
+
+def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
+    """A record that lay in a spool when the backup was made, and came after its month was closed, is an adjustment of
+    the next month again: the journal says in which order both happened.
+    """
+    book, closing_us = default_price_book(), END_US + 2 * HOUR_US
+
+    async def scenario(world: World) -> None:
+        directory = world.data / "spool" / "activator-1"
+        directory.mkdir(parents=True)
+        journal = Journal(directory)
+        journal.commit([lambda _: encode(request_record(1))])
+        journal.close()
+        assert await world.loop().once() is not None
+        await world.ledger.close_month(
+            lambda connection: close_month(connection, book, "acme", MONTH, live=None, now_us=closing_us)
+        )
+        await world.enter(1)
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.sound, report.replayed, report.unshipped) == (True, 2, 1)
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1"]
 
 
 def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
