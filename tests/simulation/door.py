@@ -6,6 +6,7 @@ not simulated.
 """
 
 import asyncio
+import errno
 import json
 from random import Random
 from typing import Final
@@ -59,7 +60,7 @@ from tests.simulation.door_control import REPLICAS_MAX, ControlClient, FakeContr
 from tests.simulation.door_replicas import DONE, MOODS
 from tests.simulation.network import Network
 from tests.simulation.spools import COMMIT_S, FaultyDisk, open_spool
-from tests.simulation.world import World, operation
+from tests.simulation.world import InjectedError, World, operation
 
 TENANTS: Final = ("ann", "bob", "cy")
 MODELS: Final = (("ann", "small"), ("ann", "large"), ("bob", "own"))
@@ -85,7 +86,7 @@ class _FaultyPoke:
 
     async def poke(self, key: VersionKey) -> bool:
         if self.fails:
-            raise OSError(24, "Too many open files")
+            raise InjectedError(errno.EMFILE, "Too many open files")
         return await self._reporter.poke(key)
 
 
@@ -467,6 +468,13 @@ def _parts(caller: Caller) -> list[dict[str, object]]:
     return [json.loads(event[6:]) for event in events if event.startswith(b"data: {") and b'"tag"' in event]
 
 
+def no_failure_is_internal(world: DoorWorld) -> None:
+    """No caller is told of a defect of ours: here no replica says that it has one."""
+    for caller in world.callers:
+        if caller.is_over and b'"internal"' in caller.body:
+            raise AssertionError(f"{caller.wish.tag} was told of an internal error")
+
+
 def the_throttler_is_sound(world: DoorWorld) -> None:
     world.throttler.check_integrity()
 
@@ -528,7 +536,8 @@ def every_answer_is_recorded(world: DoorWorld) -> None:
 
 
 DoorWorld.always = (
-    each_caller_is_answered_once, deadlines_hold, answers_are_of_one_run, the_throttler_is_sound, the_table_is_sound,
+    each_caller_is_answered_once, deadlines_hold, answers_are_of_one_run, no_failure_is_internal,
+    the_throttler_is_sound, the_table_is_sound,
     requests_under_way_are_sound, nobody_waits_for_what_is_deleted, versions_that_are_wanted_are_asked_for,
 )  # fmt: skip
 DoorWorld.at_rest = (nothing_is_left_of_requests, replicas_are_free, every_answer_is_recorded)

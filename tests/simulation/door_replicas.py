@@ -7,8 +7,8 @@ from random import Random
 from typing import Final, Literal
 
 from contracts.artifact_errors import ProbeFailed, WeightsDamaged
-from contracts.errors import Failure, Internal, Unavailable
-from contracts.frames import Counts, Frame, FrameKind, encode_frame, failed_frame
+from contracts.errors import Failure, InvalidRequest, Unavailable
+from contracts.frames import CONTENT_TYPE, Counts, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import openai_error, status_of, to_wire
 from tests.simulation.network import Asked, Connection
 
@@ -52,13 +52,14 @@ class FakeReplica:
             return
         if self.mood == "foreign":  # a proxy on the way answers for it
             status = self.random.choice((500, 502, 503, 504))
-            connection.respond(status, b"<html>upstream connect error</html>", [("content-type", "text/html")])
+            body = self.random.choice((b"<html>upstream connect error</html>", b"no healthy upstream", b'{"error": 5}'))
+            connection.respond(status, body, [("content-type", "text/html")])
             return
         if self.is_draining or self.mood == "rejects":
             self._refuse(connection, request_id, Unavailable("this replica"))
             return
         if self.mood == "fails":
-            self._refuse(connection, request_id, Internal())
+            self._refuse(connection, request_id, InvalidRequest("messages", "[]", "must not be empty"))
             return
         if request_id in self.running:
             self._refuse(connection, request_id, Unavailable("this request's other attempt"))
@@ -81,7 +82,7 @@ class FakeReplica:
         tag, count = f"{wanted['user']}/{self.name}/{self.runs}", wanted["max_tokens"]
         pause_s = self.random.uniform(0.002, 0.2) * (10 if self.mood == "slow" else 1)
         await asyncio.sleep(pause_s)
-        connection.begin(200, [("x-kelvin-runtime", self.name)])
+        connection.begin(200, [("content-type", CONTENT_TYPE), ("x-kelvin-runtime", self.name)])
         breaks_at = self.random.randrange(count + 1)
         for number in range(1, count + 1):
             await asyncio.sleep(pause_s)
@@ -113,4 +114,4 @@ class FakeReplica:
 
 def start_failure(random: Random) -> Failure:
     """Why a start comes to nothing."""
-    return random.choice((ProbeFailed("aa" * 32, "it said something else"), Unavailable("the runtime"), Internal()))
+    return random.choice((ProbeFailed("aa" * 32, "it said something else"), Unavailable("the runtime")))

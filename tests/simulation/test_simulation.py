@@ -4,16 +4,14 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
-from tests.simulation.conftest import PLAYED
+from tests.simulation.conftest import PLAYED, Tell
 from tests.simulation.play import Outcome, search, shrink
 from tests.simulation.worlds import WORLDS
-
-Tell = Callable[[str, object], None]
 
 BASE_SEED: Final = 2_026_0000
 SMOKE: Final = 100  # histories of each world
