@@ -101,10 +101,11 @@ async def _serve(
             if stop.is_set():
                 return  # before all was seen: nobody is told that it is all
         if settings.postgres is not None:
-            inst.tasks.start(keep_writing(database, clock), "the session that writes")
-        inst.tasks.start(inst.spending.run(), "spending")
-        inst.tasks.start(inst.trail.run(), "audit")
-        inst.tasks.start(cut_forever(inst.ledger.cut_lives, clock), "lives without an end")
+            inst.tasks.start_loop("writing session", lambda: keep_writing(database, clock))
+        inst.tasks.start_loop("spending", inst.spending.run)
+        inst.tasks.start_loop("audit", inst.trail.run)
+        since_us = clock.monotonic_us()
+        inst.tasks.start_loop("lives without an end", lambda: cut_forever(inst.ledger.cut_lives, clock, since_us))
         inst.tasks.start(_end_with(inst.feed, stop), "end of the feed")
         app = telemetry.exposing(compose(inst, running, keep_backups(inst)))
         log.info("ready", extra={"replicas": len(tuple(running.replicas)), "data": str(settings.data)})

@@ -96,7 +96,7 @@ def keep_backups(inst: Installation) -> Backups:
             every_s=settings.backup_s, keep_days=settings.backup_days, clock=inst.clock,
         )  # fmt: skip
         inst.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
-        inst.tasks.start(keeping.run(), "backups")
+        inst.tasks.start_loop("backups", keeping.run)
     return backups
 
 

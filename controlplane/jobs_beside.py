@@ -69,6 +69,6 @@ async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
     actuator = LocalActuator(fleet, pool, inst.feed, device, settings.drain_s)
     adopter = Adopter(inst.directory, fleet, pool, actuator, inst.feed, lambda _: False)
     await adopter.sweep()
-    tasks.start(pool.run(), "standbys")
-    tasks.start(adopter.run(), "adopter")
+    tasks.start_loop("standbys", pool.run)
+    tasks.start_loop("adopter", adopter.run)
     return JobsBeside(inst.directory.path / SOCKET, job_desk(fleet, pool), clock)

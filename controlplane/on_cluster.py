@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from contracts.settings import BadSetting
 from contracts.usage import RequestRecord
@@ -67,7 +67,7 @@ async def on_cluster(
     ways: Ways,
     stop: asyncio.Event,
 ) -> Running:
-    """What runs already is in the feed on return; or `stop` is set, which is also how a defect ends the process."""
+    """What runs already is in the feed on return; or `stop` is set."""
     jobs = await jobs_beside(ladder, inst)
     pods = PodTable(inst.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}")
     page = inst.telemetry.page
@@ -107,8 +107,8 @@ async def on_cluster(
         lambda tenant: namespace_of(tenant, settings.pods),
         settings.namespace,
     )
-    inst.tasks.start(_ending(plane.run(), stop), "cluster")
-    inst.tasks.start(_ending(declared.run(), stop), "declarations")
+    inst.tasks.start_loop("cluster", plane.run)
+    inst.tasks.start_loop("declarations", declared.run)
     await first(plane.synced.wait(), stop.wait())
 
     async def ready() -> bool:
@@ -129,12 +129,3 @@ async def on_cluster(
 
 def _unheard(records: tuple[RequestRecord, ...]) -> None:
     """Nothing is foretold here, so that nothing is learned of what was."""
-
-
-async def _ending(loop: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-    """What has met a defect is not gone on with: another process is to begin with what there is."""
-    try:
-        await loop
-    except Exception:  # not where it is cut: who lost the lead stands again
-        stop.set()
-        raise

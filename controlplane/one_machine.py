@@ -80,11 +80,11 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
     await adopter.sweep()
     pool.balance()
-    tasks.start(pool.run(), "standbys")
-    tasks.start(adopter.run(), "adopter")
-    tasks.start(autoscaler.run(), "autoscaler")
-    tasks.start(damages.run(), "damages")
-    tasks.start(foresight.run(), "foresight")
+    tasks.start_loop("standbys", pool.run)
+    tasks.start_loop("adopter", adopter.run)
+    tasks.start_loop("autoscaler", autoscaler.run)
+    tasks.start_loop("damages", damages.run)
+    tasks.start_loop("foresight", foresight.run)
 
     shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, foresight)
     return Running(

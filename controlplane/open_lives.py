@@ -116,12 +116,12 @@ def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | st
     return word if (word.runtime_id, word.tenant) == (runtime_id, tenant) else "it is another replica's"
 
 
-async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock) -> None:
+async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_us: int) -> None:
     """Again and again record the lives of those that are gone, by `cut(before_us)`; ends by being cancelled.
 
-    Not before we have listened for CUT_S ourselves: who couldn't be heard isn't gone.
+    Not before we have listened for CUT_S, from `since_us` (monotonic) on: who could not be heard is not gone.
     """
-    await clock.sleep(CUT_S)
+    await clock.sleep(max(0.0, CUT_S - (clock.monotonic_us() - since_us) / 1e6))
     while True:
         try:
             if count := await cut(clock.wall_s() * 1_000_000 - int(CUT_S * 1e6)):

@@ -79,6 +79,9 @@ class Spending:
             except Refused as refused:  # the database is another's for a moment
                 log.warning("budgets are not told", extra={"error": str(refused)})
                 self._due.set()
+            except Exception:
+                self._due.set()  # what is due stays so, whatever prevented it
+                raise
             await asyncio.sleep(PAUSE_S)
 
 

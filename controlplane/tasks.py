@@ -1,4 +1,4 @@
-"""Owns background tasks: whoever starts one has somebody to end it. What the tasks do is not its concern."""
+"""Owns background tasks and loops: whoever starts one has somebody to end it. What they do is not its concern."""
 
 import asyncio
 import contextvars
@@ -7,16 +7,20 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+from service.loops import Body, Loops
+
 log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """An `async with` block that ends every task still running when it is left.
+    """An `async with` block that ends every task and loop still running when it is left.
 
-    A task that raises is a defect: it is logged and stays alone, since one version's trouble must not end the others.
+    A task ends by itself; `start_loop` is for what runs until then. A task that raises is a defect: it is logged and
+    stays alone, since one version's trouble must not end the others.
     """
 
     def __init__(self) -> None:
+        self._loops = Loops()
         self._running: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -33,6 +37,7 @@ class Tasks:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
+        await self._loops.close()
         for task in self._running:
             task.cancel()
         if self._running:
@@ -51,8 +56,12 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._ended)
 
+    def start_loop(self, name: str, body: Body) -> None:
+        """Run `body` until the block is left, again after each unexpected error. See `Loops.start`."""
+        self._loops.start(name, body)
+
     async def settled(self) -> None:
-        """Wait until nothing runs, tasks started meanwhile included."""
+        """Wait until no task runs, tasks started meanwhile included. Loops go on."""
         while self._running:
             await asyncio.wait(self._running)
 

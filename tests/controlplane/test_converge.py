@@ -9,8 +9,8 @@ import pytest
 
 from controlplane.policy.convergence import Refusal, stamped
 from controlplane.policy.labels import APPLIED
-from controlplane.scaling.knative.cluster import Busy, Invalid, Ref, Unreachable, Upsert
-from controlplane.scaling.knative.converge import ABREAST, Converger, Kind
+from controlplane.scaling.knative.cluster import Busy, Invalid, Json, Ref, Unreachable, Upsert
+from controlplane.scaling.knative.converge import ABREAST, DEFECT_S, Converger, Kind
 from tests.controlplane.cluster_world import SERVICE, World, running, service
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -260,6 +260,28 @@ def test_only_kinds_that_are_watched_are_written() -> None:
     async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
         with pytest.raises(ValueError, match="v1 Pod: not among the kinds"):
             it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
+
+    play(scenario)
+
+
+def test_defect_in_one_object_keeps_no_other_waiting() -> None:
+    """The others are written at once, and this one when it is looked at again."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        apply, broken = world.apply, [True]
+
+        async def breaks(obj: Json) -> Json:
+            if broken and Ref.of(obj) == M:
+                broken.pop()
+                raise KeyError("spec")
+            return await apply(obj)
+
+        world.apply = breaks  # type: ignore[method-assign]
+        it.want([service("m"), service("n")])
+        await clock.advance(1)
+        assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
+        await clock.advance(DEFECT_S)
+        assert M in world.objects
 
     play(scenario)
 

@@ -19,6 +19,7 @@ from controlplane.ledger_schema import open_lives as table
 from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
 from controlplane.reconcile import Surroundings, reconcile
 from controlplane.verify import verify_ledger
+from service.loops import LoopHealth, Loops
 from tests.controlplane.backends import Backend
 from tests.controlplane.billing_ground import BOOK, enter, report
 from tests.controlplane.test_ledger import with_ledger
@@ -131,7 +132,7 @@ def test_one_that_can_t_be_read_holds_up_no_other(
 
     async def scenario(ledger: Ledger) -> None:
         clock, database = VirtualClock(), ledger.database
-        ending = asyncio.create_task(cut_forever(lambda _: ledger.cut_lives(NOW_US + 1), clock))
+        ending = asyncio.create_task(cut_forever(lambda _: ledger.cut_lives(NOW_US + 1), clock, 0))
 
         async def ended() -> set[str]:
             """Whose life is recorded, once nobody's is open."""
@@ -234,21 +235,31 @@ def test_what_can_t_be_is_refused(engine: Engine, wrong: LifetimeRecord, rule: s
 
 
 def test_nobody_is_ended_who_could_not_be_heard() -> None:
-    """After a start of the control plane as long as any other; then whoever has said nothing for that long."""
+    """After a start of the control plane as long as any other; then whoever has said nothing for that long.
+
+    An error of the database does not make the hour begin anew.
+    """
 
     async def scenario() -> None:
-        clock, asked = VirtualClock(), list[int]()
+        clock, asked, error = VirtualClock(), list[int](), list[Exception]()
 
         async def cut_lives(before_us: int) -> int:
+            if error:
+                raise error.pop()
             asked.append(clock.wall_s() * 1_000_000 - before_us)
             return 0
 
-        task = asyncio.create_task(cut_forever(cut_lives, clock))
-        await clock.advance(CUT_S - 1)
-        assert asked == []
-        await clock.advance(1 + 2 * LOOK_S)
-        assert asked == [int(CUT_S * 1e6)] * 3
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        since_us = clock.monotonic_us()
+        async with Loops(LoopHealth()) as loops:
+            loops.start("lives", lambda: cut_forever(cut_lives, clock, since_us))
+            await clock.advance(CUT_S - 1)
+            assert asked == []
+            await clock.advance(1 + 2 * LOOK_S)
+            assert asked == [int(CUT_S * 1e6)] * 3
+            error.append(OSError("disk I/O error"))
+            await clock.advance(LOOK_S)  # this one fails, and the loop is begun again
+            await asyncio.sleep(0.2)
+            await clock.advance(LOOK_S)
+            assert len(asked) == 5
 
     asyncio.run(scenario())

@@ -371,7 +371,7 @@ def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
             running = asyncio.create_task(scene.plane.run())
             await scene.passes()
             assert len(place.watching) == 5
-            for _, changes in place.watching[-1:]:
+            for _, changes in place.watching[:1]:
                 changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
             with pytest.raises(ExceptionGroup) as raised:
                 await running

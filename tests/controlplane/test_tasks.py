@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from controlplane.tasks import Tasks
+from tests.virtual_loop import run_virtually
 
 
 def test_leaving_ends_everything() -> None:
@@ -59,6 +60,32 @@ def test_a_failure_is_heard_of_and_stays_alone(caplog: pytest.LogCaptureFixture)
     asyncio.run(main())
     (record,) = caplog.records
     assert record.__dict__["task"] == "breaks"
+
+
+def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
+    """It is begun again, and what waits for all tasks does not wait for it."""
+
+    async def main() -> None:
+        began, is_gone = 0, False
+
+        async def body() -> None:
+            nonlocal began, is_gone
+            began += 1
+            if began == 1:
+                raise RuntimeError("database is locked")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_gone = True
+
+        async with Tasks() as tasks:
+            tasks.start_loop("spending", body)
+            await asyncio.sleep(1.0)
+            await tasks.settled()
+            assert (began, is_gone) == (2, False)
+        assert is_gone
+
+    run_virtually(main())
 
 
 def test_settled_waits_for_tasks_that_tasks_start() -> None:

@@ -27,9 +27,11 @@ from controlplane.scaling.knative.cluster import (
     Unreachable,
 )
 from controlplane.scaling.knative.view import View
+from service.loops import PROCESS
 
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
+DEFECT_S: Final = 30.0  # until an object is looked at again at which a defect showed
 _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
 
@@ -237,10 +239,16 @@ class Converger:
     async def _step(self, ref: Ref, places: asyncio.Semaphore) -> None:
         try:
             await self._take(ref)
+        except Exception:  # a defect in one object must not keep all others from being seen to
+            PROCESS.errors["converge"] += 1
+            _LOG.exception("%s could not be seen to", ref)
+            self._at(ref, self._now() + DEFECT_S)
+        else:
+            self._look([ref])
         finally:
             self._busy.discard(ref)
             places.release()
-        self._look([ref])
+            self._changed.set()
 
     async def _take(self, ref: Ref) -> None:
         wanted = self._stamped_of(ref)

@@ -28,6 +28,7 @@ from controlplane.policy.leadership import (
 )
 from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Trouble
 from controlplane.tasks import ended
+from service.loops import PROCESS
 
 LEASE: Final = ("coordination.k8s.io/v1", "Lease")
 _US: Final = 1_000_000
@@ -150,6 +151,10 @@ class Election:
                 _LOG.warning("the lease is not to be had: %s", error)
             self.trouble = error.trouble
             return None
+        except Exception:  # a defect, or a Lease that is none of ours: unless the next try renews it, the lead runs out
+            PROCESS.errors["lease"] += 1
+            _LOG.exception("the lease could not be looked at")
+            return None
         self.trouble = None
         self._sight = observe(self._sight, read(answer, self._terms), self._now())
         self._until = leads_until(begun, self._terms)
@@ -173,6 +178,9 @@ class Election:
                     await self._leases.replace({**found, "spec": given_up(found["spec"], self._at())})
         except (ClusterError, TimeoutError) as error:
             _LOG.info("the lease is not given up: %s", error)
+        except Exception:
+            PROCESS.errors["lease"] += 1
+            _LOG.exception("the lease could not be given up")
 
     def _now(self) -> float:
         return self._clock.monotonic_us() / _US

@@ -41,6 +41,7 @@ from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
+from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
@@ -149,27 +150,29 @@ class Plane:
     # -- loops --
 
     async def run(self) -> None:
-        """Until it is cancelled. It may be run again then, and begins with what there is. Raises what a defect of ours
-        raises: then another process is to begin so.
+        """Until it is cancelled, or something that follows the cluster raises. Run again it begins with what there is.
+
+        What only acts on what is seen is a loop of its own: its errors don't end what follows the cluster.
         """
         self._begin()
         revisions, slices = asyncio.Event(), asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
+        async with Loops() as loops, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._converger.run(), name="converge")
             tasks.create_task(follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._revision, revisions))
             tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices))
-            tasks.create_task(self.nodes.run(), name="nodes")
+            loops.start("node waits", self.nodes.run)
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
             await self._pools.adopt()
             self._models.look_again()
             self.synced.set()
-            tasks.create_task(self._pools.run(), name="pools")
-            tasks.create_task(self._want(), name="want")
-            tasks.create_task(self._look(), name="refusals")
+            loops.start("pools", self._pools.run)
+            loops.start("wanted objects", self._want)
+            loops.start("refusals", self._look)
 
     async def _want(self) -> None:
         """Once all was seen: which of the old are kept depends on what there is."""
+        self._changed.set()  # also after an error, which left something undone
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -30,6 +30,7 @@ from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_actuator import Calls, PoolActuator
 from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
+from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Pools:
         self._places = asyncio.Semaphore(ABREAST)
         self.shared = Shared(models, settings)
         self.pods = PoolPods()
+        self._tasks = tasks
         self._actuator = PoolActuator(self.pods, calls, self._take_of, feed, table, clock, tasks)
         self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, Unweighed(), feed)
         self._actuator.listen(self._autoscaler)
@@ -238,23 +240,23 @@ class Pools:
 
     async def run(self) -> None:
         """For ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._autoscaler.run(), name="autoscaler of pools")
-            tasks.create_task(self._beat(), name="look at pools")
+        async with Loops() as loops:
+            loops.start("pool autoscaler", self._autoscaler.run)
+            loops.start("pool pods", self._beat)
+            await loops.wait()
 
     async def _beat(self) -> None:
         """Who answers late holds up nobody else, and no report."""
-        async with asyncio.TaskGroup() as tasks:
-            beat = 0
-            while True:
-                every = beat % LOOK_BEATS == 0
-                for pod in self.pods:
-                    if every or pod.state not in _KNOWN or pod.cost != _worth(pod):
-                        tasks.create_task(self._look(pod), name=f"look at {pod.name}")
-                self._actuator.place()
-                self._report()
-                await self._clock.sleep(BEAT_S)
-                beat += 1
+        beat = 0
+        while True:
+            every = beat % LOOK_BEATS == 0
+            for pod in self.pods:
+                if every or pod.state not in _KNOWN or pod.cost != _worth(pod):
+                    self._tasks.start(self._look(pod), f"look at {pod.name}")
+            self._actuator.place()
+            self._report()
+            await self._clock.sleep(BEAT_S)
+            beat += 1
 
     async def _look(self, pod: PoolPod) -> None:
         """Ask what it does, and have its cost be what it is worth; unless somebody does already."""
