@@ -49,6 +49,12 @@ class Account(msgspec.Struct):
     once: str = ""  # what its record is one with, or "" for nothing
     degraded: Degraded | None = None
     start_problem: StartProblem | None = None  # why no replica came for which it waited
+    unfiltered: bool = False  # some of prompt or answer passed the version's filters unseen
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Return whether its answer may be given again: a right one, durably recorded, and all of it was filtered."""
+        return self.outcome == OK and self.is_recorded and not self.unfiltered
 
     def answer(self) -> TimelineAnswer:
         """The timeline as it stands."""

@@ -249,7 +249,9 @@ async def _relay(
         if last.kind is FrameKind.END:
             if account.delivered_tokens > acknowledged:  # if we die before the record is durable, it is charged
                 upstream.acknowledge(account.delivered_tokens)
-            account.timeline.graft(_end(last).spans, call.dispatched_us)
+            end = _end(last)
+            account.unfiltered = end.unfiltered
+            account.timeline.graft(end.spans, call.dispatched_us)
             return
         frames = await upstream.some()
 
@@ -269,4 +271,4 @@ def _end(frame: Frame) -> End:
     try:
         return _ENDS.decode(frame.payload)
     except BadJson:
-        return End(finish_reason="stop")
+        return End(finish_reason="stop", unfiltered=True)  # what it says is unknown: its answer is not given again

@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import Message
 
-from activator.account import OK, Degraded
+from activator.account import Degraded
 from activator.answer import Answer
 from activator.cached_answers import CachedAnswers, OwnCached
 from activator.call import Call
@@ -166,7 +166,7 @@ class Caching:
     def keep(self, call: Call) -> None:
         """After the end: keep a right answer."""
         account = call.account
-        if self._is_whole and account.outcome == OK and account.is_recorded and self._status == 200:
+        if self._is_whole and account.is_repeatable and self._status == 200:
             content = Content(account.request_id, self._status, self._headers, b"".join(self._parts))
             self._answers.put(self._what, content)
 

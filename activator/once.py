@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from activator.account import OK, Account
+from activator.account import Account
 from activator.answer import Answer
 from activator.call import Call
 from activator.exchange import ClientGone, Exchange, Headers
@@ -48,8 +48,8 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        """Whether its answer is one that may be given again: a right one, recorded, from its beginning."""
-        return self.account.outcome == OK and self.account.is_recorded and self.tape.is_complete and self.tape.is_whole
+        """Whether its answer is one that may be given again, from its beginning."""
+        return self.account.is_repeatable and self.tape.is_complete and self.tape.is_whole
 
 
 class Once:

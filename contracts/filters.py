@@ -91,11 +91,14 @@ class Findings(Wire, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """`text` may go on, `rest` has to be asked about again; `stopped` is the label for which nothing more may go on."""
+    """`text` may go on, `rest` has to be asked about again; `stopped` is the label for which nothing more may go on.
+    `unseen`: no filter looked at it, and the policy allows that.
+    """
 
     text: str
     rest: str = ""
     stopped: str | None = None
+    unseen: bool = False
 
 
 def read_policy(raw: bytes) -> FilterPolicy:

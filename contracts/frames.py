@@ -38,6 +38,7 @@ class End(Fact, frozen=True):
 
     finish_reason: str
     spans: tuple[Span, ...] = ()
+    unfiltered: bool = False  # something of the prompt or the answer passed its filters unseen: not to be given again
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):

@@ -31,6 +31,7 @@ class Progress:
     counts: Counts
     reason: AnswerReason | None = None
     failure: Failure | None = None
+    unfiltered: bool = False  # some of it passed its filters unseen
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,7 @@ class ServingApi:
         serving, streams = self._replica.serving()
         with self._exchange(call, streams, prepared.request, serving.bind, prepared.stream) as exchange:
             count = self._replica.meter.count_request
+            exchange.unfiltered = prepared.unfiltered
             delivery = Delivery(exchange, prepared.answer, send, count, self._fields)
             watcher = asyncio.create_task(watch_connection(receive, exchange), name=f"watch-{call.request_id}")
             expired = DeadlineExceeded(call.timeout_s, "generating")

@@ -45,6 +45,7 @@ class Exchange:
     deleted: bool = False
     elsewhere: bool = False  # another replica answered it
     recorded: bool = False  # the activator's record is durable
+    unfiltered: bool = False  # some of prompt or answer passed its filters unseen
     counts: Counts = field(default_factory=Counts)
 
     @property
@@ -116,13 +117,17 @@ class Delivery:
             if not isinstance(progress, Progress):  # a filter is asked
                 progress = await progress
             self._exchange.counts = progress.counts
+            self._exchange.unfiltered = self._exchange.unfiltered or progress.unfiltered
             frames = b""
             if progress.data:
                 frames = encode_frame(Frame(FrameKind.DATA, progress.counts, progress.data))
             if progress.reason is not None:
                 if not isinstance(events[-1], Finished):
                     stream.stop()  # a stop string: the engine knows nothing of those
-                end = msgspec.json.encode(End(finish_reason=progress.reason, spans=self._spans()))
+                unfiltered = self._exchange.unfiltered
+                end = msgspec.json.encode(
+                    End(finish_reason=progress.reason, spans=self._spans(), unfiltered=unfiltered)
+                )
                 await self._write(frames + encode_frame(Frame(FrameKind.END, progress.counts, end)), last=True)
                 return
             if progress.failure is not None:

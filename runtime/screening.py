@@ -6,7 +6,7 @@ Nothing reaches the client that was not looked at, but where the policy says so 
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -113,33 +113,35 @@ class Screen:
     policy: FilterPolicy
     filters: Ask
 
-    async def prompt(self, prompt: Prompt, field: str) -> Prompt:
-        """What the model may be told of it. Raises `Refused`: ContentFiltered, FilterFailed, or InvalidRequest for a
-        prompt that nobody can read."""
+    async def prompt(self, prompt: Prompt, field: str) -> tuple[Prompt, bool]:
+        """Return what the model may be told of it, and whether any of that passed unseen. Raises `Refused`:
+        ContentFiltered, FilterFailed, or InvalidRequest for a prompt that nobody can read.
+        """
         rules = rules_of(self.policy, "input")
         if not rules:
-            return prompt
+            return prompt, False
         match prompt:
             case TokenPrompt():
                 raise Refused(InvalidRequest(field, "(token ids)", "must be text: this model's filters read it"))
             case TextPrompt(text):
-                return TextPrompt((await self._whole((text,), rules, field))[0])
+                (passed,) = await self._whole((text,), rules, field)
+                return TextPrompt(passed.text), passed.unseen
             case ChatPrompt(messages):
                 places = [(at, key) for at, message in enumerate(messages) for key in _TEXTS if message.get(key)]
-                passed = await self._whole([messages[at][key] for at, key in places], rules, field)
+                found = await self._whole([messages[at][key] for at, key in places], rules, field)
                 told = [dict(message) for message in messages]
-                for (at, key), text in zip(places, passed, strict=True):
-                    told[at][key] = text
-                return ChatPrompt(tuple(told))
+                for (at, key), passed in zip(places, found, strict=True):
+                    told[at][key] = passed.text
+                return ChatPrompt(tuple(told)), any(passed.unseen for passed in found)
 
-    async def _whole(self, texts: Sequence[str], rules: tuple[Rule, ...], field: str) -> Sequence[str]:
+    async def _whole(self, texts: Sequence[str], rules: tuple[Rule, ...], field: str) -> Sequence[Passed]:
         if (characters := sum(map(len, texts))) > MAX_ASKED:
             raise Refused(LimitExceeded(field, characters, MAX_ASKED, "characters, as it is filtered"))
         question = Question(direction="input", rules=rules, texts=tuple(texts), whole=True)
         passed = await self.look(question)
         if stopped := [each.stopped for each in passed if each.stopped is not None]:
             raise Refused(ContentFiltered(field, stopped[0]))
-        return [each.text for each in passed]
+        return passed
 
     def output(self) -> "OutputScreen | None":
         """For one answer; None where the policy has nothing to say of answers."""
@@ -160,7 +162,7 @@ class Screen:
             if self.policy.on_failure == "refuse":
                 raise Refused(FilterFailed()) from error
             self.filters.passed_unseen(len(question.texts))
-            return [Passed(text) for text in question.texts]
+            return [Passed(text, unseen=True) for text in question.texts]
         return passed
 
 
@@ -201,7 +203,7 @@ class ScreenedAnswer:
             return self._answer.show(said)  # what is held back is not said
         passed = await self._screen.push(said.text, last=said.reason is not None)
         reason = said.reason if passed.stopped is None else "content_filter"
-        return self._answer.show(said, passed.text, reason)
+        return replace(self._answer.show(said, passed.text, reason), unfiltered=passed.unseen)
 
 
 def screen_of(files: PinnedFiles, filters: Ask | None) -> Screen | None:

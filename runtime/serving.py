@@ -73,6 +73,7 @@ class Prepared:
     request: Request
     answer: Feed
     stream: bool
+    unfiltered: bool = False  # some of the prompt passed its filters unseen
 
 
 class Served(Protocol):
@@ -175,14 +176,16 @@ class Serving:
     ) -> Prepared:
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
         await self._check_length(ask, _characters(ask))  # before the filters work on it
+        unfiltered = False
         if self.screen is not None:
-            ask = replace(ask, prompt=await self.screen.prompt(ask.prompt, ask.prompt_field))
+            prompt, unfiltered = await self.screen.prompt(ask.prompt, ask.prompt_field)
+            ask = replace(ask, prompt=prompt)
         request = await self._request(ask, request_id, ceiling)
         heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
         renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
         answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
         output = None if self.screen is None else self.screen.output()
-        return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream)
+        return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream, unfiltered)
 
     async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling) -> GenerationRequest:
         """Template, tokens, limits."""

@@ -103,6 +103,12 @@ async def hello(call: Call) -> None:
     await call.end(2)
 
 
+async def unfiltered(call: Call) -> None:
+    """As `hello`, by a version whose filters were away and whose policy lets text pass then."""
+    await call.data(whole("hello") if not call.wanted.get("stream") else chunk("hello") + DONE, 2)
+    await call.write(FrameKind.END, encode(End(finish_reason="stop", unfiltered=True)), 2)
+
+
 class Held:
     """Answers as `hello`, once it is released."""
 

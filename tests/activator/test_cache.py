@@ -8,7 +8,7 @@ import pytest
 from activator.policy.body import is_greedy
 from contracts.traffic_errors import Overloaded
 from tests.activator.control import STRANGER
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Call, hello, unfiltered
 from tests.activator.test_once import ASK, figure, same, sent
 from tests.activator.world import CHAT, world
 
@@ -59,6 +59,23 @@ def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, object]) 
                 assert "x-kelvin-cache" not in (await here.post(body=body, **ALLOW)).headers
             assert len(replica.calls) == 2
             assert await figure(here, 'kelvin_cache_requests_total result="bypass"') == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_answer_that_passed_unfiltered_is_not_cached(tmp_path: Path, stream: bool) -> None:
+    """The filters may be back when it is asked for again: it runs then, and what ran filtered is cached."""
+    body = GREEDY | {"stream": stream}
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", unfiltered)
+            assert (await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] == "miss"
+            replica.script = hello
+            said = [(await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)]
+            assert said == ["miss", "hit"]
+            assert len(replica.calls) == 2
 
     asyncio.run(scenario())
 

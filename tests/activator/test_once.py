@@ -9,7 +9,7 @@ import pytest
 from contracts.traffic_errors import Overloaded
 from contracts.usage import RequestRecord
 from tests.activator.control import KEY
-from tests.activator.replica import DONE, Call, chunk, hello
+from tests.activator.replica import DONE, Call, chunk, hello, unfiltered
 from tests.activator.world import CHAT, Got, World, world
 
 STREAM = CHAT | {"stream": True}
@@ -111,6 +111,26 @@ def test_a_failure_is_not_kept(tmp_path: Path) -> None:
             served = await here.post(**ASK)
             assert (served.status, "x-kelvin-repeat-of" in served.headers) == (200, False)
             assert [bool(each.once) for each in await here.control.until_records(3)] == [False, False, True]
+
+    asyncio.run(scenario())
+
+
+def test_answer_that_passed_unfiltered_is_not_kept_for_its_key(tmp_path: Path) -> None:
+    """A repeat runs, filtered by then, and the two are one for the bill."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            replica = await here.replica("a", unfiltered)
+            assert (await here.post(**ASK)).status == 200
+            replica.script = hello
+            again = await here.post(**ASK)
+            assert (again.status, "x-kelvin-repeat-of" in again.headers) == (200, False)
+            third = await here.post(**ASK)
+            assert third.headers["x-kelvin-repeat-of"] == again.headers["x-request-id"]
+            assert len(replica.calls) == 2
+            records = await here.control.until_records(3)
+            assert records[0].once == records[1].once
+            assert [record.outcome for record in records] == ["ok", "ok", "replayed"]
 
     asyncio.run(scenario())
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,6 +213,27 @@ def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
         screen=_screen(filters=looking, on_failure="allow"),
     )
     assert looking.unseen == len(looking.asked) > 0
+
+
+@pytest.mark.parametrize(
+    ("filters", "want"),
+    [
+        pytest.param(Looking, False, id="all was looked at"),
+        pytest.param(partial(Looking, away=1), True, id="the prompt passed unseen"),
+        pytest.param(partial(Skipping, away=1, skip=1), True, id="the beginning of the answer passed unseen"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_end_says_whether_something_passed_unseen(
+    tmp_path: Path, filters: Callable[[], Looking], want: bool, stream: bool
+) -> None:
+    """The activator gives no such answer again: by then the filters may be back."""
+
+    async def scene(each: Bench) -> None:
+        frames = await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": stream})
+        assert decode(frames[-1].payload, End).unfiltered is want
+
+    play(tmp_path, ScriptedEngine(saying(SECRET)), scene, screen=_screen(filters=filters(), on_failure="allow"))
 
 
 def test_a_version_with_filters_is_not_served_without() -> None:
