@@ -8,7 +8,6 @@ The library panics where it meets what it did not expect, a regular expression t
 Python a panic is no Exception. Everything that asks the library goes through this module, which names the artifact.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -20,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.wire import BadJson, decoder
+from contracts.wire import BadJson, decode_any, decoder
 
 TOKENIZER: Final = "tokenizer.json"
 MAX_GROWTH: Final = 128  # how many times as long a text may become before it is cut into tokens
@@ -110,7 +109,7 @@ def _blaming_the_file(what: str) -> Iterator[None]:
 
 
 def _state(normalizer: Any) -> dict[str, Any]:
-    state: dict[str, Any] = {} if normalizer is None else json.loads(normalizer.__getstate__())
+    state: dict[str, Any] = {} if normalizer is None else decode_any(normalizer.__getstate__())
     return state
 
 
