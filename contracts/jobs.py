@@ -123,6 +123,7 @@ class GateJob(Fact, frozen=True):
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape) as in the safetensors headers
     # Path -> text of the files that say how an embedding is made of an encoder's output.
     recipe: dict[str, str] = msgspec.field(default_factory=dict)
+    tenant: str = ""  # whose turn it is; "" of an older build
 
 
 class GateFacts(Wire, frozen=True):
@@ -147,6 +148,7 @@ class SealJob(Fact, frozen=True):
 
     tenant: str
     version: str
+    total_bytes: int = 0  # of the draft, which bound what the job may take; 0 of an older build
 
 
 class KnownTensor(Wire, frozen=True):

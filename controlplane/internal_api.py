@@ -22,6 +22,7 @@ from controlplane.clock import Clock
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
 from controlplane.registry import Registry
 from controlplane.running import Running
+from service.first import disconnected, while_asked
 
 WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
 _READER: Final = READER.encode()
@@ -55,7 +56,7 @@ class FeedStream:
         """Ends without a last chunk where the reader falls behind: its socket takes nothing, and it must start anew."""
         headers = [(b"content-type", b"application/x-ndjson")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(disconnected(receive))
         streaming = asyncio.ensure_future(self._stream(send, _reader(scope)))
         try:
             await asyncio.wait((leaving, streaming), return_when=asyncio.FIRST_COMPLETED)
@@ -85,11 +86,6 @@ def _reader(scope: Scope) -> str:
     return next((value.decode("latin-1")[:128] for name, value in given if name == _READER), "")
 
 
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def routes(internals: Internals) -> list[Route]:
     """The hot one first: they are matched in order."""
 
@@ -106,10 +102,12 @@ def routes(internals: Internals) -> list[Route]:
         return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
 
     async def gate(request: Request) -> Response:
-        return answer(await internals.running.jobs.gate(await read(request, GateJob, LARGE_BYTES)))
+        job = await read(request, GateJob, LARGE_BYTES)
+        return answer(await while_asked(request.receive, internals.running.jobs.gate(job)))
 
     async def seal(request: Request) -> Response:
-        return answer(await internals.running.jobs.seal(await read(request, SealJob, SMALL_BYTES)))
+        job = await read(request, SealJob, SMALL_BYTES)
+        return answer(await while_asked(request.receive, internals.running.jobs.seal(job)))
 
     async def timeline(request: Request) -> Response:
         request_id = request.path_params["request_id"]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
+from controlplane.feed import FeedHub
 from controlplane.policy.replica_life import ReplicaEvent
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
@@ -16,8 +17,8 @@ STANDBY_S: Final = 30.0
 TERM_S: Final = 2.0
 
 
-def job_desk(fleet: Fleet, pool: StandbyPool) -> JobDesk:
-    """Over these. A standby that does not come is Unavailable."""
+def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobDesk:
+    """Over these. A standby that does not come is Unavailable. The feed knows the tenants."""
 
     @asynccontextmanager
     async def standby() -> AsyncIterator[Process]:
@@ -29,4 +30,4 @@ def job_desk(fleet: Fleet, pool: StandbyPool) -> JobDesk:
         finally:
             fleet.end(process, TERM_S)
 
-    return JobDesk(standby)
+    return JobDesk(standby, feed.weight, feed.is_suspended)

@@ -71,4 +71,4 @@ async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
     await adopter.sweep()
     tasks.start_loop("standbys", pool.run)
     tasks.start_loop("adopter", adopter.run)
-    return JobsBeside(inst.directory.path / SOCKET, job_desk(fleet, pool), clock)
+    return JobsBeside(inst.directory.path / SOCKET, job_desk(fleet, pool, inst.feed), clock)

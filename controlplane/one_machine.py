@@ -91,7 +91,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         replicas=table,
         outcomes=outcomes,
         decider=autoscaler,
-        jobs=job_desk(fleet, pool),
+        jobs=job_desk(fleet, pool, feed),
         ready=peers.zygote_answers,
         status=partial(machine_api.machine_status, shown),
         answered=forecasts.answered,

@@ -2,6 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.types import Receive
+
+from contracts.errors import Refused
+from contracts.traffic_errors import Cancelled
+
+T = TypeVar("T")
 
 
 async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
@@ -19,3 +27,25 @@ async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
         if not task.cancelled():
             task.result()
     return tuple(not task.cancelled() for task in tasks)
+
+
+async def while_asked(receive: Receive, work: Awaitable[T]) -> T:
+    """Return the result of `work`, which is for a client whose request was read whole. Where that client leaves first,
+    cancel the work and raise `Refused(Cancelled)`. A server goes on with a request that nobody waits for, otherwise.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refused(Cancelled())
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client of a request has left. Its body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

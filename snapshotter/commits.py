@@ -1,4 +1,8 @@
-"""Commits outlive the request that began them: each runs once, and whoever asks again joins it or gets its result."""
+"""Commits outlive the request that began them: each runs once, and whoever asks again joins it or gets its result.
+
+One that nobody has asked for during ABANDONED_S is cancelled: its client left, or its tenant was suspended. A client
+that comes back starts it anew, from what is stored by then.
+"""
 
 import asyncio
 import logging
@@ -17,6 +21,7 @@ log = logging.getLogger(__name__)
 
 RUNNING_LIMIT: Final = 8
 RESULTS_KEPT: Final = 256
+ABANDONED_S: Final = 60.0  # a client asks again every few seconds
 
 Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Committed]]
 
@@ -27,9 +32,33 @@ class _Commit:
     digests: tuple[str, ...]
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
+    joined: int = 0  # requests that wait for it
+    abandonment: asyncio.TimerHandle | None = None  # runs while nobody waits for it
 
     def report(self, step: CommitStep) -> None:
         self.step = step
+
+    async def join(self, wait_s: float) -> bool:
+        """Wait for its end; whether that came."""
+        self._stop_timer()
+        self.joined += 1
+        try:
+            done, _ = await asyncio.wait({self.task}, timeout=wait_s)
+        finally:
+            self.joined -= 1
+            self.abandon_later()
+        return bool(done)
+
+    def abandon_later(self) -> None:
+        """Cancel it in ABANDONED_S, unless somebody joins it, or it ends, before that."""
+        if not self.joined and not self.task.done():
+            self._stop_timer()
+            self.abandonment = asyncio.get_running_loop().call_later(ABANDONED_S, self.task.cancel)
+
+    def _stop_timer(self) -> None:
+        if self.abandonment is not None:
+            self.abandonment.cancel()
+            self.abandonment = None
 
 
 class Commits:
@@ -52,7 +81,8 @@ class Commits:
     async def try_join(
         self, tenant: str, plan_id: str, digests: tuple[str, ...], wait_s: float
     ) -> Committed | Committing | None:
-        """The result of the plan's commit, or how far it is after `wait_s`; None where there is none.
+        """The result of the plan's commit, or how far it is after `wait_s`; None where there is none, or it was
+        cancelled.
 
         Raises what the commit failed with (once: asking again starts it anew), and `Refused(Conflict)` where the
         plan is being committed with other chunks.
@@ -62,13 +92,12 @@ class Commits:
             return None
         if commit.digests != digests:
             raise Refused(Conflict("commit", "the plan is being committed with other chunks"))
-        done, _ = await asyncio.wait({commit.task}, timeout=wait_s)
-        if not done:
+        if not await commit.join(wait_s):
             return Committing(step=commit.step)
         failed = commit.task.cancelled() or commit.task.exception() is not None
         if failed and self._commits.get(plan_id) is commit:
             del self._commits[plan_id]
-        return commit.task.result()
+        return None if commit.task.cancelled() else commit.task.result()
 
     def start(self, record: PlanRecord, digests: tuple[str, ...]) -> None:
         """Begin the commit of a plan that has none. Raises `Refused(Overloaded)`."""
@@ -80,6 +109,7 @@ class Commits:
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
         )
         commit.task.add_done_callback(_log_failure)
+        commit.abandon_later()
         self._commits[record.plan_id] = commit
         self._forget_old()
 

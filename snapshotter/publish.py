@@ -96,7 +96,7 @@ class Publisher:
                 for chunks in group(loose.items(), self._pack_bytes):
                     await self._write_pack(record, chunks, report)
             async with self._versions.hold(f"{record.tenant}/{version}"):
-                created = await self._ensure_version(record.tenant, version, raw, record.inputs(digests), report)
+                created = await self._ensure_version(record.tenant, version, manifest, record.inputs(digests), report)
             report(CommitStep.PUBLISHING)
             await self._jobs.register(_registration(record, version, manifest))
         return Committed(
@@ -185,8 +185,9 @@ class Publisher:
     async def _read_staged(self, record: PlanRecord, digest: str) -> bytes:
         return await asyncio.to_thread(self._staging.read, record.tenant, record.plan_id, digest)
 
-    async def _ensure_version(self, tenant: str, version: str, raw: bytes, inputs: str, report: Report) -> bool:
+    async def _ensure_version(self, tenant: str, version: str, content: Manifest, inputs: str, report: Report) -> bool:
         """Whether this call made the version. Recognised inputs are not sealed again."""
+        raw, total_bytes = encode_manifest(content), content.total_bytes
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)
         created = False
@@ -195,7 +196,7 @@ class Publisher:
                 await self._ensure_object(draft, raw)
                 if not sealed:
                     report(CommitStep.SEALING)
-                    await self._seal(tenant, version)
+                    await self._seal(tenant, version, total_bytes)
                 # Manifest last: a reader can never see half a version.
                 created = await self._ensure_object(manifest, raw)
             except Refused:
@@ -205,8 +206,8 @@ class Publisher:
         await self._store.delete(draft)
         return created
 
-    async def _seal(self, tenant: str, version: str) -> None:
-        seal = await self._jobs.seal(SealJob(tenant=tenant, version=version))
+    async def _seal(self, tenant: str, version: str, total_bytes: int) -> None:
+        seal = await self._jobs.seal(SealJob(tenant=tenant, version=version, total_bytes=total_bytes))
         await self._attestations.keep_seal(tenant, version, seal)
 
     async def _ensure_object(self, key: str, raw: bytes) -> bool:

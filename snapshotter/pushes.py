@@ -8,7 +8,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused
+from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused, Unavailable
 from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
@@ -102,7 +102,7 @@ class Pushes:
         request = await asyncio.to_thread(decode, body, PlanRequest)
         dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
-        facts = await self._examine(intake)
+        facts = await self._examine(tenant, intake)
         sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes, intake.signature)
         layout, first = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
         if layout.total_bytes > self._limits.max_version_bytes:
@@ -131,10 +131,10 @@ class Pushes:
         await asyncio.to_thread(self._staging.open, record, contents, time.time())
         return record.answer()
 
-    async def _examine(self, intake: Intake) -> GateFacts:
+    async def _examine(self, tenant: str, intake: Intake) -> GateFacts:
         if intake.signature is not None:
             return predictor_facts()
-        facts = await self._jobs.gate(_gate_job(intake))
+        facts = await self._jobs.gate(_gate_job(tenant, intake))
         check_tokenizer_fits(intake.highest_token_id, facts.vocab_size)
         return facts
 
@@ -230,7 +230,8 @@ class Pushes:
         if plan_id not in self.commits:  # another request may have been quicker
             self.commits.start(record, request.digests)
         answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S)
-        assert answer is not None
+        if answer is None:  # cancelled, as this process ends
+            raise Refused(Unavailable("the snapshotter"))
         return answer
 
     async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
@@ -319,10 +320,12 @@ def _kept(whole: Whole | None) -> KeptFile | None:
     )
 
 
-def _gate_job(intake: Intake) -> GateJob:
+def _gate_job(tenant: str, intake: Intake) -> GateJob:
     tensors = {tensor.name: (str(tensor.dtype), tensor.shape) for tensor in intake.tensors}
     recipe = {file.path: file.content.decode() for file in intake.files if is_of_recipe(file.path)}
-    return GateJob(config_json=intake.config_json, tensors=tensors, recipe=recipe if MODULES in recipe else {})
+    return GateJob(
+        config_json=intake.config_json, tensors=tensors, recipe=recipe if MODULES in recipe else {}, tenant=tenant
+    )
 
 
 def _check_chunk(places: list[PlannedChunk], digest: str, data: bytes) -> None:

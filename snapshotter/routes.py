@@ -30,6 +30,7 @@ from contracts.push import (
 from contracts.scopes import allows
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import decode, encode
+from service.first import while_asked
 from service.openapi import described
 from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
@@ -83,7 +84,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
     async def plan(tenant: Tenant, request: Request) -> Response:
         async with pushes.plan_turns.take(tenant):
             body = await read_body(request, PLAN_BYTES)
-            return _json(await pushes.plan(tenant, body))
+            return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
 
     @router.post(
         "/plans/{plan_id}/missing",

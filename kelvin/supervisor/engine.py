@@ -28,6 +28,7 @@ from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from service.born import BornProcess, socket_name
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
+from service.first import while_asked
 from service.jobs import JobDesk, Jobs
 from service.log import configure_logging
 from service.loops import Loops
@@ -168,11 +169,13 @@ def make_app(jobs: Jobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
 
     @app.post("/internal/v1/jobs/gate")
     async def gate(request: Request) -> Response:
-        return _json(await jobs.gate(decode(await request.body(), GateJob)))
+        job = decode(await request.body(), GateJob)
+        return _json(await while_asked(request.receive, jobs.gate(job)))
 
     @app.post("/internal/v1/jobs/seal")
     async def seal(request: Request) -> Response:
-        return _json(await jobs.seal(decode(await request.body(), SealJob)))
+        job = decode(await request.body(), SealJob)
+        return _json(await while_asked(request.receive, jobs.seal(job)))
 
     @app.get("/healthz")
     async def healthz() -> Response:

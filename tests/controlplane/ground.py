@@ -154,7 +154,7 @@ async def local(
                 await adopter.sweep()
                 pool.balance()
                 tasks.start(pool.run(), "standbys")
-                yield Local(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool), adopter, news)
+                yield Local(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool, feed), adopter, news)
         finally:
             await fleet.close()
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors leak"

@@ -6,9 +6,7 @@ import pytest
 
 from contracts.errors import Refused, Unavailable
 from contracts.jobs import GateJob, SealJob
-from contracts.traffic_errors import Overloaded
 from controlplane.scaling.process import Process
-from service import jobs as jobs_module
 from tests.controlplane.builders import digest, key
 from tests.controlplane.fake_zygote import GATE
 from tests.controlplane.ground import Run, local
@@ -102,23 +100,5 @@ def test_starts_come_before_jobs(run: Run) -> None:
             assert not job.done()
             (run.path / "away").rename(run.path / "zygote.sock")
             assert await job == GATE
-
-    asyncio.run(main())
-
-
-def test_the_queue_of_jobs_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One too many is refused at once, and told when to come again."""
-    monkeypatch.setattr(jobs_module, "MAX_WAITING", 2)
-
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            async with it.jobs._turn:
-                waiting = [asyncio.create_task(it.jobs.gate(JOB)) for _ in range(2)]
-                await asyncio.sleep(0)
-                with pytest.raises(Refused) as refused:
-                    await it.jobs.gate(JOB)
-                assert refused.value.failure == Overloaded("the queue of jobs", 2, 1.0)
-            await asyncio.gather(*waiting)
-            assert len(run.calls("gate")) == 2
 
     asyncio.run(main())

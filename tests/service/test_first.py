@@ -1,10 +1,14 @@
 """Whoever comes first is waited for; the others are cut, and gone, whatever they do about it."""
 
 import asyncio
+from collections.abc import MutableMapping
+from typing import Any
 
 import pytest
 
-from service.first import first
+from contracts.errors import Refused
+from contracts.traffic_errors import Cancelled
+from service.first import first, while_asked
 from tests.virtual_loop import run_virtually
 
 
@@ -73,5 +77,31 @@ def test_who_waits_is_cut() -> None:
                 await first(one.do(), two.do())
         assert one.is_gone
         assert two.is_gone
+
+    run_virtually(main())
+
+
+def test_work_ends_with_whoever_asked_for_it() -> None:
+    """A client that leaves cancels what is done for it; one that waits gets the result, or what was raised."""
+
+    async def main() -> None:
+        left = asyncio.Event()
+
+        async def receive() -> MutableMapping[str, Any]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def fail() -> None:
+            raise KeyError("x")
+
+        assert await while_asked(receive, asyncio.sleep(5, "done")) == "done"
+        with pytest.raises(KeyError):
+            await while_asked(receive, fail())
+        work = Work(3600.0, goes_s=1.0)
+        asyncio.get_running_loop().call_later(2, left.set)
+        with pytest.raises(Refused) as refused:
+            await while_asked(receive, work.do())
+        assert refused.value.failure == Cancelled()
+        assert work.is_gone
 
     run_virtually(main())

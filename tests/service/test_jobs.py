@@ -1,0 +1,184 @@
+"""A job of a push is bounded in time and memory, shares its turn with other tenants, and ends with whom it is for."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Failure, Refused, TenantSuspended, Unavailable
+from contracts.jobs import GateJob, SealJob
+from contracts.traffic_errors import Overloaded
+from service import jobs
+from service.born import BornProcess
+from service.jobs import JobDesk
+from tests.eventually import eventually
+from tests.loops import in_loop
+
+GROWS = "x = []\nwhile True: x.append(bytearray(b'1') * (8 << 20))"
+SLEEPS = "import time; time.sleep(600)"
+DIES = "raise SystemExit(1)"
+
+
+class Process:
+    """What the desk needs of a standby, over a real process that does not answer until it is dead."""
+
+    def __init__(self, program: asyncio.subprocess.Process) -> None:
+        self.pid = program.pid
+        self._program = program
+
+    async def gate(self, job: GateJob, timeout_s: float) -> Any:
+        await self._program.wait()
+        raise Refused(Unavailable("the runtime"))
+
+    async def seal(self, job: SealJob, timeout_s: float) -> Any:
+        return await self.gate(GateJob(config_json="", tensors={}), timeout_s)
+
+    async def gone(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._program.wait(), timeout_s)
+        return self._program.returncode is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self._program.send_signal(number)
+
+
+class Standbys:
+    """Processes that run `source`, one after another."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.born: list[asyncio.subprocess.Process] = []
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[BornProcess]:
+        program = await asyncio.create_subprocess_exec(sys.executable, "-c", self._source)
+        self.born.append(program)
+        try:
+            yield Process(program)  # type: ignore[misc]
+        finally:
+            with suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
+
+
+def _gate(tenant: str = "acme") -> GateJob:
+    return GateJob(config_json="{}", tensors={}, tenant=tenant)
+
+
+async def _failure(desk: JobDesk) -> Failure:
+    with pytest.raises(Refused) as refused:
+        await desk.gate(_gate())
+    return refused.value.failure
+
+
+@pytest.mark.parametrize(
+    ("source", "bound", "value", "reason", "processes"),
+    [
+        pytest.param(GROWS, "GATE_BYTES", 64 << 20, "more than 67108864 bytes of memory", 1, id="memory"),
+        pytest.param(SLEEPS, "GATE_S", 0.3, "longer than 0 s", 1, id="time"),
+        pytest.param(DIES, "GATE_S", 60.0, "ended 2 times", 2, id="a process that dies of it"),
+    ],
+)
+@in_loop
+async def test_job_beyond_its_bound_names_the_artifact(
+    monkeypatch: pytest.MonkeyPatch, source: str, bound: str, value: float, reason: str, processes: int
+) -> None:
+    """It is killed, and its push is refused with the reason; a process that dies once may have been unlucky."""
+    monkeypatch.setattr(jobs, bound, value)
+    standbys = Standbys(source)
+    failure = await _failure(JobDesk(standbys.one))
+    assert isinstance(failure, ArtifactRejected)
+    assert failure.status == 422
+    assert reason in failure.reason
+    assert len(standbys.born) == processes
+    assert all(program.returncode is not None for program in standbys.born)
+
+
+@in_loop
+async def test_job_ends_with_its_tenant() -> None:
+    """A suspension ends what runs for the tenant, not at its bound."""
+    standbys, suspended = Standbys(SLEEPS), set[str]()
+    job = asyncio.create_task(_failure(JobDesk(standbys.one, is_suspended=suspended.__contains__)))
+    await eventually(lambda: bool(standbys.born))
+    suspended.add("acme")
+    assert await asyncio.wait_for(job, 20) == TenantSuspended()
+    assert standbys.born[0].returncode == -signal.SIGKILL
+
+
+@in_loop
+async def test_job_whose_caller_left_kills_its_process() -> None:
+    """It is not asked to end: it may hold the interpreter for ever. The next tenant's job begins."""
+    standbys = Standbys(SLEEPS)
+    desk = JobDesk(standbys.one)
+    left = asyncio.create_task(desk.gate(_gate("hostile")))
+    await eventually(lambda: len(standbys.born) == 1)
+    other = asyncio.create_task(desk.gate(_gate("victim")))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait({left})
+    assert standbys.born[0].returncode == -signal.SIGKILL
+    await eventually(lambda: len(standbys.born) == 2)
+    other.cancel()
+    await asyncio.wait({other})
+
+
+@in_loop
+async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
+    """Whoever pushes a lot does not keep others out: neither of the next turn nor of the queue."""
+    order, turn = list[str](), asyncio.Event()
+
+    class Scripted:
+        pid = 0
+
+        async def gate(self, job: GateJob, timeout_s: float) -> Any:
+            order.append(job.tenant)
+            await turn.wait()
+
+    @asynccontextmanager
+    async def standby() -> AsyncIterator[BornProcess]:
+        yield Scripted()  # type: ignore[misc]
+
+    desk = JobDesk(standby)
+    many = [asyncio.create_task(desk.gate(_gate("many"))) for _ in range(1 + jobs.MAX_WAITING_OF_TENANT)]
+    await asyncio.sleep(0)
+    with pytest.raises(Refused) as refused:
+        await desk.gate(_gate("many"))
+    assert isinstance(refused.value.failure, Overloaded)
+    one = asyncio.create_task(desk.gate(_gate("one")))
+    await asyncio.sleep(0.01)
+    turn.set()
+    await asyncio.gather(one, *many)
+    assert order[:2] == ["many", "one"]
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "seconds"),
+    [
+        pytest.param(1 << 20, 60.05, id="a small draft"),
+        pytest.param(1 << 30, 111.2, id="a gigabyte"),
+        pytest.param(1 << 40, 900, id="no longer than this"),
+        pytest.param(0, 900, id="a size that an older snapshotter does not tell"),
+    ],
+)
+@in_loop
+async def test_time_of_a_seal_follows_its_bytes(
+    monkeypatch: pytest.MonkeyPatch, total_bytes: int, seconds: float
+) -> None:
+    """Nobody holds the turn for a quarter of an hour with a draft of a megabyte."""
+    found: list[float] = []
+
+    async def bounded(self: JobDesk, process: Any, tenant: str, limit_s: float, *_: Any) -> Any:
+        found.append(limit_s)
+        for work in _:
+            if asyncio.iscoroutine(work):
+                work.close()
+
+    monkeypatch.setattr(JobDesk, "_bounded", bounded)
+    await JobDesk(Standbys(DIES).one).seal(SealJob(tenant="acme", version="ab" * 32, total_bytes=total_bytes))
+    assert found == [pytest.approx(seconds, abs=0.1)]
