@@ -15,6 +15,7 @@ from contracts.artifact_errors import (
     ChunkCorrupt,
     ChunkMissing,
     ManifestCorrupt,
+    ManifestMissing,
     PackCorrupt,
     ProbeFailed,
     VersionUnverified,
@@ -27,7 +28,8 @@ LONGEST_S: Final = 30.0
 INTEGRITY: Final = frozenset(
     kind.code
     for kind in (
-        AttestationInvalid, ChunkCorrupt, ChunkMissing, ManifestCorrupt, PackCorrupt, ProbeFailed, VersionUnverified,
+        AttestationInvalid, ChunkCorrupt, ChunkMissing, ManifestCorrupt, ManifestMissing, PackCorrupt, ProbeFailed,
+        VersionUnverified,
     )
 )  # fmt: skip
 _NOT_ITS_FAULT: Final = frozenset({Overloaded.code})  # the machine is full

@@ -91,6 +91,18 @@ class ManifestCorrupt(Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class ManifestMissing(Failure):
+    """A version that was published has no manifest any more. A version that never was is `NotFound`."""
+
+    version: str
+    code, status = "manifest_missing", 500
+
+    @property
+    def message(self) -> str:
+        return f"the manifest of version {self.version} is missing in the store: run 'kelvin fsck'"
+
+
+@dataclass(frozen=True, slots=True)
 class AttestationInvalid(Failure):
     """What is said of a version beside its manifest is damaged, forged, or another version's."""
 

@@ -1,5 +1,6 @@
 """Where each object of a tenant lies in the object store. Part of the format: see `docs/snapshot-format.md`. Pure."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -14,6 +15,20 @@ DRAFTS: Final = "drafts"
 ATTESTATIONS: Final = "attestations"
 INPUTS: Final = "inputs"
 CONDEMNED: Final = "condemned"
+_OBJECT: Final = re.compile(
+    r"[^/]+/(?:"
+    rf"(?:{PACKS}|{INDEX})/[0-9a-f]{{64}}(?:\.tensors)?"
+    rf"|(?:{MANIFESTS}|{DRAFTS}|{INPUTS}|{CONDEMNED})/[0-9a-f]{{64}}"
+    rf"|{ATTESTATIONS}/[0-9a-f]{{64}}/(?:seal|origin|bundle)-[0-9a-f]{{16}}"
+    r")"
+)
+
+
+def names_object(key: str) -> bool:
+    """Return whether an object of the format can have this key. Whoever lists a prefix passes over all others: a
+    stray file is no reason to stop.
+    """
+    return _OBJECT.fullmatch(key) is not None
 
 
 def pack_key(tenant: str, pack: str) -> str:

@@ -11,12 +11,21 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.abreast import abreast
+from blobstore.manifests import absence_of
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
 from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
-from contracts.errors import CapacityExceeded, NotFound, Refused
+from contracts.errors import CapacityExceeded, Refused
 from contracts.jobs import SealAttestation
-from contracts.keys import ATTESTATIONS, attestation_key, attestations_prefix, bundle_key, manifest_key, origin_key
+from contracts.keys import (
+    ATTESTATIONS,
+    attestation_key,
+    attestations_prefix,
+    bundle_key,
+    manifest_key,
+    names_object,
+    origin_key,
+)
 from contracts.push import AttestationEntry, AttestRequest
 from service.signing import Signer
 from service.trust import Trust
@@ -43,7 +52,7 @@ class Attestations:
         """Whether there is a seal that can be used, by a key that is trusted."""
         prefix = attestations_prefix(tenant, version)
         async for key in self._store.list(f"{prefix}seal-"):
-            if await self._is_good_seal(key, version):
+            if names_object(key) and await self._is_good_seal(key, version):
                 return True
         return False
 
@@ -59,7 +68,7 @@ class Attestations:
         try:
             await self._store.stat(manifest_key(tenant, seal.version))
         except BlobNotFound:
-            raise Refused(NotFound("version", seal.version)) from None
+            raise Refused(await absence_of(self._store, tenant, seal.version)) from None
         if not await self._is_good_seal(attestation_key(tenant, seal.version, seal.fingerprint), seal.version):
             await self.keep_seal(tenant, seal.version, seal)
 
@@ -76,7 +85,8 @@ class Attestations:
                 return None
 
         listed = self._store.list(f"{tenant}/{ATTESTATIONS}/")
-        keys = [key async for key in listed if key.rsplit("/", 1)[1].startswith((_BUNDLE, _ORIGIN))]
+        named = [key async for key in listed if names_object(key)]
+        keys = [key for key in named if key.rsplit("/", 1)[1].startswith((_BUNDLE, _ORIGIN))]
         sizes = dict([found for found in await abreast(look, keys) if found is not None])
         self._sizes[tenant] = sizes
         self._sizes.move_to_end(tenant)
@@ -115,7 +125,7 @@ class Attestations:
         found: list[AttestationEntry] = []
         bundles: set[str] = set()
         prefix = attestations_prefix(tenant, version)
-        for key in sorted([key async for key in self._store.list(prefix)], reverse=True):
+        for key in sorted([key async for key in self._store.list(prefix) if names_object(key)], reverse=True):
             try:
                 raw = await self._store.read(key)
             except BlobNotFound:

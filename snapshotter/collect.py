@@ -15,7 +15,7 @@ from blobstore.places import decode_index
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.collect import CollectReport
-from contracts.errors import Refused
+from contracts.errors import Refused, Unavailable
 from contracts.keys import (
     ATTESTATIONS,
     CONDEMNED,
@@ -26,6 +26,7 @@ from contracts.keys import (
     PACKS,
     condemned_key,
     index_key,
+    names_object,
 )
 from contracts.manifest import decode_manifest
 from contracts.traffic_errors import Overloaded
@@ -70,8 +71,8 @@ class Collector:
     async def collect(self, tenant: str, run: bool) -> CollectReport:
         """What is not needed; with `run` it is gone when this returns. Cancelled midway, another call goes on.
 
-        Raises `Refused`: Overloaded where a collection runs, ManifestCorrupt or NotFound where a needed manifest does
-        not say what it needs (nothing is freed then), Unavailable.
+        Raises `Refused`: Overloaded where a collection runs, ManifestCorrupt or ManifestMissing where a needed manifest
+        does not say what it needs (nothing is freed then), Unavailable.
         """
         if self._tenant is not None:
             raise Refused(Overloaded("the list of running collections", 1, 10.0))
@@ -86,6 +87,11 @@ class Collector:
             now_s = self._clock()
             dropped = await asyncio.to_thread(self._staging.sweep, now_s, self._grace_s, tenant) if run else 0
             chosen = choose(await self._look(tenant, under_way), now_s, self._grace_s)
+            if chosen.lost:
+                log.warning(
+                    "chunks of kept versions are in no pack: no pack is freed before a check says what mends them",
+                    extra={"tenant": tenant, "chunks": chosen.lost},
+                )
             if run:
                 await self._apply(tenant, chosen)
         return CollectReport(
@@ -138,7 +144,7 @@ class Collector:
                 return None
             return key, Found(stat.size, stat.modified_s)
 
-        keys = [key async for key in self._store.list(f"{tenant}/{kind}/")]
+        keys = [key async for key in self._store.list(f"{tenant}/{kind}/") if names_object(key)]
         return [listed for listed in await abreast(look, keys) if listed is not None]
 
     async def _drafts(self, tenant: str) -> dict[str, FoundManifest]:
@@ -175,7 +181,9 @@ class Collector:
         return _last(key), FoundPack(found, await self._chunks(key, found.nbytes))
 
     async def _chunks(self, key: str, nbytes: int) -> dict[str, int] | None:
-        """By the pack's index; a reader goes by the footer where that is damaged or gone, so that counts likewise."""
+        """By the pack's index, or by its footer where the index is damaged, gone or out of reach, as readers do. None
+        where neither can be read.
+        """
         tenant, _, pack = key.split("/")
         try:
             places = decode_index(await self._store.read(index_key(tenant, pack)), pack)
@@ -184,12 +192,12 @@ class Collector:
             if digest_of_file_pack(pack) is not None:  # it has no footer: no reader finds a chunk in it
                 return {}
         except Refused as refused:
-            if not isinstance(refused.failure, PackCorrupt):
+            if not isinstance(refused.failure, PackCorrupt | Unavailable):
                 raise
         try:
             return {entry.digest: entry.length for entry in await read_footer(self._store, key, nbytes, pack)}
         except Refused as refused:
-            if isinstance(refused.failure, PackCorrupt):
+            if isinstance(refused.failure, PackCorrupt | Unavailable):
                 return None
             raise
 

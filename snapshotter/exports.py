@@ -11,9 +11,10 @@ from blake3 import blake3
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import FileIndex, decode_file_index, file_pack
+from blobstore.manifests import absence_of
 from blobstore.places import Place, read_place
-from blobstore.store import BlobNotFound, BlobShort, BlobStore
-from contracts.artifact_errors import ChunkCorrupt, PackCorrupt
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore
+from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt, PackCorrupt
 from contracts.errors import NotFound, Refused
 from contracts.keys import index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
@@ -46,12 +47,14 @@ class Exports:
         return f"<Exports tenants={len(self._places)}>"
 
     async def manifest(self, tenant: str, version: str) -> bytes:
-        """The canonical manifest. Raises `Refused`: NotFound, ManifestCorrupt."""
+        """The canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt."""
         check_version(version)
         try:
             raw = await self._store.read(manifest_key(tenant, version))
         except BlobNotFound:
-            raise Refused(NotFound("version", version)) from None
+            raise Refused(await absence_of(self._store, tenant, version)) from None
+        except BlobCorrupt:
+            raise Refused(ManifestCorrupt(version, "its bytes do not match the version")) from None
         decode_manifest(raw, version)
         return raw
 

@@ -29,6 +29,7 @@ from contracts.keys import (
     index_key,
     inputs_key,
     manifest_key,
+    names_object,
     pack_key,
 )
 from contracts.manifest import Manifest, decode_manifest
@@ -37,7 +38,7 @@ from contracts.push import AttestationEntry, FsckBroken, FsckFinding, FsckLine, 
 from contracts.traffic_errors import Overloaded
 from snapshotter.attestations import Attestations
 from snapshotter.fsck_files import check_file
-from snapshotter.fsck_packs import NAMED, PackCheck, check_pack
+from snapshotter.fsck_packs import NAMED, check_pack
 from snapshotter.policy.sealing import Sealing, inputs_digest
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
@@ -53,6 +54,8 @@ class _State:
     named: frozenset[str] = frozenset()  # versions that a model names
     manifests: dict[str, Manifest] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)  # verified chunks only
+    indexed: set[str] = field(default_factory=set)  # verified chunks of packs that have an index
+    unindexed: dict[str, frozenset[str]] = field(default_factory=dict)  # packs without an index -> their right chunks
     packs: int = 0
     checked_bytes: int = 0
     findings: int = 0
@@ -123,7 +126,7 @@ class Fsck:
                     key=key, fault="a draft of a push that did not end", mend=f"delete it, or {PUSH_AGAIN}"
                 )
         async for key in self._store.list(f"{tenant}/"):
-            if key.split("/")[1] not in _KINDS:
+            if not names_object(key):
                 yield FsckFinding(key=key, fault="no object of this format has such a name", mend="delete it")
 
     async def _check_manifests(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
@@ -164,21 +167,37 @@ class Fsck:
             state.packs += 1
             state.checked_bytes += check.size
             state.places.update(check.places)
-            for finding in (*check.findings, *self._without_index(tenant, pack, check, state)):
+            if check.is_indexed:
+                state.indexed.update(check.places)
+            else:
+                state.unindexed[pack] = frozenset(check.places)
+            for finding in check.findings:
                 yield finding
             yield FsckProgress(checked_bytes=state.checked_bytes, total_bytes=max(total, state.checked_bytes))
+        for finding in self._without_index(tenant, state):
+            yield finding
         for key in indexes:
             pack = pack_key(tenant, _last(key))
             if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
-    def _without_index(self, tenant: str, pack: str, check: PackCheck, state: _State) -> Iterator[FsckFinding]:
-        if check.is_indexed:
+    def _without_index(self, tenant: str, state: _State) -> Iterator[FsckFinding]:
+        """Packs without an index. One that a version may need must not be deleted: its source may be lost."""
+        if not state.unindexed:
             return
         self._watch(tenant, state)
-        if not state.seen_running:  # a pack is there for a moment before its index
-            mend = f"{PUSH_AGAIN}, or delete {pack_key(tenant, pack)}"
-            yield FsckFinding(key=index_key(tenant, pack), fault="the index of a pack is missing", mend=mend)
+        if state.seen_running:  # a pack is there for a moment before its index
+            return
+        wanted = {chunk.digest for manifest in state.manifests.values() for chunk in manifest.chunks}
+        is_lacking = not wanted <= state.places.keys() or not state.named <= state.manifests.keys()
+        for pack, chunks in state.unindexed.items():
+            # Nothing else tells what a kept file holds: it may be what is lacking.
+            only_here = wanted & chunks - state.indexed
+            is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
+            other = "keep the pack: a version may need it" if is_needed else f"or delete {pack_key(tenant, pack)}"
+            yield FsckFinding(
+                key=index_key(tenant, pack), fault="the index of a pack is missing", mend=f"{PUSH_AGAIN}, {other}"
+            )
 
     async def _check_references(self, tenant: str, state: _State) -> AsyncIterator[FsckFinding]:
         for version, manifest in state.manifests.items():
@@ -283,7 +302,7 @@ class Fsck:
         state.seen_running = state.seen_running or self._is_running(tenant)
 
     async def _list(self, tenant: str, kind: str) -> list[str]:
-        return [key async for key in self._store.list(f"{tenant}/{kind}/")]
+        return [key async for key in self._store.list(f"{tenant}/{kind}/") if names_object(key)]
 
     async def _is_there(self, key: str) -> bool:
         return await self._size(key) is not None

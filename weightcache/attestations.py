@@ -18,7 +18,7 @@ from contracts.artifact_errors import AttestationInvalid, VersionUnverified
 from contracts.attestation import Origin, Sealed, read_origin, read_seal
 from contracts.errors import Refused
 from contracts.jobs import SealAttestation
-from contracts.keys import attestations_prefix
+from contracts.keys import attestations_prefix, names_object
 from contracts.wire import decoder
 from service.trust import Trust
 from weightcache.counters import Counters
@@ -97,7 +97,7 @@ class Attestations:
         """What there is now; a faulty object is replaced by its kept copy, or refused where it is a seal."""
         objects: _Objects = {}
         prefix = attestations_prefix(tenant, version)
-        for key in [key async for key in self._store.list(prefix)]:
+        for key in [key async for key in self._store.list(prefix) if names_object(key)]:
             name = key.removeprefix(prefix)
             if not name.startswith((_SEAL, _ORIGIN)):
                 continue

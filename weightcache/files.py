@@ -156,7 +156,7 @@ class ChunkFiles:
     def papers(self, tenant: str | None, version: str | None) -> list[Path]:
         """All that are kept, of the tenant (None: all), of the version (None: any)."""
         found = (self._root.glob(f"{tenant or '[!.]*'}/{kind}/{version or '*'}") for kind in Kind)
-        return [path for paths in found for path in paths]
+        return [path for paths in found for path in paths if path.is_file()]
 
     def remove(self, paths: Iterable[Path]) -> None:
         """They may be gone already."""

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from blobstore.threads import to_the_end
+from contracts.errors import Refused, Unavailable
 from weightcache.files import ChunkFiles, Kind, Reading
 from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import FAULTS, Outcome
@@ -194,12 +195,17 @@ class NvmeTier:
         return True
 
     async def evict(self, tenant: str | None, version: str | None, digests: frozenset[str] | None) -> None:
-        """Remove chunks of the tenant (None: all) among the digests (None: any), and the papers of that version."""
+        """Remove chunks of the tenant (None: all) among the digests (None: any), and the papers of that version. Raises
+        `Refused(Unavailable)` where the disk removes nothing.
+        """
         keys = self.index.select(tenant, digests)
         for key in keys:
             self.index.drop(key)
-        await self._remove(keys)
-        await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
+        try:
+            await self._remove(keys)
+            await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
+        except OSError as error:
+            raise Refused(Unavailable("the NVMe tier of the weight cache")) from error
 
     async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:
         """The bytes as they were kept, unverified; None where they were not. Raises OSError."""

@@ -3,9 +3,10 @@
 import logging
 from typing import Final
 
+from blobstore.manifests import absence_of
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import ManifestCorrupt
-from contracts.errors import NotFound, Refused
+from contracts.errors import Refused
 from contracts.manifest import Manifest, decode_manifest
 from weightcache.counters import Counters
 from weightcache.files import Kind
@@ -29,7 +30,9 @@ class Papers:
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
-        """The canonical bytes and what they say. Raises `Refused` with `NotFound` or `ManifestCorrupt`."""
+        """The canonical bytes and what they say. Raises `Refused` with `NotFound`, `ManifestMissing` or
+        `ManifestCorrupt`.
+        """
         trials: list[Trial] = []
         found: tuple[bytes, Manifest] | None = None
         while True:
@@ -57,7 +60,7 @@ class Papers:
                         self._counters.healed_manifests,
                         None,
                     )
-                    raise Refused(decisive.failure or NotFound("version", version))
+                    raise Refused(decisive.failure or await absence_of(self._store, tenant, version))
 
     async def _try(self, tier: str, tenant: str, version: str) -> tuple[Trial, tuple[bytes, Manifest] | None]:
         """One read, checked. A failure says what is wrong with the copy, or that the tier is away."""

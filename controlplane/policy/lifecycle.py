@@ -51,8 +51,11 @@ MOVES: Final[dict[tuple[VersionState, VersionEvent], VersionState]] = {
 
 # Failures of a restore that speak about the version's bytes; all others are about the machine.
 _BROKEN: Final = frozenset(
-    {"attestation_invalid", "chunk_corrupt", "chunk_missing", "manifest_corrupt", "pack_corrupt", "probe_failed"}
-)
+    {
+        "attestation_invalid", "chunk_corrupt", "chunk_missing", "manifest_corrupt", "manifest_missing",
+        "pack_corrupt", "probe_failed",
+    }
+)  # fmt: skip
 
 
 def move(state: VersionState, event: VersionEvent) -> VersionState:

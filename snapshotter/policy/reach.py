@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from contracts.artifact_errors import ManifestCorrupt
+from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.collect import Condemned, Freed
-from contracts.errors import NotFound, Refused
+from contracts.errors import Refused
 from contracts.keys import condemned_key, draft_key, index_key, manifest_key, pack_key
 
 
@@ -75,10 +75,15 @@ class Collection:
     versions: int
     packs: int
     unreferenced_bytes: int
+    lost: int  # chunks that a kept version needs and no pack is known to hold: no pack is freed then
 
 
 def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
-    """Raises `Refused` (ManifestCorrupt, NotFound) where a version that is needed can't say what it needs."""
+    """Raises `Refused` (ManifestCorrupt, ManifestMissing) where a version that is needed can't say what it needs.
+
+    Where a chunk that a kept version needs is in no pack as far as anything tells, some pack's table is missing or
+    lies, and nobody knows which. Then no pack is freed.
+    """
     wanted = facts.named | facts.committing
     unnamed = sorted(facts.manifests.keys() - wanted)
     since = {version: facts.condemned[version].modified_s for version in unnamed if version in facts.condemned}
@@ -91,7 +96,9 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
         if version in facts.committing or _is_young(draft.object, now_s, grace_s)
     }
     live = kept | drafts | facts.committing
-    reached = _reached(facts, kept, drafts)
+    needed = _needed(facts, kept, drafts)
+    reached = needed | facts.promised
+    lost = needed - {digest for pack in facts.packs.values() for digest in pack.chunks or ()}
     free = (
         *_sides(facts.inputs, live, "its version is gone", now_s, grace_s),
         *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
@@ -105,7 +112,7 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
             for version, mark in sorted(facts.condemned.items())
             if version not in kept
         ),
-        *_packs(facts, reached, now_s, grace_s),
+        *(() if lost else _packs(facts, reached, now_s, grace_s)),
     )
     freed_keys = {freed.key for freed in free}
     stay = {pack: found for pack, found in facts.packs.items() if pack_key(facts.tenant, pack) not in freed_keys}
@@ -118,22 +125,23 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
         versions=len(kept),
         packs=len(stay),
         unreferenced_bytes=sum(length for digest, length in lengths.items() if digest not in reached),
+        lost=len(lost),
     )
 
 
-def _reached(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
-    """Chunks that must stay."""
+def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
+    """Chunks of the versions that stay."""
     for version in sorted(facts.named):
         if version not in facts.manifests:
-            raise Refused(NotFound("the manifest of version", version))
-    reached = set(facts.promised)
+            raise Refused(ManifestMissing(version))
+    needed: set[str] = set()
     for objects, versions in ((facts.manifests, kept), (facts.drafts, drafts)):
         for version in versions:
             chunks = objects[version].chunks
             if chunks is None:
                 raise Refused(ManifestCorrupt(version, "it does not decode, so nothing is known of what it needs"))
-            reached |= chunks
-    return frozenset(reached)
+            needed |= chunks
+    return frozenset(needed)
 
 
 def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors
 
-from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
+from contracts.artifact_errors import ChunkCorrupt, ChunkMissing, ManifestCorrupt, ManifestMissing
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES
 from contracts.problem import code_of
@@ -135,8 +135,11 @@ def test_whole_or_not_at_all(house: House, tmp_path: Path) -> None:
     pack.write_bytes(whole)
     manifest = house.store / TENANT / "manifests" / version
     raw = manifest.read_bytes()
-    manifest.write_bytes(raw.replace(b"8192", b"8193"))
-    assert refusal(house, version, out) == ChunkCorrupt.code
+    for damaged in (raw.replace(b"8192", b"8193"), raw[:100], b"", bytes(len(raw))):
+        manifest.write_bytes(damaged)
+        assert refusal(house, version, out) == ManifestCorrupt.code
+    manifest.unlink()
+    assert refusal(house, version, out) == ManifestMissing.code
     manifest.write_bytes(raw)
     exported(house, version, out)
 

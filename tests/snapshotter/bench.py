@@ -17,6 +17,7 @@ from service.signing import ensure_signer
 from service.trust import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
+from snapshotter.collect import Collector
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.staging import Staging
@@ -138,6 +139,7 @@ class Bench:
     pushes: Pushes
     store: MortalStore
     jobs: DirectJobs
+    collector: Collector  # without a grace period
 
     @classmethod
     def over(
@@ -155,7 +157,8 @@ class Bench:
         attestations = attestations_over(data, store)
         publisher = kind(store, staging, catalog, jobs, 32768, attestations)
         limits = PushLimits(8192, 1 << 30, tenant_store_bytes)
-        return cls(Pushes(staging, catalog, publisher, jobs, limits, attestations), store, jobs)
+        pushes = Pushes(staging, catalog, publisher, jobs, limits, attestations)
+        return cls(pushes, store, jobs, Collector(store, publisher, staging, jobs, 0.0))
 
     async def push(self, files: dict[str, bytes], request: bytes) -> Committed:
         """A whole push by a client that gives up at the first failure."""

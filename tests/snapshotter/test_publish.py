@@ -146,7 +146,7 @@ def lying(data: Path, lies: int) -> Bench:
     bench = Bench.over(data)
     store = LyingStore(bench.store.inner, lies=lies)
     bench.pushes._publisher._store = store
-    return Bench(bench.pushes, store, bench.jobs)
+    return Bench(bench.pushes, store, bench.jobs, bench.collector)
 
 
 def test_a_store_that_lies_once(tmp_path: Path) -> None:

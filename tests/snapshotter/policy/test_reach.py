@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.artifact_errors import ManifestCorrupt
+from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.collect import Condemned
-from contracts.errors import NotFound, Refused
+from contracts.errors import Refused
 from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
 
 NOW_S, GRACE_S = 10_000.0, 1_000.0
@@ -68,6 +68,12 @@ def keys(facts: StoreFacts) -> list[str]:
                      id="one with a single chunk that is needed"),
         pytest.param(replace(FACTS, packs={**FACTS.packs, "r": FoundPack(OLD, None)}), [],
                      id="one of which nothing is known"),
+        pytest.param(replace(FACTS, packs={"p": pack("1"), "r": pack()}, indexes={"p": OLD, "s": OLD}), [],
+                     id="no pack and no index, while a chunk that a version needs is in no pack that tells of it"),
+        pytest.param(replace(DEAD, packs={"p": pack("1"), "r": pack()}),
+                     ["t/inputs/b", f"t/manifests/{B}", f"t/attestations/{B}/s", f"t/condemned/{B}", "t/packs/r",
+                      "t/index/q"],
+                     id="again once that version is gone"),
         pytest.param(replace(FACTS, indexes={**FACTS.indexes, "r": OLD}), ["t/index/r"], id="an index without a pack"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3")}), ["t/drafts/c"], id="a draft that was left over"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3", at=YOUNG)}, packs={**FACTS.packs, "r": pack("3")}), [],
@@ -111,7 +117,7 @@ def _after(facts: StoreFacts) -> Collection:
 @pytest.mark.parametrize(
     ("manifests", "failure"),
     [
-        pytest.param({A: manifest("1")}, NotFound, id="a named version's manifest is gone"),
+        pytest.param({A: manifest("1")}, ManifestMissing, id="a named version's manifest is gone"),
         pytest.param({A: manifest("1"), B: FoundManifest(OLD, None)}, ManifestCorrupt, id="or does not decode"),
     ],
 )

@@ -1,0 +1,142 @@
+"""A collection frees what nothing needs, and nothing else, whatever is damaged, missing or foreign in the store."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
+from contracts.collect import CollectReport
+from contracts.errors import Refused
+from tests.snapshotter.bench import TENANT, Bench, push
+from tests.snapshotter.models import Model, default_weights
+from tests.snapshotter.reader import read_version
+from tests.snapshotter.tensors_files import KeptModel
+from tests.snapshotter.test_fsck import check
+
+PLAIN, KEPT = Model(), KeptModel(shards={"model.safetensors": default_weights(seed=70)})
+DELETED = Model(shards={"model.safetensors": default_weights(seed=140)})
+STRANGERS = [
+    pytest.param(f"{TENANT}/{kind}/{name}", id=f"{what} in {kind}")
+    for kind in ("packs", "index", "manifests", "drafts", "attestations", "inputs", "condemned")
+    for what, name in (
+        ("a stray file", "README"),
+        ("four segments", "a/b"),
+        ("five segments", f"{'0' * 64}/b/c"),
+        ("an object of another format", f"{'0' * 64}.v2"),
+    )
+] + [
+    pytest.param(f"{TENANT}/README", id="a stray file beside the kinds"),
+    pytest.param(f"{TENANT}/other/a/b", id="another kind"),
+    pytest.param("README", id="a stray file beside the tenants"),
+    pytest.param("lost+found/a", id="the file system's own directory"),
+    pytest.param(f"{TENANT}/packs/lost+found/a", id="the file system's own directory in packs"),
+]
+
+
+def collect(bench: Bench, run: bool = True) -> CollectReport:
+    return asyncio.run(bench.collector.collect(TENANT, run=run))
+
+
+def store_of(tmp_path: Path) -> tuple[Bench, tuple[str, ...], str]:
+    """A store with a version in packs, one in a kept file, and one that no model names. The first two are named."""
+    bench = Bench.over(tmp_path)
+    *named, deleted = (push(bench, model).version for model in (PLAIN, KEPT, DELETED))
+    assert bench.jobs.registered is not None
+    bench.jobs.registered = [each for each in bench.jobs.registered if each.version != deleted]
+    return bench, tuple(named), deleted
+
+
+def objects(tmp_path: Path) -> dict[str, bytes]:
+    root = tmp_path / "store"
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def check_whole(tmp_path: Path, versions: tuple[str, ...]) -> None:
+    for version in versions:
+        read_version(tmp_path / "store", TENANT, version)
+
+
+def test_what_no_model_names_goes(tmp_path: Path) -> None:
+    """The control: all that a deleted version alone needs is freed, and the named ones stay whole."""
+    bench, named, deleted = store_of(tmp_path)
+    report = collect(bench)
+    assert f"{TENANT}/manifests/{deleted}" in [freed.key for freed in report.freed]
+    assert any("/packs/" in freed.key for freed in report.freed)
+    check_whole(tmp_path, named)
+
+
+def test_kept_file_without_its_index_stays(tmp_path: Path) -> None:
+    """The index of a kept file is gone, as the check advises where it is damaged. The file stays, and the next
+    push of the model mends it.
+    """
+    bench, named, _ = store_of(tmp_path)
+    (index,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")
+    kept = tmp_path / "store" / TENANT / "packs" / index.name
+    index.unlink()
+    collect(bench)
+    assert kept.exists()
+    push(bench, KEPT)
+    collect(bench)
+    check_whole(tmp_path, named)
+
+
+def test_kept_file_that_no_version_needs_goes(tmp_path: Path) -> None:
+    """The control: what a killed push left of a kept file is freed, as every version has its chunks elsewhere."""
+    bench, named, _ = store_of(tmp_path)
+    stray = tmp_path / "store" / TENANT / "packs" / f"{'0' * 64}.tensors"
+    stray.write_bytes(b"a file whose push was killed before its index")
+    assert f"{TENANT}/packs/{stray.name}" in [freed.key for freed in collect(bench).freed]
+    check_whole(tmp_path, named)
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_foreign_object_stops_nothing(tmp_path: Path, stranger: str) -> None:
+    """A collection leaves it alone and frees what it freed without it; pushes go on; a check names it."""
+    bench, named, deleted = store_of(tmp_path)
+    path = tmp_path / "store" / stranger
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"not ours")
+    assert f"{TENANT}/manifests/{deleted}" in [freed.key for freed in collect(bench).freed]
+    assert path.read_bytes() == b"not ours"
+    assert not push(Bench.over(tmp_path), PLAIN).created
+    findings, _ = check(tmp_path, named=named)
+    in_format = stranger.startswith(f"{TENANT}/") and "lost+found" not in stranger
+    assert [finding.key for finding in findings] == ([stranger] if in_format else [])
+    check_whole(tmp_path, named)
+
+
+DAMAGES = {"missing": None, "empty": 0.0, "torn": 0.5, "zero-filled": 1.0}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["packs", "index", "manifests", "attestations", "inputs"])
+@pytest.mark.parametrize("of_kept_file", [False, True], ids=["plain", "kept file"])
+def test_damage_frees_nothing_that_a_version_needs(tmp_path: Path, kind: str, damage: str, of_kept_file: bool) -> None:
+    """Whatever is damaged, once it is put back every named version is whole. A lost manifest is named as such."""
+    bench, named, _ = store_of(tmp_path)
+    files = sorted((tmp_path / "store" / TENANT / kind).rglob("*"))
+    if kind in ("packs", "index"):
+        chosen = [path for path in files if (path.suffix == ".tensors") is of_kept_file]
+    else:
+        version = named[of_kept_file]
+        chosen = [
+            path for path in files if path.is_file() and version in (*path.parts, path.read_text(errors="replace"))
+        ]
+    share, rights = DAMAGES[damage], {path: path.read_bytes() for path in chosen}
+    assert rights
+    for path, right in rights.items():
+        if share is None:
+            path.unlink()
+        else:
+            path.write_bytes(right[: int(len(right) * share)] if share < 1 else bytes(len(right)))
+    if kind == "manifests":
+        with pytest.raises(Refused) as refused:
+            collect(bench)
+        assert isinstance(refused.value.failure, ManifestMissing if share is None else ManifestCorrupt)
+    else:
+        collect(bench)
+    for path, right in rights.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(right)
+    check_whole(tmp_path, named)
