@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CUT_S: Final = 3600.0  # a pod that can't reach us for so long is gone; a month can't be closed sooner
 LOOK_S: Final = 60.0
+STEP_US: Final = 60_000_000  # by which our own clock steps, and nobody's silence can be told any more
 _MOST: Final = 500  # that end at once
 _LIVES: Final = decoder(LifetimeRecord)
 _NOTE: Final = upserts(
@@ -32,7 +33,6 @@ _NOTE: Final = upserts(
     lambda new: new.on_conflict_do_update(
         index_elements=["runtime_id"],
         set_={name: new.excluded[name] for name in ("told_at_us", "died_at_us", "record")},
-        where=new.excluded.died_at_us >= open_lives.c.died_at_us,  # words may overtake each other
     ),
 )
 _FORGET: Final = delete(open_lives).where(open_lives.c.runtime_id == bindparam("ended"))
@@ -63,9 +63,16 @@ def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int)
         _check(record)
     names = sorted({record.runtime_id for record in records})
     ended: set[str] = set()
+    lived_us: dict[str, int] = {}
     for some in chunks(names):
         known = select(lifetime_records.c.runtime_id).where(lifetime_records.c.runtime_id.in_(some))
         ended |= set(connection.execute(known).scalars())
+        c, raw = open_lives.c, _RAW[connection.dialect.name]
+        for runtime_id, tenant, word in connection.execute(
+            select(c.runtime_id, c.tenant, raw).where(c.runtime_id.in_(some))
+        ):
+            if isinstance(last := _read(word, runtime_id, tenant), LifetimeRecord):
+                lived_us[runtime_id] = last.total_us
     rows = [
         {
             "runtime_id": record.runtime_id,
@@ -74,8 +81,9 @@ def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int)
             "died_at_us": record.died_at_us,
             "record": encode(record).decode(),
         }
-        for record in records
-        if record.runtime_id not in ended
+        for record in sorted(records, key=lambda each: each.total_us)
+        # Words may overtake each other. A pod's wall clock may step, so the length of the life orders them.
+        if record.runtime_id not in ended and record.total_us >= lived_us.get(record.runtime_id, 0)
     ]
     if rows:
         connection.execute(_NOTE[connection.dialect.name], rows)
@@ -119,16 +127,28 @@ def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | st
 async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_us: int) -> None:
     """Again and again record the lives of those that are gone, by `cut(before_us)`; ends by being cancelled.
 
-    Not before we have listened for CUT_S, from `since_us` (monotonic) on: who could not be heard is not gone.
+    Not before we have listened for CUT_S, from `since_us` (monotonic) on: who could not be heard is not gone. After a
+    step of our own clock silence is measured anew.
     """
+    ahead_us = _ahead_us(clock)
     await clock.sleep(max(0.0, CUT_S - (clock.monotonic_us() - since_us) / 1e6))
     while True:
+        before_us, ahead_us = ahead_us, _ahead_us(clock)
+        if abs(ahead_us - before_us) > STEP_US:
+            log.warning("the clock stepped; lives are not ended for an hour", extra={"by_us": ahead_us - before_us})
+            await clock.sleep(CUT_S)
+            continue
         try:
             if count := await cut(clock.wall_s() * 1_000_000 - int(CUT_S * 1e6)):
                 log.warning("lives end with the last word of their replicas", extra={"count": count})
         except Refused as refused:  # the database is another's for a moment
             log.warning("lives are not ended yet", extra={"error": str(refused)})
         await clock.sleep(LOOK_S)
+
+
+def _ahead_us(clock: Clock) -> int:
+    """What the wall clock is ahead of the one that never steps."""
+    return clock.wall_s() * 1_000_000 - clock.monotonic_us()
 
 
 def _check(record: LifetimeRecord) -> None:

@@ -85,6 +85,48 @@ def test_the_last_word_counts_where_no_end_is_told(engine: Engine) -> None:
         assert verify_ledger(connection, "acme", None).sound
 
 
+def test_a_pod_whose_clock_steps_back_is_still_heard(engine: Engine) -> None:
+    """Its later words say an earlier end. They count: it lives, and is billed to its last word."""
+    note(engine, so_far(600_000_000), now_us=NOW_US - HOUR_US)
+    stepped = so_far(36_000_000_000)
+    note(engine, msgspec.structs.replace(stepped, died_at_us=stepped.died_at_us - 12 * HOUR_US), now_us=NOW_US)
+    assert cut(engine, NOW_US) == [], "it spoke a moment ago"
+    (ended,) = cut(engine, NOW_US + 1)
+    assert ended.idle_us == 36_000_000_000
+
+
+class SteppingClock(VirtualClock):
+    """Its wall clock can be set."""
+
+    ahead_s = 0
+
+    def wall_s(self) -> int:
+        return super().wall_s() + self.ahead_s
+
+
+def test_no_life_ends_for_a_step_of_our_own_clock() -> None:
+    """Who spoke a moment before has been silent for two hours by then."""
+
+    async def scenario() -> None:
+        clock, told_at_s, ended = SteppingClock(), list[int](), list[int]()
+
+        async def cut(before_us: int) -> int:
+            ended.extend(at_s for at_s in told_at_s if at_s * 1_000_000 < before_us)
+            return 0
+
+        ending = asyncio.create_task(cut_forever(cut, clock, clock.monotonic_us()))
+        await clock.advance(CUT_S + 10 * LOOK_S)
+        told_at_s.append(clock.wall_s())
+        clock.ahead_s = 2 * int(CUT_S)
+        await clock.advance(CUT_S - 2 * LOOK_S)
+        assert ended == []
+        await clock.advance(4 * LOOK_S)
+        assert ended, "an hour later it is silent by every clock"
+        ending.cancel()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_life_that_contradicts_the_ledger_ends_once(
     backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, taken: bool
