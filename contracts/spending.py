@@ -3,6 +3,8 @@
 Money is integer micro-units of the price book's currency.
 """
 
+import msgspec
+
 from contracts.wire import Fact
 
 
@@ -31,3 +33,6 @@ class SpendingRow(Fact, frozen=True):
     spent_micros: int
     prices: TokenPrices  # now
     seen: dict[str, int]  # of each spool that told of requests lately, up to which sequence they are in it
+    # On the first and the last day of a month also the bill of the month before or after it, by month: clocks differ,
+    # and a record counts in the month that it was in by its writer's clock.
+    beside: dict[str, int] = msgspec.field(default_factory=dict)

@@ -1,13 +1,16 @@
-"""Tells activators what tenants with a budget have spent of their month: the bill as it stands, after each batch of
-records, when a budget is given, and now and then, as months and prices begin and replicas end.
+"""Tells activators what tenants with a budget have spent of their month: the bill as it stands.
+
+After a batch of records, or a change of a budget, the rows of these tenants are read and sent. Each AGAIN_S all rows
+are read, as months and prices begin and replicas end, and those are sent that say something else.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
+from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
 
 from contracts.errors import Refused
@@ -18,7 +21,7 @@ from controlplane.billing import spent_micros
 from controlplane.clock import Clock
 from controlplane.ledger_schema import received, sources
 from controlplane.policy.access import TenantState
-from controlplane.policy.month import month_bounds_us, month_of
+from controlplane.policy.month import DAY_US, month_bounds_us, month_of
 from controlplane.policy.rating import PriceBook
 from controlplane.store import Database
 
@@ -46,36 +49,40 @@ class Spending:
         self._clock = clock
         self._due = asyncio.Event()
         self._told: dict[str, SpendingRow] = {}
+        self._noted: set[str] = set()  # tenants with records, or another budget, since the last telling
 
     def __repr__(self) -> str:
         return f"<Spending tenants={len(self._told)}>"
 
     def noted(self, records: Iterable[RequestRecord]) -> None:
         """The ledger has these."""
-        if any(record.tenant in self._told for record in records):
+        if tenants := {record.tenant for record in records if record.tenant in self._told}:
+            self._noted |= tenants
             self._due.set()
 
-    def changed(self) -> None:
-        """A budget was given or taken."""
+    def changed(self, tenant: str) -> None:
+        """Its budget was given or taken."""
+        self._noted.add(tenant)
         self._due.set()
 
     async def tell(self) -> None:
-        """What has changed of those that have a budget."""
-        now_us = self._clock.wall_s() * 1_000_000
-        rows = await self._database.read(lambda connection: spending(connection, self._book, now_us))
-        news = tuple(row for row in rows if self._told.get(row.tenant) != row)
-        self._told = {row.tenant: row for row in rows}
-        if news:
-            self._publisher.publish(spending=news)
+        """Send what has changed of all that have a budget. Raises Refused."""
+        await self._tell(None)
 
     async def run(self) -> None:
         """Until cancelled."""
+        all_at_us = self._clock.monotonic_us()
         while True:
+            left_s = AGAIN_S - (self._clock.monotonic_us() - all_at_us) / 1e6
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), AGAIN_S)
+                await asyncio.wait_for(self._due.wait(), max(0.0, left_s))
             self._due.clear()
+            # Records that keep coming must not put off the turn of all.
+            is_all = self._clock.monotonic_us() - all_at_us >= AGAIN_S * 1e6
             try:
-                await self.tell()
+                await self._tell(None if is_all else frozenset(self._noted))
+                if is_all:
+                    all_at_us = self._clock.monotonic_us()
             except Refused as refused:  # the database is another's for a moment
                 log.warning("budgets are not told", extra={"error": str(refused)})
                 self._due.set()
@@ -84,16 +91,42 @@ class Spending:
                 raise
             await asyncio.sleep(PAUSE_S)
 
+    async def _tell(self, tenants: Collection[str] | None) -> None:
+        """Read the rows of these tenants, of all where it is None, and send those that say something else."""
+        noted, self._noted = self._noted, set()
+        now_us = self._clock.wall_s() * 1_000_000
+        try:
+            rows = await self._database.read(lambda connection: spending(connection, self._book, now_us, tenants))
+        except BaseException:
+            self._noted |= noted
+            raise
+        told = {} if tenants is None else dict(self._told)
+        news = []
+        for row in rows:
+            last = self._told.get(row.tenant)
+            # Which records are in the sums is news for the tenants of these records alone.
+            if last is None or (row if row.tenant in noted else replace(row, seen=last.seen)) != last:
+                news.append(row)
+                last = row
+            told[row.tenant] = last
+        self._told = told
+        if news:
+            self._publisher.publish(spending=tuple(news))
 
-def spending(connection: Connection, book: PriceBook, now_us: int) -> list[SpendingRow]:
-    """Of all tenants with a budget, in one snapshot: what is seen of a spool is in the sums."""
+
+def spending(
+    connection: Connection, book: PriceBook, now_us: int, among: Collection[str] | None = None
+) -> list[SpendingRow]:
+    """Of all tenants with a budget, or those `among` them, in one snapshot: what is seen of a spool is in the sums."""
     table = schema.tenants
     wanted = select(table.c.tenant).where(table.c.budget_micros.is_not(None), table.c.state != TenantState.DELETED)
-    tenants = list(connection.execute(wanted.order_by(table.c.tenant)).scalars())
+    found = connection.execute(wanted.order_by(table.c.tenant)).scalars()
+    tenants = [tenant for tenant in found if among is None or tenant in among]
     if not tenants:
         return []
     month = month_of(now_us)
     _, ends_at_us = month_bounds_us(month)
+    beside = {month_of(now_us - DAY_US), month_of(now_us + DAY_US)} - {month}
     prices = book.at(now_us)
     told = TokenPrices(
         per_tokens=prices.per_tokens, prompt=prices.prompt, cached=prices.cached, completion=prices.completion,
@@ -108,6 +141,7 @@ def spending(connection: Connection, book: PriceBook, now_us: int) -> list[Spend
         SpendingRow(
             tenant=tenant, month=month, ends_at_us=ends_at_us, prices=told, seen=seen,
             spent_micros=spent_micros(connection, book, tenant, month),
+            beside={other: spent_micros(connection, book, tenant, other) for other in sorted(beside)},
         )
         for tenant in tenants
     ]  # fmt: skip

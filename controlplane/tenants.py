@@ -53,7 +53,7 @@ class TenantStore:
         self._database = database
         self._publisher = publisher
         self._turn = asyncio.Lock()  # published in the order in which it was stored
-        self.on_limited: Callable[[], None] = lambda: None  # called once activators know
+        self.on_limited: Callable[[str], None] = lambda _: None  # of which tenant, once activators know
 
     async def load(self, now_s: int) -> None:
         """Publish all of them."""
@@ -124,7 +124,7 @@ class TenantStore:
         async with self._turn:
             limited = await self._database.write(write)
             revision = self._publisher.publish(tenants=(limited.row(),))
-        self.on_limited()
+        self.on_limited(tenant)
         await self._publisher.settled(revision, TELL_S)
         return limited
 

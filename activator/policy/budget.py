@@ -7,10 +7,12 @@ records on their way (unless they lease from one store: `budget_lease`). What a 
 
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from contracts.spending import SpendingRow
 
+_SHORTEST_US: Final = 28 * 86_400_000_000  # of months
 UNSEEN: Final = 4096  # records that are told apart; beyond it those that came last count as one
 
 
@@ -31,13 +33,28 @@ class Spent:
     held_micros: int = 0
     handed_over_micros: int = 0  # in all: records that were ours to count, and are in the ledger's sum since
     _unseen: deque[_Unseen] = field(default_factory=deque)
+    _before_micros: int | None = None  # of the month before the row's; None: unknown
 
     def told(self, row: SpendingRow) -> None:
-        """The ledger's word: what is in it is no longer ours to count."""
+        """The ledger's word: what is in it is no longer ours to count.
+
+        The row may be of a month that has not begun by our clock. What ends meanwhile counts in the month before it.
+        """
+        before = _month_beside(row.month, -1)
+        is_told = before in row.beside
+        if is_told:
+            self._before_micros = row.beside[before]
+        elif self.row is not None and self.row.month == before:
+            self._before_micros = self.row.spent_micros
+        elif self.row is None or self.row.month != row.month:
+            self._before_micros = None
         self.row = row
         seen = row.seen.get(self.source, 0)
         while self._unseen and self._unseen[0].sequence <= seen:
-            self.handed_over_micros += self._unseen.popleft().micros
+            record = self._unseen.popleft()
+            self.handed_over_micros += record.micros
+            if self._before_micros is not None and not is_told and record.ended_at_us < _begins_us(row.month):
+                self._before_micros += record.micros
 
     def spent_micros(self, now_us: int) -> int:
         """Of the month that it is now; 0 before the ledger said anything."""
@@ -45,7 +62,21 @@ class Spent:
 
     def known_micros(self, now_us: int) -> int:
         """Of it what the ledger told."""
-        return 0 if self.row is None or now_us >= self.row.ends_at_us else self.row.spent_micros
+        if self.row is None:
+            return 0
+        if self._is_before(now_us):
+            assert self._before_micros is not None
+            return self._before_micros
+        if now_us >= self.row.ends_at_us:
+            return self.row.beside.get(_month_beside(self.row.month, 1), 0)
+        return self.row.spent_micros
+
+    def month_at(self, now_us: int) -> str:
+        """YYYY-MM (UTC) of what is known: of the row, or the month before or after it. The ledger has told."""
+        assert self.row is not None, "nothing costs anything yet"
+        if self._is_before(now_us):
+            return _month_beside(self.row.month, -1)
+        return self.row.month if now_us < self.row.ends_at_us else _month_beside(self.row.month, 1)
 
     def own_micros(self, now_us: int) -> int:
         """What the ledger lacks of this month: requests under way, at their most, and records."""
@@ -80,6 +111,12 @@ class Spent:
             last = self._unseen.pop()
             self._unseen.append(_Unseen(max(sequence, last.sequence), ended_at_us, last.micros + micros))
 
+    def _is_before(self, now_us: int) -> bool:
+        """Whether the row's month has not begun by our clock, and the one before it is known."""
+        if self.row is None or self._before_micros is None or now_us >= self.row.ends_at_us - _SHORTEST_US:
+            return False
+        return now_us < _begins_us(self.row.month)
+
     def _unseen_micros(self, now_us: int) -> int:
         if self.row is None:
             return 0
@@ -94,3 +131,13 @@ class Spent:
     def unseen(self) -> int:
         """How many entries are kept."""
         return len(self._unseen)
+
+
+def _month_beside(month: str, step: int) -> str:
+    """The month after that one (1), or before it (-1)."""
+    count = int(month[:4]) * 12 + int(month[5:]) - 1 + step
+    return f"{count // 12:04}-{count % 12 + 1:02}"
+
+
+def _begins_us(month: str) -> int:
+    return int(datetime(int(month[:4]), int(month[5:]), 1, tzinfo=UTC).timestamp()) * 1_000_000

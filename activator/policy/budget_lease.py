@@ -89,10 +89,5 @@ def block_of(budget_micros: int) -> int:
 
 
 def month_of(spent: Spent, now_us: int) -> str:
-    """YYYY-MM (UTC): the one that the ledger told of, or the next, of which it has not told yet."""
-    row = spent.row
-    assert row is not None, "nothing costs anything yet"
-    if now_us < row.ends_at_us:
-        return row.month
-    year, month = (int(each) for each in row.month.split("-"))
-    return f"{year + month // 12:04}-{month % 12 + 1:02}"
+    """YYYY-MM (UTC): the one that the ledger told of, or one beside it."""
+    return spent.month_at(now_us)

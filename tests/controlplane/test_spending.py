@@ -2,20 +2,28 @@
 
 import asyncio
 import time
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Engine, func, insert, select
 
 import controlplane.spending
 from contracts.control import RequestBatch
 from contracts.spending import SpendingRow, TokenPrices
 from contracts.wire import encode
+from controlplane import schema
+from controlplane.clock import SystemClock
 from controlplane.ledger_schema import request_records
+from controlplane.policy.month import day_us
 from controlplane.policy.rating import Bill, PriceBook, Prices
-from controlplane.spending import spending
+from controlplane.price_book import default_price_book
+from controlplane.spending import Spending, spending
+from controlplane.store import Database, sqlite_engine
+from tests.controlplane.billing_ground import enter
 from tests.controlplane.door import Door, opened
 from tests.controlplane.test_access_api import OPERATOR, ask
 from tests.controlplane.test_internal_api import FeedReader, feed
@@ -85,10 +93,10 @@ def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch
     monkeypatch.setattr(controlplane.spending, "AGAIN_S", 3600.0)
     errors, read = [ValueError("a row that no code of ours wrote"), OSError("disk I/O error")], spending
 
-    def fails(connection: Connection, book: PriceBook, now_us: int) -> list[SpendingRow]:
+    def fails(connection: Connection, book: PriceBook, now_us: int, *among: Any) -> list[SpendingRow]:
         if errors and connection.execute(select(func.count()).select_from(request_records)).scalar_one():
             raise errors.pop()
-        return read(connection, book, now_us)
+        return read(connection, book, now_us, *among)
 
     async def main() -> None:
         async with opened(data) as door, feed(door) as reader:
@@ -100,6 +108,74 @@ def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch
             assert errors == []
 
     asyncio.run(main())
+
+
+class Rows:
+    """What was published."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[SpendingRow, ...]] = []
+
+    def publish(self, *, spending: tuple[SpendingRow, ...] = ()) -> int:
+        self.sent.append(spending)
+        return len(self.sent)
+
+
+def budgets_of(engine: Engine, *tenants: str) -> None:
+    """Each has one."""
+    with engine.begin() as connection:
+        for tenant in tenants:
+            row = {"tenant": tenant, "created_at_s": 1, "budget_micros": 1_000_000}
+            connection.execute(insert(schema.tenants).values(row))
+
+
+def told_tenants(rows: Rows) -> list[set[str]]:
+    return [{row.tenant for row in sent} for sent in rows.sent]
+
+
+@pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])
+def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int) -> None:
+    """Though the number of its spool is seen in all rows. All are read again each half minute."""
+
+    async def main() -> None:
+        database, rows, clock = Database(sqlite_engine(tmp_path / "kelvin.db")), Rows(), SystemClock()
+        budgets_of(database.engine, "acme", "b", "c")
+        spending, now_us = Spending(database, default_price_book(), rows, clock), time.time_ns() // 1000
+        await spending.tell()
+        running = asyncio.create_task(spending.run())
+        record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
+        enter(database.engine, [record])
+        spending.noted([record])
+        async with asyncio.timeout(30):
+            while len(rows.sent) < 2:
+                await asyncio.sleep(0.01)
+        running.cancel()
+        assert rows.sent[-1][0].seen == {"activator-1": 1}
+        budgets_of(database.engine, "d")
+        await spending.tell()
+        assert told_tenants(rows) == [{"acme", "b", "c"}, {"acme"}, {"d"}]
+        database.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("day", "beside"),
+    [
+        pytest.param(day_us(date(2026, 12, 1)), {"2026-11"}, id="the first day"),
+        pytest.param(day_us(date(2026, 12, 2)), set(), id="the second"),
+        pytest.param(day_us(date(2026, 12, 30)), set(), id="the last but one"),
+        pytest.param(day_us(date(2026, 12, 31)), {"2027-01"}, id="the last"),
+    ],
+)
+def test_the_month_beside_is_told_at_its_ends(tmp_path: Path, day: int, beside: set[str]) -> None:
+    """Clocks of activators are behind or ahead."""
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    budgets_of(database.engine, "acme")
+    with database.engine.connect() as connection:
+        (row,) = spending(connection, default_price_book(), day)
+    assert (row.month, set(row.beside)) == ("2026-12", beside)
+    database.close()
 
 
 TOKENS = st.integers(0, 10_000_000)

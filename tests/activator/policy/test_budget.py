@@ -1,8 +1,11 @@
 """What is left of a budget: the ledger's sum and what it lacks, each counted once, in whatever order they are told."""
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from activator.policy.budget import UNSEEN, Spent
 from contracts.spending import SpendingRow, TokenPrices
@@ -61,6 +64,61 @@ def test_a_new_month_begins_with_what_ended_in_it() -> None:
     assert each.spent_micros(END_US) == 7
     each.told(row(12, seen=2, ends_at_us=2 * END_US))
     assert each.spent_micros(END_US) == 12
+
+
+NOVEMBER_US, DECEMBER_US, JANUARY_US = (
+    int(datetime(year, month, 1, tzinfo=UTC).timestamp()) * 1_000_000
+    for year, month in ((2026, 11), (2026, 12), (2027, 1))
+)
+MINUTE_US = 60_000_000
+
+
+def november(spent_micros: int, **more: dict[str, int]) -> SpendingRow:
+    return replace(row(spent_micros, ends_at_us=DECEMBER_US), **more)
+
+
+def december(spent_micros: int, **more: dict[str, int]) -> SpendingRow:
+    return replace(row(spent_micros, ends_at_us=JANUARY_US), month="2026-12", **more)
+
+
+def test_a_control_plane_ahead_of_us_opens_no_budget() -> None:
+    """It tells of December while it is November here: what ends now is November's, and that is spent."""
+    each, now_us = Spent("here", november(1000)), DECEMBER_US - 10 * MINUTE_US
+    each.told(december(0))
+    assert each.month_at(now_us) == "2026-11"
+    assert not each.try_hold(1000, 1, now_us)
+    assert each.try_hold(1000, 1000, DECEMBER_US)
+
+
+def test_what_ends_before_our_month_does_counts_in_it() -> None:
+    """Also once the ledger has it, and tells of December alone."""
+    each, now_us = Spent("here", november(900)), DECEMBER_US - 10 * MINUTE_US
+    each.told(december(0))
+    for sequence in range(1, 3):
+        assert each.try_hold(1000, 50, now_us)
+        each.settle(50, 50, sequence, now_us)
+        each.told(december(0, seen={"here": sequence}))
+    assert not each.try_hold(1000, 1, now_us)
+    assert each.spent_micros(DECEMBER_US) == 0
+
+
+def test_the_ledger_tells_of_the_month_beside() -> None:
+    """An activator that has just begun knows no other row; what others spent in November is in it, too."""
+    each, now_us = Spent("here"), DECEMBER_US - 10 * MINUTE_US
+    each.told(december(7, beside={"2026-11": 1000}))
+    assert not each.try_hold(1000, 1, now_us)
+    each.told(december(7, beside={"2026-11": 940}))
+    assert each.spent_micros(now_us) == 940
+    assert each.spent_micros(DECEMBER_US) == 7
+
+
+def test_a_control_plane_behind_us_opens_no_budget() -> None:
+    """It tells of November while it is December here."""
+    each = Spent("here", november(1000))
+    each.told(november(1000, beside={"2026-12": 995}, seen={"here": 1}))
+    assert not each.try_hold(1000, 6, DECEMBER_US + MINUTE_US)
+    assert each.try_hold(1000, 5, DECEMBER_US + MINUTE_US)
+    assert each.month_at(DECEMBER_US) == "2026-12"
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=100), st.integers(1, 500))
