@@ -19,6 +19,7 @@ SOCKET: Final = "filters.sock"
 CHECK: Final = "/v1/check"
 # For how long who asks waits for the answer. No field of the question: who is of an older build would refuse that one.
 DEADLINE: Final = "x-kelvin-deadline-ms"
+TENANT: Final = "x-kelvin-tenant"  # whose turn it is to have a text looked at; likewise
 # The names are presidio's, so that a policy can be read by whoever knows those.
 ENTITIES: Final = ("CREDIT_CARD", "EMAIL_ADDRESS", "IBAN_CODE", "IP_ADDRESS", "PHONE_NUMBER", "US_SSN")
 MAX_REGIONS: Final = 16

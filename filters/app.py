@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Final
@@ -9,12 +10,12 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, Findings, Question
+from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, TENANT, Findings, Question
 from contracts.wire import decode, encode
-from filters.long_texts import LongTexts, look_at_all
 from filters.meters import Meters
 from filters.pii import unknown_region
 from filters.settings import FilterSettings
+from filters.sharing import Sharing
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -22,8 +23,8 @@ from telemetry.telemetry import open_telemetry
 
 log = logging.getLogger(__name__)
 
-# Longer texts are looked at beside the loop, so that short ones don't wait for all of it.
-INLINE_CHARACTERS: Final = 4096
+# How long a thread keeps the interpreter while another one waits for it: the loop only hands texts on.
+SWITCH_S: Final = 0.001
 LONGEST_S: Final = 10.0  # nobody of ours waits longer for an answer
 
 
@@ -33,15 +34,16 @@ async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
         telemetry = await stack.enter_async_context(open_telemetry("filters", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
-        executor = ThreadPoolExecutor(1, "long texts")
+        sys.setswitchinterval(SWITCH_S)
+        executor = ThreadPoolExecutor(1, "looking")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        app = make_app(Meters(telemetry.page), LongTexts(executor))
+        app = make_app(Meters(telemetry.page), Sharing(executor))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
         await serve_until(telemetry.exposing(app), listener, stop)
 
 
-def make_app(meters: Meters, long_texts: LongTexts) -> FastAPI:
+def make_app(meters: Meters, sharing: Sharing) -> FastAPI:
     """One question is one POST; no text is logged or kept."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
@@ -50,10 +52,7 @@ def make_app(meters: Meters, long_texts: LongTexts) -> FastAPI:
     async def check(request: Request) -> Response:
         question = decode(await request.body(), Question)
         _require_known(question)
-        if sum(map(len, question.texts)) > INLINE_CHARACTERS:
-            looked = await long_texts.look(question, _left_s(request))
-        else:
-            looked = look_at_all(question)
+        looked = await sharing.look(request.headers.get(TENANT, ""), question, _left_s(request))
         meters.unseen(question.unseen)
         for found in looked:
             meters.looked(question.direction, found)

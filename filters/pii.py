@@ -1,19 +1,21 @@
 """Find what identifies a person in one segment, by patterns and checksums; no language model, no network.
 
 Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social security numbers
-`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's.
+`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's. Texts come
+folded, without invisible characters (`policy/folding.py`).
 """
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import phonenumbers
 from stdnum import iban, luhn
 from stdnum.us import ssn
 
-from contracts.filters import Rule, Span
+from contracts.filters import Action, Rule, Span
 
 Found = tuple[int, int]
 
@@ -26,8 +28,12 @@ _EMAIL: Final = re.compile(
 _GROUP: Final = re.compile(r"[0-9]+")
 _CARD_LENGTHS: Final = range(12, 20)  # ISO/IEC 7812
 _CARD_BEGINS: Final = "23456"  # those of payment
-_SSN: Final = re.compile(r"(?<![0-9A-Za-z-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9A-Za-z]|-[0-9])")
+_CARD_SEPARATORS: Final = frozenset({" ", "  ", "-", " - ", "."})
+_SSN: Final = re.compile(
+    r"(?<![0-9A-Za-z.-])(?<![0-9] )([0-9]{3})([-. ])([0-9]{2})\2([0-9]{4})(?![0-9A-Za-z]|[-. ][0-9])"
+)
 _IBAN: Final = re.compile(r"(?<![0-9A-Za-z])[A-Z]{2}[0-9]{2}(?:[ -]?[0-9A-Z]){11,30}")
+_CAPITALS: Final = {small: small - 32 for small in range(ord("a"), ord("z") + 1)}
 _IBAN_LENGTHS: Final = range(15, 35)  # ISO 13616
 _ADDRESS: Final = re.compile(
     r"(?<![\w.:])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8})(?!\w)"
@@ -40,7 +46,9 @@ def _emails(text: str) -> Iterator[Found]:
 
 
 def _cards(text: str) -> Iterator[Found]:
-    """Groups of digits, one space or hyphen between them, that have a card's length and check digit: the longest."""
+    """Groups of digits, with spaces, a hyphen or a dot between them, that have a card's length and check digit: the
+    longest.
+    """
     groups = [found.span() for found in _GROUP.finditer(text)]
     at = 0
     while at < len(groups):
@@ -55,25 +63,34 @@ def _card_from(text: str, groups: list[Found], first: int) -> int | None:
     start = groups[first][0]
     if text[start] not in _CARD_BEGINS or (start and text[start - 1].isalpha()):
         return None
-    digits, longest = "", None
+    digits, longest, is_dotted = "", None, False
     for at in range(first, len(groups)):
         begin, end = groups[at]
-        if at > first and text[groups[at - 1][1] : begin] not in (" ", "-", "\u00a0"):
+        between = text[groups[at - 1][1] : begin] if at > first else " "
+        if between not in _CARD_SEPARATORS:
             break
+        is_dotted = is_dotted or between == "."
         digits += text[begin:end]
         if len(digits) >= _CARD_LENGTHS.stop:
             break
+        if is_dotted and not _is_grouped(groups[first : at + 1]):
+            continue
         if len(digits) in _CARD_LENGTHS and not text[end : end + 1].isalpha() and luhn.is_valid(digits):
             longest = at
     return longest
 
 
+def _is_grouped(groups: list[Found]) -> bool:
+    """Whether groups are as long as a card's. Dots stand in numbers of every kind, `3.14159265358979` for one."""
+    return len(groups) > 2 and all(end - start in range(3, 7) for start, end in groups)
+
+
 def _ssns(text: str) -> Iterator[Found]:
-    yield from (found.span() for found in _SSN.finditer(text) if ssn.is_valid(found[0]))
+    yield from (found.span() for found in _SSN.finditer(text) if ssn.is_valid("-".join(found.group(1, 3, 4))))
 
 
 def _ibans(text: str) -> Iterator[Found]:
-    at = 0
+    text, at = text.translate(_CAPITALS), 0
     while (found := _IBAN.search(text, at)) is not None:
         places = [index for index in range(*found.span()) if text[index] not in " -"]
         at = found.start() + 4
@@ -113,15 +130,25 @@ def unknown_region(rule: Rule) -> str | None:
 
 
 def find(text: str, rule: Rule) -> list[Span]:
-    """All that the rule names; some may lie across others. Telephones come last, since much may be one."""
-    spans = []
+    """All that the rule names; some may lie across others."""
+    return [span for finder in finders(rule) for span in finder(text)]
+
+
+def finders(rule: Rule) -> Iterator[Callable[[str], list[Span]]]:
+    """One for each pattern and each region. Telephones come last, since much may be one."""
     for entity in sorted(rule.actions, key=lambda entity: (entity == _PHONE, entity)):
-        found = _phones(text, rule.phone_regions) if entity == _PHONE else _FINDERS[entity](text)
-        spans += [Span(start=start, end=end, label=entity, action=rule.actions[entity]) for start, end in found]
-    return spans
+        action = rule.actions[entity]
+        if entity == _PHONE:
+            for region in (None, *rule.phone_regions):
+                yield partial(_spans, entity, action, partial(_phones, region))
+        else:
+            yield partial(_spans, entity, action, _FINDERS[entity])
 
 
-def _phones(text: str, regions: tuple[str, ...]) -> Iterator[Found]:
-    for region in (None, *regions):
-        for match in phonenumbers.PhoneNumberMatcher(text, region):
-            yield match.start, match.end
+def _spans(entity: str, action: Action, finder: Callable[[str], Iterable[Found]], text: str) -> list[Span]:
+    return [Span(start=start, end=end, label=entity, action=action) for start, end in finder(text)]
+
+
+def _phones(region: str | None, text: str) -> Iterator[Found]:
+    for match in phonenumbers.PhoneNumberMatcher(text, region):
+        yield match.start, match.end

@@ -143,9 +143,13 @@ def work_over(directory: SocketDirectory, timeout_s: float, filters: FilterProce
         return acquire
 
     def do_restore(request: Bind, wiring: Wiring) -> Served:
+        if filters is not None:
+            filters.tenant = request.tenant
         return restore(request, wiring, acquire_on(device_of(request.device_class), progressive=True), filters)
 
     def do_seal(job: SealJob) -> SealAttestation:
+        if filters is not None:
+            filters.tenant = job.tenant
         acquire = acquire_on(torch.device("cpu"), progressive=False)
         return jobs.seal(job, acquire, for_devices=lanes.has_device, filters=filters)
 

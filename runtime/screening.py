@@ -18,6 +18,7 @@ from contracts.filters import (
     DEADLINE,
     DIRECTIONS,
     FILE,
+    TENANT,
     FilterPolicy,
     Findings,
     Passed,
@@ -72,6 +73,7 @@ class FilterProcess:
         self._client = client
         self._loop = loop
         self._unseen = 0  # and not yet told
+        self.tenant = ""  # whose version this process serves: filters share their time by tenant
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
         """The same, for a thread that isn't the loop's."""
@@ -97,7 +99,7 @@ class FilterProcess:
         ends = loop.time() + timeout_s
         while True:
             left_s = max(ends - loop.time(), 0.001)
-            told = {DEADLINE: str(int(left_s * 1000))}  # what we give up is looked at no further
+            told = {DEADLINE: str(int(left_s * 1000)), TENANT: self.tenant}  # what we give up is looked at no further
             try:
                 return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=left_s, headers=told)
             except Refused as refused:

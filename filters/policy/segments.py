@@ -1,4 +1,4 @@
-"""Cut a text where nothing that is looked for can lie across, by the text alone.
+"""Cut a text where nothing that is looked for can lie across, by the text alone. Texts come folded (`folding.py`).
 
 A segment is a run of letters, digits and the marks of addresses; a space goes on with it only where a number or an
 IBAN may go on behind it. What is in a segment is found in it alone, so that a text gives the same in any pieces: a
@@ -9,17 +9,23 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from filters.policy.folding import INVISIBLE
+
 # Longer runs (base64, long lists of numbers) are cut: the end of each part is looked at with the next one.
 LIMIT: Final = 1024
 LONGEST: Final = 320  # characters that one match may have: an e-mail address (RFC 5321, 4.5.3.1: 64 + 1 + 255)
 
-_WORD: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-\u2010-\u2015()\uff0b"
-_SPACES: Final = r"[ \u00a0]{1,3}"
-_BEFORE: Final = r"(?:(?<=[0-9)/\-])|(?<=[A-Z0-9]{4}))"
+_WORD: Final = r"0-9A-Za-z\u00c0-\u024f\u0370-\u052f.!#$%&'*+/=?^_`{|}~@:\-()" + INVISIBLE
+_SPACES: Final = f"[ {INVISIBLE}]{{1,3}}"
+_BEFORE: Final = rf"(?:(?<=[0-9)/\-{INVISIBLE}])|(?<=[A-Z0-9]{{4}}))"
+_GOES_ON: Final = rf"{_BEFORE}{_SPACES}(?=[0-9A-Z(+/\-{INVISIBLE}])"
+# An IBAN in small letters: behind its country and check digits, and behind a bank of four letters.
+_HEAD: Final = "[A-Za-z]{2}[0-9]{2}"
+_SMALL: Final = f"(?:(?<={_HEAD})|(?<={_HEAD} [A-Za-z]{{4}})) "
 _START: Final = re.compile(f"[{_WORD}]")
-_SEGMENT: Final = re.compile(f"[{_WORD}]+(?:{_BEFORE}{_SPACES}(?=[0-9A-Z(+/\\-])[{_WORD}]+)*")
+_SEGMENT: Final = re.compile(f"[{_WORD}]+(?:(?:{_GOES_ON}|{_SMALL}(?=[0-9A-Za-z]))[{_WORD}]+)*")
 _MARKS: Final = re.compile("[0-9@]|::")
-_MAY_GO_ON: Final = re.compile(f"(?:{_BEFORE}{_SPACES})?\\Z")
+_MAY_GO_ON: Final = re.compile(f"(?:{_BEFORE}{_SPACES}|{_SMALL})?\\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
 REDACT = (Rule(filter="pii", actions=ALL, phone_regions=("US",)),)
 STOP = (Rule(filter="pii", actions=ALL | {"CREDIT_CARD": "stop"}),)
 FOUND = (
+    "4111\u20111111\u20091111\t1111", "4111\u200b1111 11\u206011 1111", "gb29 nwbk 6016 1331 9268 19",
+    "４１１１１１１１１１１１１１１１", "4111.1111.1111.1111", "078 05 1121",
     "jo.doe@example.org", "4111 1111 1111 1111", "5500000000000004", "DE89 3704 0044 0532 0130 00", "192.168.0.1",
     "2001:db8::1", "078-05-1121", "+49 30 901820", "(212) 555-0143", "GB29 NWBK 6016 1331 9268 19",
 )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Tenants share the thread that looks at texts by slices, and nobody looks for whoever has gone."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from contracts.errors import Refused
+from contracts.filters import CHECK, DEADLINE, ENTITIES, TENANT, Action, Looked, Question, Rule
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
+from contracts.wire import encode
+from filters.app import make_app
+from filters.meters import Meters
+from filters.sharing import MAX_WAITING_OF_TENANT, Sharing
+from telemetry.policy.instruments import Page
+from tests.loops import in_loop
+
+RULES = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
+REGIONS = ("US", "DE", "FR", "GB", "IT", "ES", "NL", "BE", "AT", "CH", "SE", "NO", "DK", "PL", "PT", "IE")
+ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
+DEAR = (Rule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # some 70 ms for a thousand digits
+SHORT = Question(direction="input", rules=RULES, texts=("to a@b.example",), whole=True)
+LONG = Question(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), whole=True)
+
+
+@asynccontextmanager
+async def _sharing() -> AsyncIterator[Sharing]:
+    executor = ThreadPoolExecutor(1)
+    try:
+        async with asyncio.timeout(120):
+            yield Sharing(executor)
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+@in_loop
+async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> None:
+    """While one tenant has many seconds of work in the queue, another one's short texts take milliseconds."""
+    async with _sharing() as sharing:
+        hostile = [asyncio.create_task(sharing.look("hostile", LONG, 60.0)) for _ in range(12)]
+        await asyncio.sleep(0.2)
+        for _ in range(10):
+            began = time.monotonic()
+            (looked,) = await sharing.look("victim", SHORT, 30.0)
+            assert [span.label for span in looked.spans] == ["EMAIL_ADDRESS"]
+            assert time.monotonic() - began < 1.0
+        assert not any(task.done() for task in hostile)
+        for task in hostile:
+            task.cancel()
+        await asyncio.wait(hostile)
+
+
+@in_loop
+async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
+    """Beyond it that tenant is refused at once, and another one is not."""
+    async with _sharing() as sharing:
+        hostile = [asyncio.create_task(sharing.look("hostile", LONG, 60.0)) for _ in range(1 + MAX_WAITING_OF_TENANT)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Refused) as refused:
+            await sharing.look("hostile", SHORT, 30.0)
+        assert isinstance(refused.value.failure, Overloaded)
+        assert await sharing.look("victim", SHORT, 30.0)
+        for task in hostile:
+            task.cancel()
+        await asyncio.wait(hostile)
+
+
+@in_loop
+async def test_looking_ends_with_the_time_of_whoever_asked() -> None:
+    """And with the step that it is at: the thread is there for the next one."""
+    async with _sharing() as sharing:
+        with pytest.raises(Refused) as refused:
+            await sharing.look("a", LONG, 0.05)
+        assert isinstance(refused.value.failure, DeadlineExceeded)
+        began = time.monotonic()
+        assert await sharing.look("a", SHORT, 30.0)
+        assert time.monotonic() - began < 1.0
+
+
+@in_loop
+async def test_slices_give_what_one_look_gives() -> None:
+    """However often it is put aside, a text is looked at once, and whole."""
+    async with _sharing() as sharing:
+        text = "a@b.example and 4111 1111 1111 1111, " * 200
+        question = Question(direction="input", rules=DEAR, texts=(text, "none"), whole=True)
+        looked, none = await sharing.look("a", question, 60.0)
+        assert len(looked.spans) == 400
+        assert none == Looked(decided=4)
+
+
+@in_loop
+async def test_loop_answers_while_a_text_is_looked_at() -> None:
+    """The looking is not the loop's, and whose turn it is comes with the question."""
+    turns: list[str] = []
+    gate = threading.Event()
+
+    class Noting(Sharing):
+        async def look(self, tenant: str, question: Question, within_s: float) -> tuple[Looked, ...]:
+            turns.append(tenant)
+            return await super().look(tenant, question, within_s)
+
+    executor = ThreadPoolExecutor(1)
+    executor.submit(gate.wait)
+    app = make_app(Meters(Page("filters")), Noting(executor))
+    transport = httpx.ASGITransport(app=app)
+    async with asyncio.timeout(60), httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
+        asking = asyncio.create_task(client.post(CHECK, content=encode(SHORT), headers={TENANT: "acme"}))
+        assert (await client.get("/healthz")).status_code == 200
+        late = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: "50"})
+        assert late.status_code == 504
+        gate.set()
+        assert (await asking).status_code == 200
+        assert sorted(turns) == ["", "acme"]
+    executor.shutdown()
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "1.5"])
+def test_time_that_is_none_is_refused_by_name(said: str) -> None:
+    """Whole milliseconds alone."""
+
+    async def main() -> None:
+        async with _sharing() as sharing:
+            transport = httpx.ASGITransport(app=make_app(Meters(Page("filters")), sharing))
+            async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
+                answer = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: said})
+                assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE)
+
+    asyncio.run(main())
