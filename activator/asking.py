@@ -27,6 +27,14 @@ class Scripts(Protocol):
         ...
 
 
+class Keeps(Scripts, Protocol):
+    """A store of scripts that keeps what is large, too."""
+
+    async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
+        """As `ask`, for a script that keeps so many bytes. Raises Away; Full, which is one, where there is no room."""
+        ...
+
+
 class Asking(Generic[K]):
     """Those under way, by name, and `waiting`: of each name what all who wait for its answer want, in their units."""
 

@@ -8,10 +8,10 @@ import asyncio
 import secrets
 from typing import Final
 
-from activator.asking import Scripts
+from activator.asking import Keeps
 from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
-from activator.shared_rates import Away
+from activator.shared_rates import Away, Full
 
 LEASE_S: Final = 10.0
 RENEW_S: Final = 3.0
@@ -35,14 +35,16 @@ RELEASE: Final = """
 if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
 """
-# A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room.
+# A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room. A
+# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves.
 KEEP: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- finer than a millisecond: within one, too, the first makes room
+if redis.call('EXISTS', KEYS[2]) ~= redis.call('EXISTS', KEYS[3]) then redis.call('DEL', KEYS[2], KEYS[3]) end
 local function drop(name)
+  redis.call('ZREM', KEYS[2], name)
   local size = redis.call('HGET', KEYS[3], name)
   if not size then return end
-  redis.call('ZREM', KEYS[2], name)
   redis.call('HINCRBY', KEYS[3], '', '-' .. size)
   redis.call('HDEL', KEYS[3], name)
 end
@@ -54,11 +56,12 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('ZADD', KEYS[2], now + ARGV[4] * 1000, ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[5], ARGV[6])
 redis.call('HINCRBY', KEYS[3], '', ARGV[6])
-while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[7])
-    or tonumber(redis.call('HGET', KEYS[3], '')) > tonumber(ARGV[8]) do
-  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+local kept = redis.call('ZCARD', KEYS[2])
+for _, oldest in ipairs(redis.call('ZRANGE', KEYS[2], 0, -2)) do -- all but the newest, which fits by itself
+  if kept <= tonumber(ARGV[7]) and tonumber(redis.call('HGET', KEYS[3], '')) <= tonumber(ARGV[8]) then break end
   drop(oldest)
   redis.call('DEL', ARGV[9] .. oldest)
+  kept = kept - 1
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
@@ -76,7 +79,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
 class SharedAnswers:
     """Used on one event loop. `own` is what this process keeps while the store is away."""
 
-    def __init__(self, store: Scripts, own: OwnAnswers, limits: OnceLimits, lease_s: float = LEASE_S) -> None:
+    def __init__(self, store: Keeps, own: OwnAnswers, limits: OnceLimits, lease_s: float = LEASE_S) -> None:
         self._store = store
         self._own = own
         self._limits = limits
@@ -115,11 +118,14 @@ class SharedAnswers:
         else:
             of_tenant = f"kelvin:{{{asked.tenant}}}:once"
             try:
-                await self._store.ask(
-                    PUBLISH, (_entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), mine.token, asked.fingerprint,
-                    sealed, int(limits.ttl_s * 1000), asked.name.hex(), size, limits.tenant_answers,
-                    limits.tenant_bytes, f"{of_tenant}:",
+                await self._store.keep(
+                    PUBLISH, (_entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size, mine.token,
+                    asked.fingerprint, sealed, int(limits.ttl_s * 1000), asked.name.hex(), size,
+                    limits.tenant_answers, limits.tenant_bytes, f"{of_tenant}:",
                 )  # fmt: skip
+            except Full:
+                await self._own.publish(asked, mine, sealed)
+                await self.release(asked, mine)  # others run the request, rather than wait for an answer kept here
             except Away:
                 await self._own.publish(asked, mine, sealed)
 

@@ -35,6 +35,9 @@ for at = 1, #all, 2 do
       redis.call('HDEL', KEYS[1], all[at])
     elseif all[at] ~= ARGV[1] then
       free = free - micros
+      if tonumber(ends) > now + ARGV[6] then -- given before Redis's clock stepped back
+        redis.call('HSET', KEYS[1], all[at], string.format('%.0f %.6f', micros, now + ARGV[6]))
+      end
     end
   end
 end

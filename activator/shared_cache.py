@@ -5,7 +5,7 @@ found, and nothing kept: who asks runs, as with an empty cache.
 from contextlib import suppress
 from typing import Final
 
-from activator.asking import Scripts
+from activator.asking import Keeps
 from activator.cached_answers import Found
 from activator.errands import Errands
 from activator.policy.once import ENTRY_BYTES, Asked, OnceLimits
@@ -26,7 +26,7 @@ class SharedCached:
 
     nbytes: Final = 0  # what there is lies in the store
 
-    def __init__(self, store: Scripts, limits: OnceLimits) -> None:
+    def __init__(self, store: Keeps, limits: OnceLimits) -> None:
         self._store = store
         self._limits = limits
         self._errands = Errands()
@@ -63,8 +63,8 @@ class SharedCached:
     async def _put(self, asked: Asked, sealed: bytes, size: int) -> None:
         of_tenant, limits = _of(asked), self._limits
         with suppress(Away):
-            await self._store.ask(
-                KEEP, (_entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), b"", asked.fingerprint,
+            await self._store.keep(
+                KEEP, (_entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size, b"", asked.fingerprint,
                 sealed, int(limits.ttl_s * 1000), asked.fingerprint.hex(), size, limits.tenant_answers,
                 limits.tenant_bytes, f"{of_tenant}:",
             )  # fmt: skip

@@ -20,6 +20,10 @@ class Away(Exception):
     """No answer in time; whether the command was heard, nobody knows."""
 
 
+class Full(Away):
+    """The store answers, and has no room for what was to be kept. The command was not sent."""
+
+
 class Store(Protocol):
     """Buckets that several activators share."""
 

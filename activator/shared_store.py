@@ -7,8 +7,9 @@ with a deadline, after which its connection is dropped. None is repeated: it may
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any, Final
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -18,7 +19,7 @@ from redis.exceptions import NoScriptError
 
 from activator import dependencies
 from activator.policy.places import LEASED_S
-from activator.shared_rates import Away
+from activator.shared_rates import Away, Full
 
 log = logging.getLogger(__name__)
 
@@ -26,33 +27,36 @@ ANSWER_S: Final = dependencies.REDIS.timeout_s
 BEAT_S: Final = 1.0
 SILENT_S: Final = 5.0  # after which a member counts no more
 CONNECTIONS: Final = 16
+BULK_PART: Final = 0.75  # of what Redis may have: answers are kept there up to it, so that limits find room
 MEMBERS: Final = "kelvin:members"
 
-# A bucket is the time at which it is full again (GCRA); one that is full has no key. In: a minute's limit, what goes
-# back (below 0: is owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
+# A bucket (GCRA) is how many seconds it lacks to be full, and when that was so; one that is full has no key. A clock of
+# Redis that steps back takes nothing from a tenant: no time has passed then. In: a minute's limit, what goes back
+# (below 0: is owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
 TAKE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local per = 60 / ARGV[1]
-local full = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now)
-full = math.max(full - ARGV[2] * per, now)
-local room = math.floor(ARGV[1] - (full - now) / per + 0.000001)
+local lacks, at = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%S+)$')
+lacks = math.max(0, (lacks or 0) - math.max(0, now - (at or now)))
+lacks = math.max(0, lacks - ARGV[2] * per)
+local room = math.floor(ARGV[1] - lacks / per + 0.000001)
 local granted = 0
 if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
   granted = math.max(0, math.min(room, tonumber(ARGV[4])))
 end
-full = full + granted * per
-local left = math.ceil((full - now) * 1000)
-if left > 0 then
-  redis.call('SET', KEYS[1], string.format('%.6f', full), 'PX', left)
+lacks = lacks + granted * per
+if lacks > 0 then
+  redis.call('SET', KEYS[1], string.format('%.6f %.6f', lacks, now), 'PX', math.ceil(lacks * 1000))
 else
   redis.call('DEL', KEYS[1])
 end
-return {granted, string.format('%.6f', full - now)}
+return {granted, string.format('%.6f', lacks)}
 """
 
-# Of each member the places that it leases, and until when; what is over is forgotten. In: our name, what is inside
-# here, what is wanted, the limit, for how many seconds. Out: what we have now. Who is inside stays, whatever the limit.
+# Of each member the places that it leases, and until when; what is over is forgotten. No lease lasts longer than from
+# now on: one that seems to was given before Redis's clock stepped back. In: our name, what is inside here, what is
+# wanted, the limit, for how many seconds. Out: what we have now. Who is inside stays, whatever the limit.
 LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -64,6 +68,9 @@ for at = 1, #all, 2 do
     redis.call('HDEL', KEYS[1], all[at])
   elseif all[at] ~= ARGV[1] then
     free = free - places
+    if tonumber(ends) > now + ARGV[5] then
+      redis.call('HSET', KEYS[1], all[at], places .. ' ' .. string.format('%.6f', now + ARGV[5]))
+    end
   end
 end
 local have = math.max(tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), free))
@@ -76,10 +83,14 @@ end
 return have
 """
 
-# In: our name, seconds of silence. Out: the members' names.
+# In: our name, seconds of silence. Out: the members' names. A word of later than now was said before Redis's clock
+# stepped back, and counts as one of now.
 BEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
+  redis.call('ZADD', KEYS[1], now, name)
+end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[2] * 2)
 return redis.call('ZRANGE', KEYS[1], 0, -1)
@@ -99,6 +110,7 @@ class RedisStore:
         self.members = 1
         self.names: tuple[str, ...] = (name,)
         self.commands = 0
+        self._bulk_room = 0.0  # bytes that this activator may still write before the next beat
 
     def __repr__(self) -> str:
         return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
@@ -116,8 +128,11 @@ class RedisStore:
         """Say that we live, and look whether it answers."""
         try:
             told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
+            memory: dict[str, int] = await self._answer(self._redis.info("memory"))
         except Away:
             return
+        limit = memory["maxmemory"] or inf
+        self._bulk_room = max(0.0, BULK_PART * limit - memory["used_memory"]) / max(1, len(told))
         self.names = tuple(sorted(name.decode() for name in told))
         self.members = max(1, len(told))
         if not self.is_up:
@@ -138,8 +153,20 @@ class RedisStore:
 
     async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
         """What the script answers. Cancelling gives up the wait, not the command. Raises Away."""
+        return await self._answer(self._command(script, keys, *arguments))
+
+    async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
+        """As `ask`, for a script that keeps so many bytes. Raises Full where Redis has no room for them; limits, leases
+        and budgets, which share that Redis, go on.
+        """
+        if nbytes > self._bulk_room:
+            raise Full
+        self._bulk_room -= nbytes
+        return await self.ask(script, keys, *arguments)
+
+    async def _answer(self, command: Awaitable[Any]) -> Any:
         self.commands += 1
-        task = asyncio.ensure_future(self._command(script, keys, *arguments))
+        task = asyncio.ensure_future(command)
         self._running.add(task)
         task.add_done_callback(self._ended)
         done, _ = await asyncio.wait((task,), timeout=self._answer_s)

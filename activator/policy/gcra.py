@@ -40,9 +40,9 @@ class Bucket:
         remaining = max(0, floor(self.room(limit, now_s) + _ROUNDING))
         return Standing(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
 
-    def hold(self, limit: int, units: int, now_s: float) -> Standing:
-        """Hold so many for a request, if there is room for them; then `settle` is owed."""
-        lacks = units - self.room(limit, now_s)
+    def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> Standing:
+        """Hold so many for a request, if there is room for them, or for the `needed` ones; then `settle` is owed."""
+        lacks = (units if needed is None else needed) - self.room(limit, now_s)
         if lacks > _ROUNDING:
             return self.standing(limit, now_s, min(MINUTE_S, lacks * MINUTE_S / limit))
         self.held += units

@@ -107,16 +107,30 @@ class Lease:
             self.stock += left
 
     def hold_alone(self, share: int, units: int, now_s: float) -> Standing:
-        """Hold so many of this activator's share of the limit, while there is no bucket."""
+        """Hold so many of this activator's share of the limit, while there is no bucket.
+
+        A request that is larger than the share enters once all of the share is there, and owes the rest. Otherwise it
+        would be told to come back for ever.
+        """
         if self.alone is None:
             self.alone_limit = share
             self.began_full_at_s = now_s + MINUTE_S * (1 - block_of(share) / share)
             self.alone = Bucket(self.began_full_at_s)
+        elif share != self.alone_limit:
+            self._change_alone(share, now_s)
         self.alone.held = self.held
-        found = self.alone.hold(self.alone_limit, units, now_s)
+        found = self.alone.hold(share, units, now_s, needed=min(units, share))
         if found.wait_s is None:
             self.held += units
         return found
+
+    def _change_alone(self, share: int, now_s: float) -> None:
+        """Take over a limit that was changed meanwhile: what was used of the old one counts in units."""
+        assert self.alone is not None
+        times = self.alone_limit / share
+        self.alone.full_at_s = now_s + max(0.0, self.alone.full_at_s - now_s) * times
+        self.began_full_at_s = now_s + max(0.0, self.began_full_at_s - now_s) * times
+        self.alone_limit = share
 
     def standing(self, limit: int, now_s: float, wait_s: float | None = None) -> Standing:
         """As it was last told, and what is left of the block."""

@@ -92,3 +92,7 @@ class RedisServer:
             if line.startswith(("cmdstat_evalsha:", "cmdstat_eval:")):
                 found += int(line.partition("calls=")[2].partition(",")[0])
         return found
+
+    def now_s(self) -> int:
+        """Its clock, in seconds since 1970."""
+        return int(self.ask("TIME").split(b"\r\n")[2])

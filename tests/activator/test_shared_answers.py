@@ -188,3 +188,57 @@ def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
                 await scenario(server, here, there)
 
     asyncio.run(main())
+
+
+async def _publish(answers: SharedAnswers, key: str, sealed: bytes = b"sealed") -> None:
+    mine = await answers.claim(ask(key))
+    assert isinstance(mine, Mine)
+    await answers.publish(ask(key), mine, sealed)
+
+
+@pytest.mark.parametrize("evicted", ["sizes", "ends"])
+def test_eviction_of_a_list_wedges_nothing(evicted: str) -> None:
+    """A Redis that drops one of a tenant's two lists answers the next publication, and goes on keeping answers."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (answers, _, store):
+                for number in range(3):
+                    await _publish(answers, str(number))
+                server.ask("DEL", f"kelvin:{{acme}}:once-{evicted}")
+                for number in range(3, 9):
+                    await _publish(answers, str(number))
+                assert store.is_up
+                found = [await answers.claim(ask(str(number))) for number in range(6, 9)]
+                assert all(isinstance(each, Kept) for each in found)
+
+    asyncio.run(main())
+
+
+LARGE = OnceLimits(tenant_answers=10_000, tenant_bytes=1 << 30, nbytes=1 << 30)
+
+
+def test_answers_leave_room_for_limits() -> None:
+    """In a Redis that evicts nothing, answers stop at a part of what it may have; limits count on, and each answer is
+    kept all the same, by the activator that has it.
+    """
+
+    async def main() -> None:
+        with RedisServer() as server:
+            used = int(server.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
+            server.ask("CONFIG", "SET", "maxmemory", str(used + (32 << 20)))
+            server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            async with member(server, limits=LARGE) as (answers, own, store):
+                for number in range(64):
+                    await _publish(answers, str(number), b"x" * (1 << 20))
+                    if number % 8 == 0:
+                        await store.beat()
+                assert store.is_up
+                granted, _ = await store.take("kelvin:{acme}:requests", 60, 0, 1, 1)
+                assert granted == 1
+                assert await store.lease("kelvin:{acme}:places", 0, 1, 1) == 1
+                kept = [await answers.claim(ask(str(number))) for number in range(64)]
+                assert all(isinstance(each, Kept) for each in kept)
+                assert own.shelf.nbytes > 0
+
+    asyncio.run(main())

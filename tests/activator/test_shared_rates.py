@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from activator.policy.lease import LEASE_S, QUIET_S, block_of
+from activator.policy.places import LEASED_S
 from activator.shared_rates import Shared
 from activator.shared_store import RedisStore, open_store
 from contracts.control import TenantLimits, TenantRow
@@ -224,6 +225,58 @@ def test_keys_are_tagged_by_tenant_and_end_by_themselves() -> None:
                 keys = server.ask("KEYS", "*").decode().split("\r\n")[2::2]
                 assert sorted(keys) == ["kelvin:members", "kelvin:{a}:requests"]
                 assert all(0 < int(server.ask("PTTL", key)[1:]) <= 60_000 for key in keys)
+
+    asyncio.run(scenario())
+
+
+def test_clock_of_redis_that_steps_back_locks_nobody_out() -> None:
+    """What a bucket lacked an hour ahead of now it lacks now; it fills from here on."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with member(server) as one:
+                server.ask("SET", "kelvin:{a}:requests", f"'30.0 {server.now_s() + 3600}'")
+                assert await one.take_all(LIMIT) in range(LIMIT // 2, LIMIT // 2 + LIMIT // 10)
+
+    asyncio.run(scenario())
+
+
+def test_bucket_of_an_earlier_build_counts_as_full() -> None:
+    """It was one number; a value that can't be read refuses nobody."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with member(server) as one:
+                server.ask("SET", "kelvin:{a}:requests", "1790000000.5")
+                assert await one.take() is None
+                assert one.store.is_up
+
+    asyncio.run(scenario())
+
+
+def test_member_that_died_before_a_clock_step_counts_no_more() -> None:
+    """Said to have lived an hour from now, it counts for as long as any that is silent."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with member(server) as one:
+                server.ask("ZADD", "kelvin:members", str(server.now_s() + 3600), "dead")
+                await one.store.beat()
+                assert int(server.ask("ZSCORE", "kelvin:members", "dead").split(b"\r\n")[1]) <= server.now_s()
+
+    asyncio.run(scenario())
+
+
+def test_places_of_a_dead_member_come_back_after_a_clock_step() -> None:
+    """Leased until an hour from now, they are kept for as long as those of any that is silent."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with member(server) as one:
+                server.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {server.now_s() + 3600}'")
+                assert await one.store.lease("kelvin:{a}:places", 0, 5, 5) == 2
+                ends = server.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
+                assert float(ends) <= server.now_s() + LEASED_S + 1
 
     asyncio.run(scenario())
 

@@ -177,3 +177,27 @@ def test_a_debt_is_told_until_it_was_heard() -> None:
     assert asked is not None
     lease.told(asked, 0, 10.0, 0.0)
     assert lease.give_back(LIMIT, 0.0) is None
+
+
+def test_request_larger_than_the_share_is_told_a_time_that_comes() -> None:
+    """Without the bucket it enters once all of the share is there, and the next one waits for what it owes."""
+    lease = Lease()
+    wait_s = lease.hold_alone(100, 300, 0.0).wait_s
+    assert wait_s is not None
+    assert lease.hold_alone(100, 300, wait_s).wait_s is None
+    lease.settle(300, 300, wait_s)
+    assert lease.hold_alone(100, 300, wait_s).wait_s == MINUTE_S  # what is said at most
+    assert lease.hold_alone(100, 300, wait_s + 3 * MINUTE_S).wait_s is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(100, 1000), (1000, 100)])
+def test_limit_changed_while_the_bucket_is_away_counts(before: int, after: int) -> None:
+    """What was used counts in units, and the rest is that of the new limit."""
+    lease = Lease()
+    assert lease.hold_alone(before, 1, 0.0).wait_s is None
+    lease.settle(1, 1, 0.0)
+    taken = 0
+    while lease.hold_alone(after, 1, MINUTE_S).wait_s is None:
+        lease.settle(1, 1, MINUTE_S)
+        taken += 1
+    assert taken == after
