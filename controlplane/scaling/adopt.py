@@ -61,7 +61,9 @@ class Found:
 async def survey(
     directory: SocketDirectory, answer_s: float = ANSWER_S, skip: Callable[[str], bool] = lambda _: False
 ) -> list[Found]:
-    """Ask every runtime socket at once, but for ids to `skip`. Dead sockets are removed, deaf processes killed."""
+    """Ask every runtime socket at once, but for ids to `skip`. Sockets on which nobody listens are removed, deaf
+    processes killed; one that can't be connected to for another reason is left for the next time.
+    """
     names = sorted(path.name for path in directory.path.glob("rt-*.sock") if not skip(path.name[3:-5]))
     found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in names))
     return [each for each in found if each is not None]
@@ -71,8 +73,12 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
     try:
         pid = _listener_pid(directory, name)
         pidfd = os.pidfd_open(pid)
-    except OSError:
-        (directory.path / name).unlink(missing_ok=True)
+    except (ConnectionRefusedError, FileNotFoundError, ProcessLookupError):
+        (directory.path / name).unlink(missing_ok=True)  # nobody listens
+        return None
+    except OSError as error:
+        # It may live: its backlog is full, or this process is out of descriptors. The next sweep asks again.
+        log.error("a runtime can't be asked", extra={"socket": name, "why": repr(error)})
         return None
     client = ServiceClient(directory, name, "the runtime")
     try:

@@ -1,6 +1,7 @@
 """Runtimes survive the control plane: the next one finds each, takes it on from where it is, and clears up the dead."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -159,6 +160,45 @@ def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
             it.check_integrity()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(OSError(errno.EMFILE, "too many open files"), id="this process has no descriptor left"),
+        pytest.param(BlockingIOError(errno.EAGAIN, "try again"), id="its backlog is full"),
+        pytest.param(TimeoutError("timed out"), id="it does not accept in time"),
+        pytest.param(PermissionError(errno.EACCES, "permission denied"), id="it may not be connected to"),
+    ],
+)
+def test_runtime_that_cannot_be_asked_keeps_its_socket(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """Only a refused connection says that nobody listens. The next sweep finds it."""
+
+    async def first() -> str:
+        async with local(run) as it:
+            it.apply(key(), 1)
+            await it.ready(key())
+            (replica,) = it.table.of(key())
+            return replica.runtime_id
+
+    async def second(runtime_id: str) -> None:
+        connect = SocketDirectory.connect
+
+        def failing(directory: SocketDirectory, name: str, *more: int, timeout_s: float) -> socket.socket:
+            if runtime_id in name:
+                raise error
+            return connect(directory, name, *more, timeout_s=timeout_s)
+
+        monkeypatch.setattr(SocketDirectory, "connect", failing)
+        async with local(run) as it:
+            monkeypatch.undo()
+            assert runtime_id in run.sockets()
+            await it.adopter.sweep()
+            assert [each.runtime_id for each in it.table.of(key())] == [runtime_id]
+
+    asyncio.run(second(asyncio.run(first())))
 
 
 DEAF = """
