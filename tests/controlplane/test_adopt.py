@@ -186,10 +186,10 @@ def test_runtime_that_cannot_be_asked_keeps_its_socket(
     async def second(runtime_id: str) -> None:
         connect = SocketDirectory.connect
 
-        def failing(directory: SocketDirectory, name: str, *more: int, timeout_s: float) -> socket.socket:
+        def failing(directory: SocketDirectory, name: str, timeout_s: float) -> socket.socket:
             if runtime_id in name:
                 raise error
-            return connect(directory, name, *more, timeout_s=timeout_s)
+            return connect(directory, name, timeout_s=timeout_s)
 
         monkeypatch.setattr(SocketDirectory, "connect", failing)
         async with local(run) as it:

@@ -294,6 +294,32 @@ def test_another_control_plane_goes_on(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
+    """The version before a deploy was about to go: it goes after a stable window, when activators are back."""
+
+    async def main() -> None:
+        place, clock, feed = Place(), VirtualClock(), FeedHub()
+        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+            scene = Scene(place, registry, feed, clock, tasks)
+            feed.settled = at_once  # type: ignore[method-assign]
+            async with running(scene.plane):
+                await scene.register("a")
+                place.becomes_ready("a")
+                place.pods("a", one=True)
+                await scene.register("b")
+                await scene.deploy("b")
+                place.becomes_ready("b")
+                await scene.passes()
+                assert place.services() == {at("a").name, at("b").name}
+            async with running(scene.plane):
+                await scene.passes(50)
+                assert place.services() == {at("a").name, at("b").name}
+                await scene.passes(20)
+                assert place.services() == {at("b").name}
+
+    asyncio.run(main())
+
+
 def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
     """Versions of a split that were ready before it began: the lesser one's part goes to none that it saw sooner."""
 

@@ -170,6 +170,35 @@ def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
     staged(tmp_path, scenario, pods)
 
 
+def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
+    """Three pods serve when another control plane begins: none is released before a stable window has passed, whoever
+    has reported until then, and all that are used stay after it.
+    """
+    pods = Pods()
+    ours = Take(
+        tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
+    )
+    for name in ("s1", "s2", "s3"):
+        pods.pods[orders(name)] = Pod(take=ours, is_ready=True)
+        pods.pods[orders(name)].goes_on.set()
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(max=8), NOW_S)
+        await stage.run("small", "s1", "s2", "s3")
+        for _ in range(50):
+            await stage.ask(concurrency=1.0)
+            await stage.scene.passes(1)
+        assert not [what for what in pods.told if what[0] == "release"]
+        assert set(stage.states().values()) == {PodState.BOUND}
+        for _ in range(100):
+            await stage.ask(concurrency=1.0)
+            await stage.scene.passes(1)
+        assert list(stage.states().values()).count(PodState.BOUND) == 1
+
+    staged(tmp_path, scenario, pods)
+
+
 def test_pods_that_die(tmp_path: Path) -> None:
     """Another life in the pod of one that served is seen, and made up for; a pod that the cluster ends takes nothing
     more, and one that is gone is told of. One that is silent serves on.

@@ -29,11 +29,13 @@ def rendering(own: str = "kelvin", devices: int | None = None) -> Rendering:
     return Rendering(CLUSTER, own, kv_bytes=512 << 20, devices=devices)
 
 
-def _letters(it: Model, there: str = "", ready: str = "", awake: str = "") -> str:
+def _letters(it: Model, there: str = "", ready: str = "", awake: str = "", *, settled_in: bool = True) -> str:
     def among(letters: str) -> Callable[[VersionKey], bool]:
         return lambda of: of.version[0] in letters
 
-    return "".join(v.key.version[0] for _, v in served([it], among(there), among(ready), among(awake)))
+    return "".join(
+        v.key.version[0] for _, v in served([it], among(there), among(ready), among(awake), lambda _: settled_in)
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,14 @@ def _letters(it: Model, there: str = "", ready: str = "", awake: str = "") -> st
 def test_served(it: Model, there: str, ready: str, awake: str, want: str) -> None:
     """By what is named, what is there, what was ready once, and what has pods."""
     assert _letters(it, there, ready, awake) == want
+
+
+def test_takeover_keeps_what_has_pods() -> None:
+    """A control plane that has only just begun takes away nothing that may be in use; a deleted version goes."""
+    assert _letters(model("b"), "ab", "ab", "ab", settled_in=False) == "ba"
+    assert _letters(model("b"), "ab", "ab", "b", settled_in=False) == "b"
+    deleted = replace(model("b"), versions=tuple(replace(v, state=VersionState.DELETED) for v in model("b").versions))
+    assert _letters(deleted, "ab", "ab", "ab", settled_in=False) == ""
 
 
 def test_rendered() -> None:
@@ -104,7 +114,9 @@ def test_a_suspended_tenant() -> None:
 
 def most_of(it: Rendering, *models: Model, old: str = "") -> list[str]:
     """The `max-scale` of each version that is served, in the order of the models."""
-    every = list(served(models, lambda key: key.version[0] in old, lambda key: False, lambda key: False))
+    every = list(
+        served(models, lambda key: key.version[0] in old, lambda key: False, lambda key: False, lambda _: True)
+    )
     objects, failed = it.objects(every, lambda tenant: False)
     assert not failed
     services = [each for each in objects if each["kind"] == "Service"]

@@ -41,6 +41,7 @@ from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
+from controlplane.takeover import Takeover
 from service.loops import Loops
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,8 @@ class Plane:
         self._tell(self._sight.forget())
         self._converger = Converger(self._api, KINDS, self._clock, self._rendering.own, told=self._wrote)
         self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
-        self._overlap = False  # of two versions of some model
+        self._overlap = False  # of two versions of some model: one leaves with time, or with its last pod
+        self._takeover = Takeover(self._feed.reader_names)
         self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
         self._refused: set[VersionKey] = set()  # likewise
         self._changed.set()
@@ -164,6 +166,7 @@ class Plane:
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
             await self._pools.adopt()
+            self._takeover.begin(self._now_s())
             self._models.look_again()
             self.synced.set()
             loops.start("pools", self._pools.run)
@@ -178,8 +181,10 @@ class Plane:
             self._changed.clear()
             self._models.look_again()
             models = self._models.every_model()
-            self._overlap = any(model.meanwhile for model in models)
-            every = served(models, self._is_there, self._is_ready, self._is_awake)
+            self._overlap = any(
+                model.meanwhile or (len(model.versions) > 1 and not self._is_settled_in(model)) for model in models
+            )
+            every = served(models, self._is_there, self._is_ready, self._is_awake, self._is_settled_in)
             own = (each for each in every if not self._pools.shared.takes(*each))
             objects, failed = self._rendering.objects(own, self._is_suspended)
             self._converger.want([*objects, *self._pools.objects()])
@@ -192,7 +197,7 @@ class Plane:
         while True:
             await self._clock.sleep(LOOK_S)
             if self._overlap:
-                self._changed.set()  # it ends with time, or with the old one's last pod
+                self._changed.set()
             refused = {
                 key
                 for ref in self._converger.refusals()
@@ -295,6 +300,9 @@ class Plane:
         if found is None or not found.ready:
             return None
         return self._since_s.get(place_of(key, self._rendering.cluster), self._now_s())
+
+    def _is_settled_in(self, model: Model) -> bool:
+        return self._takeover.is_window_over(model, self._now_s())
 
     def _is_awake(self, key: VersionKey) -> bool:
         return self._pods.ready(key) > 0

@@ -26,10 +26,12 @@ def served(
     is_there: Callable[[VersionKey], bool],
     is_ready: Callable[[VersionKey], bool],
     is_awake: Callable[[VersionKey], bool],
+    is_settled_in: Callable[[Model], bool],
 ) -> Iterator[tuple[Model, Version]]:
     """Versions that are to have a Service: those that a name or a split names. One that was named before keeps its own
     until all that are named now have been ready once, and then while it answers in the place of one of them: what it
-    has begun it ends, and what was sent to it is answered.
+    has begun it ends, and what was sent to it is answered. While a control plane that took over has not settled in, one
+    with pods keeps its own in any case: activators that are not back yet may send requests there.
     """
     for model in models:
         alive = [version for version in model.versions if not version.is_deleted]
@@ -38,8 +40,8 @@ def served(
         is_settled = all(is_ready(version.key) for version in named)
         for version in alive:
             if version not in named and is_there(version.key):
-                answers = version.registration.version in model.meanwhile.values() and is_awake(version.key)
-                if not is_settled or answers:
+                answers = version.registration.version in model.meanwhile.values() or not is_settled_in(model)
+                if not is_settled or (answers and is_awake(version.key)):
                     yield model, version
 
 
