@@ -102,11 +102,10 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
 
 def show_room(outcomes: Outcomes, slots: int, key: VersionKey, is_lacking: bool) -> None:
     """Say in the status and the feed that a version has no replica because every device slot is taken, or no more."""
-    problem = no_room(slots)
     if is_lacking:
-        outcomes.set_problem(key, problem)
-    elif outcomes.problem(key) == problem:
-        outcomes.clear_problem(key)
+        outcomes.set_problem(key, no_room(slots))
+    else:
+        outcomes.clear_problem(key, "no_room")
 
 
 def routers(shown: Shown, renewals: Renewals, trail: Trail, telemetry: Telemetry) -> tuple[APIRouter, ...]:

@@ -11,6 +11,7 @@ from contracts.control import StartProblem, StartProblemRow
 from contracts.errors import Failure
 from contracts.problem import code_of
 from contracts.timeline import Span
+from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
@@ -60,9 +61,11 @@ class Outcomes:
             row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem)
             self._feed.publish(start_problems=(row,))
 
-    def clear_problem(self, key: VersionKey) -> None:
-        """Forget why the version did not start. Does nothing where that is not known."""
-        if self._problems.pop(key, None) is not None:
+    def clear_problem(self, key: VersionKey, reason: StartReason | None = None) -> None:
+        """Forget why the version did not start, where that is known and the reason is this one, or any."""
+        known = self._problems.get(key)
+        if known is not None and reason in (None, known.reason):
+            del self._problems[key]
             self._feed.publish(removed_start_problems=((key.tenant, key.model, key.version),))
 
     def exited(self, records: Iterable[LifetimeRecord]) -> None:

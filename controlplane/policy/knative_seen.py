@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from contracts.control import ReplicaRow, RevisionRow
+from contracts.traffic_errors import StartFailed, StartReason
 from controlplane.policy.labels import MODEL, STREAMS, TENANT, VERSION, Place
+from controlplane.policy.start_problem import crash_loop
 
 Json = Mapping[str, Any]
 
@@ -24,10 +26,22 @@ _WHY: Final = {
     "ErrImagePull": "its image is not to be had",
     "ImagePullBackOff": "its image is not to be had",
     "InvalidImageName": "its image is not to be had",
+    "CreateContainerConfigError": "a secret or a config map that its pod needs is missing",
     "FailedCreate": "the cluster takes no pod of it",
     "ProgressDeadlineExceeded": "none was ready in time",
     UNSCHEDULABLE: "no node has room for it",
 }
+_REASONS: Final[Mapping[str, StartReason]] = {
+    "ContainerMissing": "no_image",
+    "ErrImagePull": "no_image",
+    "ImagePullBackOff": "no_image",
+    "InvalidImageName": "no_image",
+    "CreateContainerConfigError": "missing_secret",
+    "FailedCreate": "refused_object",
+    UNSCHEDULABLE: "no_room",
+}
+CRASH_LOOP: Final = "CrashLoopBackOff"
+POD_TROUBLES: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE, "FailedCreate", "ContainerMissing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,20 @@ def sentence(reason: str) -> str:
     if (status := re.fullmatch(r"ExitCode(\d{1,3})", reason)) is not None:
         return f"its process ended with {status[1]}"
     return _WHY.get(reason, "the cluster could not start it")
+
+
+def start_failed(reason: str, exit_status: int | None = None) -> StartFailed:
+    """Return the failure of a version of which none came up, by a word of the cluster's."""
+    if reason == CRASH_LOOP:
+        return crash_loop(exit_status)
+    if (status := re.fullmatch(r"ExitCode(\d{1,3})", reason)) is not None:
+        return StartFailed(sentence(reason), "crash_loop", exit_status_of(int(status[1])))
+    return StartFailed(sentence(reason), _REASONS.get(reason, "failed"))
+
+
+def exit_status_of(code: int) -> int:
+    """Return a container's exit code as `Popen.returncode` has it: above 128 it is a signal."""
+    return 128 - code if 128 < code < 255 else code
 
 
 def revision_row(service: Service, place: Place) -> RevisionRow | None:

@@ -14,7 +14,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from controlplane.policy.eta import Mean
-from controlplane.policy.knative_seen import UNSCHEDULABLE, Json, condition
+from controlplane.policy.knative_seen import (
+    CRASH_LOOP,
+    POD_TROUBLES,
+    UNSCHEDULABLE,
+    Json,
+    condition,
+    exit_status_of,
+)
 from controlplane.policy.labels import CAPACITY, Place
 
 GUESS_S: Final = 180.0  # for a node to come, where none was seen to come
@@ -23,6 +30,7 @@ AGAIN: Final = 0.5  # of a wait that is longer than others were, and so long aga
 MAX_CLASSES: Final = 256
 MAX_STARTS: Final = 4096
 ANY: Final = "any"  # zone
+LOOPS: Final = 2  # restarts of a container that was never ready: one may be bad luck
 
 _ZONE: Final = "topology.kubernetes.io/zone"
 _DEVICES: Final = "nvidia.com/"
@@ -48,6 +56,14 @@ class NodeClass:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod does not become ready, in a word of the cluster's, and how its process ended last, if it did."""
+
+    reason: str
+    exit_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """A pod of a Knative Service. None of what has not been so."""
 
@@ -57,6 +73,7 @@ class Seen:
     placed_s: float | None = None
     ready_s: float | None = None
     is_leaving: bool = False
+    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +141,26 @@ class Nodes:
             if any(_waits(self._pods[place]) for place in places):
                 yield service
 
+    def service_of(self, place: Place) -> Place | None:
+        """Return the Service of a pod; None where there is no such pod."""
+        seen = self._pods.get(place)
+        return None if seen is None else (place[0], seen.service)
+
+    def troubled(self) -> Iterator[Place]:
+        """Return the Services of which a pod is in trouble."""
+        for service in self._of:
+            if self.trouble(service) is not None:
+                yield service
+
+    def trouble(self, service: Place) -> Trouble | None:
+        """Return why none of its pods is ready; None where one is, or nothing is in the way."""
+        pods = [self._pods[place] for place in self._of.get(service, ())]
+        if any(seen.ready_s is not None and not seen.is_leaving for seen in pods):
+            return None
+        if any(map(_waits, pods)):
+            return Trouble(UNSCHEDULABLE)
+        return next((seen.trouble for seen in pods if seen.trouble is not None and not seen.is_leaving), None)
+
     def ready_in_s(self, service: Place, now_s: float) -> float | None:
         """Until the first of its pods is ready: the wait for a node, and what a start takes on it. None where one was
         ready, or none is awaited.
@@ -188,7 +225,22 @@ def seen_of(obj: Json) -> Seen | None:
         placed_s=_when(scheduled, about) if scheduled.get("status") == "True" else None,
         ready_s=_when(ready, about) if ready.get("status") == "True" else None,
         is_leaving="deletionTimestamp" in about,
+        trouble=_trouble_of(obj),
     )
+
+
+def _trouble_of(obj: Json) -> Trouble | None:
+    """https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus: containerStatuses."""
+    for status in (obj.get("status") or {}).get("containerStatuses") or ():
+        reason = ((status.get("state") or {}).get("waiting") or {}).get("reason")
+        ended = (status.get("lastState") or {}).get("terminated") or {}
+        # Between two attempts it waits, during one it runs: it is the same loop.
+        if reason == CRASH_LOOP or (ended and not status.get("ready") and status.get("restartCount", 0) >= LOOPS):
+            code = ended.get("exitCode")
+            return Trouble(CRASH_LOOP, exit_status_of(code) if isinstance(code, int) else None)
+        if reason in POD_TROUBLES:
+            return Trouble(reason)
+    return None
 
 
 def node_of(spec: Mapping[str, Any]) -> NodeClass:

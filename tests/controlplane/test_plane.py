@@ -212,6 +212,55 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def problem(it: Scene) -> str | None:
+    """The reason that a new reader of the feed is told; the status says the same."""
+    found = it.outcomes.problem(key())
+    rows = [row.problem for row in it.feed.snapshot().start_problems]
+    assert rows == ([] if found is None else [found])
+    return None if found is None else found.reason
+
+
+def pod_of(it: Scene, waiting: str = "", *conditions: dict[str, str], code: int = 0) -> None:
+    """A pod of the version, as its kubelet tells of it."""
+    last = {"terminated": {"exitCode": code}} if code else {}
+    state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
+    labels = {"app.kubernetes.io/managed-by": "kelvin", "serving.knative.dev/service": at("a").name}
+    about = {"name": "one", "namespace": NAMESPACE, "uid": "one", "labels": labels}
+    container = {"name": "runtime", "restartCount": 3 if code else 0, "state": state, "lastState": last}
+    it.place.put({
+        "apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {},
+        "status": {"conditions": list(conditions), "containerStatuses": [container]},
+    })  # fmt: skip
+
+
+def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
+    """What keeps them is the start problem of their version, and no failed start: they may still come."""
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        it.place.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
+        await it.passes()
+        for waiting, conditions, code, want in (
+            ("", (unschedulable | {"lastTransitionTime": "2026-11-20T10:00:00Z"},), 0, "no_room"),
+            ("CreateContainerConfigError", (), 0, "missing_secret"),
+            ("ImagePullBackOff", (), 0, "no_image"),
+            ("CrashLoopBackOff", (), 137, "crash_loop"),
+        ):
+            pod_of(it, waiting, *conditions, code=code)
+            await it.passes()
+            assert problem(it) == want
+        found = it.outcomes.problem(key())
+        assert found is not None
+        assert found.exit_status == -9
+        assert not [row for line in await it.heard() for row in line.failures]
+        pod_of(it)
+        await it.passes()
+        assert problem(it) is None
+
+    play(tmp_path, scenario)
+
+
 def test_a_service_that_is_refused(tmp_path: Path) -> None:
     """The cluster takes no such object: waiters are told, once, and it is tried again."""
 
@@ -223,7 +272,9 @@ def test_a_service_that_is_refused(tmp_path: Path) -> None:
         told = [row for line in await it.heard() for row in line.failures]
         assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
         assert it.plane.refusals()["Invalid"] == 1
+        assert problem(it) == "refused_object"
         await it.passes(400.0)
+        assert problem(it) is None, "it was taken in the end"
         assert it.place.services() == {at("a").name}
         assert it.plane.refusals()["Invalid"] == 0
 

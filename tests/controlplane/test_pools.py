@@ -170,6 +170,23 @@ def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
     staged(tmp_path, scenario, pods)
 
 
+def test_version_that_waits_for_a_pod_says_so(tmp_path: Path) -> None:
+    """Until it has one."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.ask()
+        await stage.scene.passes(2)
+        (row,) = stage.scene.feed.snapshot().start_problems
+        assert (row.problem.reason, row.problem) == ("no_room", stage.scene.outcomes.problem(key()))
+        await stage.run("small", "s1")
+        stage.pod("s1").goes_on.set()
+        await stage.scene.passes(2)
+        assert stage.scene.feed.snapshot().start_problems == ()
+
+    staged(tmp_path, scenario)
+
+
 def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
     """Three pods serve when another control plane begins: none is released before a stable window has passed, whoever
     has reported until then, and all that are used stay after it.

@@ -1,5 +1,7 @@
 """Watches the pods of versions for what they wait for, and tells activators when a start that waits for a node is
 expected to be over. What is made of it is `policy/pending`'s.
+
+What keeps pods from being ready is told to the plane: it is the start problem of their version.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ from controlplane.clock import Clock
 from controlplane.feed import FeedHub
 from controlplane.policy.knative_seen import Service
 from controlplane.policy.labels import OURS_SELECTOR, Place
-from controlplane.policy.pending import Nodes, Pending, seen_of
+from controlplane.policy.pending import Nodes, Pending, Trouble, seen_of
 from controlplane.scaling.knative.cluster import ClusterApi, Json
 from controlplane.scaling.knative.following import follow
 
@@ -19,12 +21,21 @@ SAY_S: Final = 10.0  # between two words on one wait: it lasts longer than was s
 
 
 class NodeWaits:
-    """Of all versions. `service_at` knows whose a Service is."""
+    """Of all versions. `service_at` knows whose a Service is. `explain` is called with the Service and the trouble of
+    its pods, now and before, whenever that changes.
+    """
 
     def __init__(
-        self, api: ClusterApi, service_at: Callable[[Place], Service | None], feed: FeedHub, clock: Clock
+        self,
+        api: ClusterApi,
+        service_at: Callable[[Place], Service | None],
+        explain: Callable[[Service, Trouble | None, Trouble | None], None],
+        feed: FeedHub,
+        clock: Clock,
     ) -> None:
         self._api = api
+        self._explain_to = explain
+        self._troubles: dict[Place, Trouble] = {}  # by Service, as it was told
         self._service_at = service_at
         self._feed = feed
         self._clock = clock
@@ -47,6 +58,7 @@ class NodeWaits:
         """Until cancelled. It may be run again then: pods are seen anew, and what was measured is kept."""
         self._synced.clear()
         self._nodes.forget()
+        self._troubles.clear()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._api, "v1", "Pod", OURS_SELECTOR, self._take, self._synced))
             tasks.create_task(self._repeat(), name="waits for nodes")
@@ -56,11 +68,28 @@ class NodeWaits:
             await self._clock.sleep(SAY_S)
             for service in tuple(self._nodes.services()):
                 self._say(service)
+            for service in tuple(self._nodes.troubled()):
+                self._explain(service)  # its version may not have been known before
 
     def _take(self, place: Place, obj: Json | None) -> None:
+        before = self._nodes.service_of(place)
         service = self._nodes.pod(place, None if obj is None else seen_of(obj))
         if service is not None:
             self._say(service)
+        for each in {before, self._nodes.service_of(place)}:
+            if each is not None:
+                self._explain(each)
+
+    def _explain(self, place: Place) -> None:
+        now, before, service = self._nodes.trouble(place), self._troubles.get(place), self._service_at(place)
+        if now == before or (service is None and now is not None):
+            return
+        if now is None:
+            del self._troubles[place]
+        else:
+            self._troubles[place] = now
+        if service is not None:
+            self._explain_to(service, now, before)
 
     def _say(self, place: Place) -> None:
         """Of one whose version is not known yet, next time."""

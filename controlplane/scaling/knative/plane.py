@@ -28,11 +28,13 @@ from controlplane.policy.knative_seen import (
     Version,
     failed_of,
     pods_of,
-    sentence,
     service_of,
+    start_failed,
 )
 from controlplane.policy.knative_sight import News, Sight
 from controlplane.policy.labels import OURS_SELECTOR, Place
+from controlplane.policy.pending import Trouble
+from controlplane.policy.start_problem import problem_of
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.following import follow
@@ -92,7 +94,7 @@ class Plane:
         self._pools = pools
         self._overlap_s = overlap_s
         self._sight = Sight()
-        self.nodes = NodeWaits(api, self._sight.service_at, feed, clock)
+        self.nodes = NodeWaits(api, self._sight.service_at, self._explain, feed, clock)
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()  # all that there is was seen once
         self._begin()
@@ -191,6 +193,8 @@ class Plane:
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
                     self._fail(key, failure)
+            for key in self._unrendered.keys() - failed.keys():
+                self._outcomes.clear_problem(key, "failed")
             self._unrendered = failed
 
     async def _look(self) -> None:
@@ -204,7 +208,9 @@ class Plane:
                 if (key := self._rendering.places.get(_place(ref))) is not None and self._seen(ref) is None
             }
             for key in sorted(refused - self._refused):
-                self._fail(key, StartFailed("the cluster does not take its Service"))
+                self._fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
+            for key in sorted(self._refused - refused):
+                self._outcomes.clear_problem(key, "refused_object")
             self._refused = refused
 
     # -- what is seen --
@@ -253,7 +259,7 @@ class Plane:
             return
         # A node may come, and who waits is told when; that none came in time is a failure of its own.
         failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
-        failures = tuple(self._failure(_key(of), StartFailed(sentence(why.reason))) for of, why in failed)
+        failures = tuple(self._failure(_key(of), start_failed(why.reason)) for of, why in failed)
         for of, why in failed:
             log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
         self._feed.publish(
@@ -268,6 +274,14 @@ class Plane:
                 self._outcomes.ready(pod)
         for name in news.removed_replicas:
             self._pods.remove(name)
+
+    def _explain(self, service: Service, now: Trouble | None, before: Trouble | None) -> None:
+        """Say why pods of a version are not ready. It is no failed start: they may still come."""
+        key = _key(service.of)
+        if now is not None:
+            self._outcomes.set_problem(key, problem_of(start_failed(now.reason, now.exit_status)))
+        elif before is not None:
+            self._outcomes.clear_problem(key, start_failed(before.reason, before.exit_status).reason)
 
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         """Tell who waits for a version that can't have its Service."""

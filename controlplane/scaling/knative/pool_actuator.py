@@ -158,7 +158,7 @@ class PoolActuator:
                 self._bind_to(self._pods.parked(spot), start)
             elif now_us >= start.until_us:
                 self._starts.remove(start)
-                self._fail(start.key, StartFailed("no pod was there in time"))
+                self._fail(start.key, StartFailed("no pod was there in time", "no_room"))
 
     def _bind_to(self, pod: PoolPod, start: _Start) -> None:
         """Mark it before anything else can run."""

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from contracts.control import PoolRow, Stats
 from contracts.errors import Refused
 from contracts.jobs import Take
+from contracts.traffic_errors import StartFailed
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
@@ -25,6 +26,7 @@ from controlplane.policy.knative_service import Cluster
 from controlplane.policy.labels import OURS, Place
 from controlplane.policy.placement import PoolSpec, Sharing, pool_for, reported
 from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, class_of, pool_place, pool_service
+from controlplane.policy.start_problem import problem_of
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_actuator import Calls, PoolActuator
@@ -38,6 +40,7 @@ BEAT_S: Final = 1.0
 LOOK_BEATS: Final = 5  # between two looks at a pod that does what it is known to do
 ABREAST: Final = 16  # pods that are asked at once
 FIRST_S: Final = 8.0  # for what runs to be found, before activators are told what there is
+NO_POD: Final = problem_of(StartFailed("it waits for a pod that is free; none is", "no_room"))
 _KNOWN: Final = (PodState.PARKED, PodState.BOUND)
 
 
@@ -118,6 +121,8 @@ class Pools:
         self._cluster = cluster
         self._calls = calls
         self._feed = feed
+        self._outcomes = outcomes
+        self._explained: set[VersionKey] = set()  # versions that wait for a pod, as it was told
         self._clock = clock
         self._specs = {pool_place(each, cluster): each for each in settings.pools}
         self._objects = [
@@ -254,6 +259,7 @@ class Pools:
                 if every or pod.state not in _KNOWN or pod.cost != _worth(pod):
                     self._tasks.start(self._look(pod), f"look at {pod.name}")
             self._actuator.place()
+            self._explain()
             self._report()
             await self._clock.sleep(BEAT_S)
             beat += 1
@@ -282,6 +288,17 @@ class Pools:
             pod.cost = cost
         except ClusterError as error:
             log.warning("what a pod is worth is not written", extra={"pod": pod.name, "why": str(error)})
+
+    def _explain(self) -> None:
+        """Say of versions without a pod that they wait for one."""
+        takes = self._actuator.waiting()
+        waiting = {VersionKey(take.tenant, take.model, take.version) for take in takes}
+        waiting = {key for key in waiting if not self._actuator.begun(key)}
+        for key in sorted(waiting):
+            self._outcomes.set_problem(key, NO_POD)
+        for key in sorted(self._explained - waiting):
+            self._outcomes.clear_problem(key, NO_POD.reason)
+        self._explained = waiting
 
     def _report(self) -> None:
         """To activators, who tell Knative's autoscaler, each its share."""

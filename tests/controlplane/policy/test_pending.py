@@ -13,6 +13,7 @@ from controlplane.policy.pending import (
     Nodes,
     Pending,
     Seen,
+    Trouble,
     node_of,
     seen_of,
 )
@@ -238,3 +239,35 @@ def test_what_is_remembered_is_bounded() -> None:
         nodes.pod(ONE, None)
     nodes.check_integrity()
     assert len(nodes.pending()) == MAX_CLASSES
+
+
+def container(waiting: str = "", restarts: int = 0, code: int | None = None, *, ready: bool = False) -> dict[str, Any]:
+    """A container's status."""
+    state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
+    last = {} if code is None else {"terminated": {"exitCode": code}}
+    return {"name": "runtime", "ready": ready, "restartCount": restarts, "state": state, "lastState": last}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "want"),
+    [
+        pytest.param([], None, id="none was created yet"),
+        pytest.param([container("ContainerCreating")], None, id="on its way"),
+        pytest.param([container("CreateContainerConfigError")], Trouble("CreateContainerConfigError"), id="no secret"),
+        pytest.param([container("ImagePullBackOff")], Trouble("ImagePullBackOff"), id="no image"),
+        pytest.param([container("CrashLoopBackOff", 3, 1)], Trouble("CrashLoopBackOff", 1), id="between two attempts"),
+        pytest.param([container("", 3, 137)], Trouble("CrashLoopBackOff", -9), id="during the next one; by a signal"),
+        pytest.param([container("", 1, 1)], None, id="one restart may be bad luck"),
+        pytest.param([container("", 3, 1, ready=True)], None, id="it is ready by now"),
+        pytest.param([container(ready=True), container("ErrImagePull")], Trouble("ErrImagePull"), id="any container"),
+    ],
+)
+def test_why_a_pod_is_not_ready(statuses: list[dict[str, Any]], want: Trouble | None) -> None:
+    """Of all that a cluster says of containers what keeps a pod from being ready for good."""
+    nodes = Nodes()
+    seen = seen_of({**pod(scheduled("True")), "status": {"containerStatuses": statuses}})
+    nodes.pod(ONE, seen)
+    assert nodes.trouble(SERVICE) == want
+    nodes.pod(TWO, serves(T, T + 1))
+    assert nodes.trouble(SERVICE) is None, "another pod serves"
+    nodes.check_integrity()
