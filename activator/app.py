@@ -31,6 +31,7 @@ from activator.firewall import Firewall
 from activator.gate import Gate
 from activator.gauges import describe
 from activator.health import health, readiness
+from activator.heap import HeapTrimmer
 from activator.hedges import Hedges
 from activator.in_place import InPlace
 from activator.kept_answers import OwnAnswers
@@ -270,6 +271,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             **counted.loops,
             **told.loops,
             "certificates": lambda: certificates.follow(table.tenants, tenants),
+            "heap": HeapTrimmer().run,
             **({} if tokens is None else {"issuers": tokens.run}),
             **({} if files is None else {"certificate files": files.follow}),
         }
