@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from activator.alarm import Alarm
 from contracts.deadline import Deadline
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from contracts.numbers import whole_number
 from contracts.trace import TraceContext, parse
 from contracts.traffic_errors import DeadlineExceeded
 
@@ -181,9 +182,9 @@ class Exchange:
         """
         raw = self.header(b"x-kelvin-deadline-ms")
         if raw is not None:
-            if not raw.isdigit() or len(raw) > 12:
+            if (milliseconds := whole_number(raw, 12)) is None:
                 raise Refused(InvalidRequest("x-kelvin-deadline-ms", repr(raw[:20]), "must be whole milliseconds"))
-            seconds = min(seconds, int(raw) / 1000)
+            seconds = min(seconds, milliseconds / 1000)
         return Deadline.after(seconds, self.arrived_us / 1e6)
 
     def overhear(self, ear: Callable[[Message], None], marks: Headers) -> None:

@@ -15,6 +15,7 @@ from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, RemoteFailure, Unavailable
 from contracts.frames import CONTENT_TYPE, Frame, FrameDecoder, FrameKind
 from contracts.ladder import RECORDED
+from contracts.numbers import whole_number
 from contracts.roles import Role
 from contracts.usage import Receipt
 from contracts.wire import BadJson, decoder
@@ -248,8 +249,7 @@ class Upstream:
         except BadJson:
             error = None
         if error is not None and error.request_id == self._request_id:
-            after = answer.fields.get(b"retry-after", b"")
-            after_s = float(after) if after.isdigit() else None
+            after_s = whole_number(answer.fields.get(b"retry-after", b""), 9)
             return Declined(
                 RemoteFailure(
                     error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s

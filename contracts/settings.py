@@ -30,7 +30,7 @@ def integer(env: Mapping[str, str], name: str, default: int, *, low: int, high: 
     if raw is None:
         return default
     try:
-        value = int(raw)
+        value = int(_ascii(raw))
     except ValueError:
         raise BadSetting(name, raw, "must be a whole number") from None
     _check_range(name, raw, value, low, high)
@@ -43,7 +43,7 @@ def number(env: Mapping[str, str], name: str, default: float, *, low: float, hig
     if raw is None:
         return default
     try:
-        value = float(raw)
+        value = float(_ascii(raw))
     except ValueError:
         raise BadSetting(name, raw, "must be a number") from None
     if value != value or value in (float("inf"), float("-inf")):
@@ -58,6 +58,13 @@ def choice(env: Mapping[str, str], name: str, default: str, options: tuple[str, 
     if value not in options:
         raise BadSetting(name, value, f"must be one of {', '.join(options)}")
     return value
+
+
+def _ascii(raw: str) -> str:
+    """Raise ValueError for the digits of other scripts, which `int` and `float` take."""
+    if not raw.isascii():
+        raise ValueError(raw)
+    return raw
 
 
 def _check_range(name: str, raw: str, value: float, low: float, high: float | None) -> None:

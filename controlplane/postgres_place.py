@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from contracts.numbers import whole_number
+
 SCHEME: Final = "postgresql"
 OURS: Final = ("options", "application_name", "client_encoding", "connect_timeout", "tcp_user_timeout")
 
@@ -47,7 +49,7 @@ def parse_place(url: str, password_file: Path | None = None) -> PostgresPlace:
         raise BadPlace("must be a URL that libpq takes: a wrong port, or a parameter that it does not know") from None
     if "password" in parts:
         raise BadPlace("must hold no password: put it in KELVIN_DATABASE_PASSWORD_FILE, or in libpq's PGPASSFILE")
-    if not all(port.isdecimal() for port in str(parts.get("port", "0")).split(",")):
+    if not all(whole_number(port) is not None for port in str(parts.get("port", "0")).split(",")):
         raise BadPlace("must have a number for its port")
     if lacking := [name for name in ("user", "dbname") if name not in parts]:
         raise BadPlace(f"must name its {' and '.join(lacking)}: {SCHEME}://USER@HOST:PORT/DATABASE")

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, TENANT, Findings, Question
+from contracts.numbers import whole_number
 from contracts.wire import decode, encode
 from filters.meters import Meters
 from filters.pii import unknown_region
@@ -71,9 +72,9 @@ def _left_s(request: Request) -> float:
     raw = request.headers.get(DEADLINE)
     if raw is None:
         return LONGEST_S
-    if not (raw.isascii() and raw.isdigit()):
+    if (milliseconds := whole_number(raw)) is None:
         raise Refused(InvalidRequest(DEADLINE, repr(raw[:20]), "must be whole milliseconds"))
-    return min(int(raw[:9]) / 1000, LONGEST_S)
+    return min(milliseconds / 1000, LONGEST_S)
 
 
 def _require_known(question: Question) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from contracts.doubling import Doubling
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
+from contracts.numbers import whole_number
 from contracts.problem import code_of, is_retryable
 from contracts.push import (
     AttestRequest,
@@ -219,8 +220,7 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
         return RemoteFailure(
             problem.code, status, problem.detail, problem.param, problem.retryable, problem.retry_after_s
         )
-    after = answer.headers.get("retry-after", "")
-    after_s = float(after) if after.isdecimal() else None
+    after_s = whole_number(answer.headers.get("retry-after", ""))
     try:
         error = decoder(_OpenAiError).decode(answer.content).error
     except BadJson:

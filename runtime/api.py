@@ -19,6 +19,7 @@ from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
 from contracts.ladder import RECORDED
 from contracts.names import model_for
+from contracts.numbers import whole_number
 from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.usage import Receipt, Receipts
@@ -206,9 +207,10 @@ def _call(scope: Scope) -> Call:
     if not request_id:
         raise Refused(InvalidRequest(REQUEST_ID, "(missing)", "is required"))
     raw = _header(scope, DEADLINE)
-    if raw is not None and not (raw.isascii() and raw.isdigit()):
+    milliseconds = None if raw is None else whole_number(raw)
+    if raw is not None and milliseconds is None:
         raise Refused(InvalidRequest(DEADLINE, raw[:20], "must be a whole number of milliseconds"))
-    timeout_s = LONGEST_S if raw is None else min(int(raw) / 1000, LONGEST_S)
+    timeout_s = LONGEST_S if milliseconds is None else min(milliseconds / 1000, LONGEST_S)
     return Call(
         request_id=request_id,
         key_id=_header(scope, KEY_ID) or "",
@@ -231,9 +233,10 @@ def _ceiling(scope: Scope) -> Ceiling:
 
 def _tokens(scope: Scope, name: str) -> int | None:
     raw = _header(scope, name)
-    if raw is not None and not (raw.isascii() and raw.isdigit()):
+    tokens = None if raw is None else whole_number(raw)
+    if raw is not None and tokens is None:
         raise Refused(InvalidRequest(name, raw[:20], "must be a whole number of tokens"))
-    return None if raw is None else int(raw)
+    return tokens
 
 
 def _header(scope: Scope, name: str) -> str | None:

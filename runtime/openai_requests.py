@@ -224,7 +224,7 @@ def convert(value: dict[str, Any], kind: type[T]) -> T:
 
 def _value_at(value: Any, path: str) -> object:
     """The value that msgspec's path names, as far as it can be followed."""
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+    for name, index in re.findall(r"([^.\[\]]+)|\[([0-9]+)\]", path):
         try:
             value = value[int(index)] if index else value[name]
         except (KeyError, IndexError, TypeError):

@@ -6,6 +6,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect, Request
 
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from contracts.numbers import whole_number
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 
 BODY_S: Final = 120.0
@@ -17,8 +18,8 @@ async def read_body(request: Request, limit: int, timeout_s: float = BODY_S) -> 
 
     Raises `Refused` with BodyTooLarge, DeadlineExceeded, or Cancelled where the client went away.
     """
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and int(stated[:20]) > limit:
+    stated = whole_number(request.headers.get("content-length", ""), 20)
+    if stated is not None and stated > limit:
         raise Refused(BodyTooLarge(limit))
     body = bytearray()
     try:

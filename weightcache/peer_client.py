@@ -11,6 +11,7 @@ import aiohttp
 
 from contracts.doubling import Doubling
 from contracts.errors import Refused, Unavailable
+from contracts.numbers import whole_number
 from contracts.wire import decode, encode
 from service.cause import headers as told
 from weightcache.dependencies import PEER_ANSWERS, PEERS
@@ -180,6 +181,5 @@ class Peer:
 
 def _busy_s(retry_after: str | None) -> float:
     """Seconds of a Retry-After header, within bounds; anything else is one second."""
-    if retry_after is None or not retry_after.isdecimal():
-        return 1.0
-    return min(max(float(retry_after), MIN_BUSY_S), MAX_BUSY_S)
+    seconds = whole_number(retry_after or "")
+    return 1.0 if seconds is None else min(max(float(seconds), MIN_BUSY_S), MAX_BUSY_S)

@@ -26,7 +26,7 @@ SHOWN: Final = 8  # differences of one object
 FOREIGN: Final = "Foreign"  # the reason of what another installation wrote
 
 _QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "hard", "min", "max", "default", "defaultRequest"})
-_QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?\d{1,3}))?")
+_QUANTITY: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?[0-9]{1,3}))?")
 _SCALE: Final = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(10**3), "M": Decimal(10**6),
     "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),

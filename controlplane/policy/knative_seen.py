@@ -148,7 +148,7 @@ def condition(obj: Json, kind: str) -> Json:
 
 def sentence(reason: str) -> str:
     """Why none came up, for who waits."""
-    if (status := re.fullmatch(r"ExitCode(\d{1,3})", reason)) is not None:
+    if (status := re.fullmatch(r"ExitCode([0-9]{1,3})", reason)) is not None:
         return f"its process ended with {status[1]}"
     return _WHY.get(reason, "the cluster could not start it")
 

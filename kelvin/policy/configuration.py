@@ -6,6 +6,7 @@ The names are compared with the code by `tests/house/test_known_settings.py`.
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from kelvin.policy.findings import Finding, Level, as_bytes
@@ -140,6 +141,7 @@ def judge_values(env: Mapping[str, str], place: Place) -> list[Finding]:
 def _number(env: Mapping[str, str], name: str, default: float | None = None) -> float:
     fallback = DEFAULTS[name] if default is None else default
     try:
-        return float(env[name])
+        value = float(env[name])
     except (KeyError, ValueError):
         return fallback
+    return value if isfinite(value) else fallback

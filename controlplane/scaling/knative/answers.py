@@ -71,6 +71,6 @@ def _status(body: bytes) -> dict[str, Any]:
 def _seconds(value: Any) -> float | None:
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return min(seconds, LONGEST_S) if seconds > 0 else None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from contracts.numbers import whole_number
 from controlplane.scaling.knative.cluster import Change, Gone, Json, Ref, Synced, Upsert
 
 
@@ -97,5 +98,5 @@ def _older(obj: Json, other: str) -> bool:
     """Versions of one kind are compared as numbers since Kubernetes 1.35, and were numbers before. An object made anew
     has a newer one than the one before it.
     """
-    one = _version(obj)
-    return one.isdecimal() and other.isdecimal() and int(one) < int(other)
+    one, two = whole_number(_version(obj), 40), whole_number(other, 40)
+    return one is not None and two is not None and one < two

@@ -1,0 +1,13 @@
+"""Read whole numbers that others wrote: ASCII digits and nothing else.
+
+`int` also accepts signs, spaces, underscores and the digits of every script, and raises for thousands of digits.
+"""
+
+DIGITS = 15  # of a number that a float holds exactly
+
+
+def whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:
+    """Return the number, or None where `written` is anything but 1 to `most_digits` ASCII digits."""
+    if written.isascii() and written.isdigit() and len(written) <= most_digits:
+        return int(written)
+    return None
