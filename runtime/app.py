@@ -36,6 +36,7 @@ from runtime.warmup import WarmUp
 from runtime.weights import Acquire, Weights, device_of, engine_of
 from service.client import ServiceClient
 from service.inner import open_inner
+from service.loops import Loops
 from service.unix import SocketDirectory
 from service.way import Way
 from spool.shipper import Post
@@ -84,19 +85,22 @@ async def serve(
         if parked is not None:
             beyond = build_orders(Orders(parked, replica, stop, settings.restore_s), replica), ORDERS
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with Loops() as loops, asyncio.TaskGroup() as tasks:
+                loops.start("engine watch", replica.watch)
+                keeping = partial(keep_what_was_recorded, replica, keep)
+                loops.start("known answers", keeping, takes_readiness=False)  # others record them again
+                if gpus is not None:
+                    loops.start("GPU watch", partial(gpus.run, replica.drain))
                 beside = (
-                    tasks.create_task(replica.watch(), name="watch"),
                     tasks.create_task(replica.warm_up(_WARM_AFTER_S), name="warm up"),
-                    tasks.create_task(keep_what_was_recorded(replica, keep), name="keep known answers"),
                     tasks.create_task(_drain_with(stop, replica, settings), name="drain"),
-                    *(() if gpus is None else (tasks.create_task(gpus.run(replica.drain), name="GPUs"),)),
                 )
                 ended = asyncio.Event()
                 tasks.create_task(_end_with(replica, orphans, ended), name="end")
                 if own is not None:
                     tasks.create_task(_take(replica, own), name="take")
                 await inner.serve(api, listener, beyond[1], ended, _LAST_FRAMES_S, beyond=beyond[0])
+                await loops.close()
                 for task in beside:
                     task.cancel()
         finally:

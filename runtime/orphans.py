@@ -21,6 +21,7 @@ from contracts.errors import Refused
 from contracts.usage import Receipt
 from contracts.wire import encode
 from runtime.accounts import Account
+from service.loops import Loops
 from spool import Shipper, Spool, has_owner
 from spool.shipper import Post
 
@@ -192,20 +193,18 @@ class SpooledRecords:
         self._source = source
         self._post = post
         self._spool: Spool | None = None
-        self._shipping: asyncio.Task[None] | None = None
+        self._loops = Loops()
 
     def open(self) -> Spool:
         """Raises OSError where the directory cannot be had."""
         if self._spool is None:
             self._spool = Spool.open(self._directory, self._source)
-            self._shipping = asyncio.get_running_loop().create_task(Shipper(self._spool, self._post).run(), name="ship")
+            self._loops.start("shipper", Shipper(self._spool, self._post).run)
         return self._spool
 
     async def close(self) -> None:
         """What is not shipped stays, for whoever recovers it."""
-        if self._shipping is not None:
-            self._shipping.cancel()
-            await asyncio.gather(self._shipping, return_exceptions=True)
+        await self._loops.close()
         if self._spool is not None:
             await asyncio.to_thread(self._spool.close)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from service.listener import notice_lost_hosts
+from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Greeter:
         self._is_full = is_full
         self._refused = refused
         self._greetings: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
+        self._loops = Loops()
         self._open: dict[socket.socket, asyncio.BaseTransport] = {}  # what is closed goes with the next that comes
 
     def __repr__(self) -> str:
@@ -51,14 +52,15 @@ class Greeter:
     def open(self) -> None:
         """Begin to accept."""
         self._listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept())
+        self._loops.start("accept", self._accept)
 
     async def close(self) -> None:
         """Ends handshakes, and accepts no more. Connections live on."""
-        assert self._accepting is not None
-        for task in (self._accepting, *self._greetings):
+        await self._loops.close()
+        for task in self._greetings:
             task.cancel()
-        await asyncio.wait((self._accepting, *self._greetings))
+        if self._greetings:
+            await asyncio.wait(self._greetings)
         self._listener.close()
 
     async def end(self) -> None:

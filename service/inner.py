@@ -19,6 +19,7 @@ from service.health_port import serve_health
 from service.identity import Identity
 from service.inner_settings import HEALTH, Between, identity_of, url_of
 from service.listener import listen
+from service.loops import Loops
 from service.run import DRAIN_S, serve_until
 from service.unix import SocketDirectory
 from service.way import Ways
@@ -82,13 +83,9 @@ async def open_inner(
         if between.files is not None:
             identity = identity_of(between.files, role)
             listener = None if between.listen is None else stack.enter_context(_listen(setting, *between.listen))
-            stack.push_async_callback(_end, asyncio.create_task(identity.follow(), name="our certificate"))
+            loops = await stack.enter_async_context(Loops())
+            loops.start("identity", identity.follow)
         yield Inner(Ways(directory, identity, pods=pods), identity, listener, health)
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _listen(setting: str, host: str, port: int) -> socket.socket:

@@ -20,6 +20,7 @@ from contracts.settings import BadSetting
 from service.client import ServiceClient
 from service.failures import install_failure_handlers
 from service.inner import open_inner
+from service.loops import Loops
 from service.openapi import add_description
 from service.signing import BadKey, Signer, ensure_signer
 from service.trust import PUBLIC_FILE, SECRET_FILE, read_trust
@@ -71,12 +72,11 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
     app.include_router(inner_routes(publisher), include_in_schema=False)
     add_description(app, "/push/v1/openapi.json", "Kelvin: pushing, and objects at rest", Scope.PUSH)
     _add_health(app, store)
-    sweeper = asyncio.create_task(_sweep(staging, settings.plan_age_s), name="sweep of staging")
     try:
-        yield app
+        async with Loops() as loops:
+            loops.start("staging sweep", lambda: _sweep(staging, settings.plan_age_s))
+            yield app
     finally:
-        sweeper.cancel()
-        await asyncio.gather(sweeper, return_exceptions=True)
         await pushes.commits.close()
 
 

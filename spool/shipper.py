@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from contracts.deadline import Deadline
 from contracts.doubling import Doubling, is_told
+from service.loops import Loops
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Shipper:
         self._jitter = jitter
         self._one_at_a_time = asyncio.Lock()
         self._committed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._loops = Loops()
         self.failures = 0  # in a row; 0 while the receiver takes what we have
 
     def __repr__(self) -> str:
@@ -58,14 +59,11 @@ class Shipper:
         return self._spool.committed - self._spool.tail.acknowledged
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name=f"ship-{self._spool.source}")
+        self._loops.start("shipper", self.run, about=self._spool.source)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._loops.close()
 
     async def run(self) -> None:
         """Ship until cancelled. The pause before a batch that is not full lets records gather: one post for many

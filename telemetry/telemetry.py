@@ -1,6 +1,5 @@
 """One process's telemetry: its page, and its sender where a collector is named. Composition roots open it."""
 
-import asyncio
 import importlib.metadata
 import secrets
 from collections.abc import AsyncIterator
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.loops import Loops
 from telemetry.policy.exposition import CONTENT_TYPE, render
 from telemetry.policy.instruments import Page
 from telemetry.policy.sampling import is_wanted
@@ -79,10 +79,10 @@ async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIter
     sender = Sender(connect)
     describe_process(page, sender)
     sender.start()
-    telling = asyncio.create_task(tell_forever(page, sender, settings.period_s))
     try:
-        yield Telemetry(page, sender, settings.share)
+        async with Loops() as loops:
+            loops.start("telemetry", lambda: tell_forever(page, sender, settings.period_s))
+            yield Telemetry(page, sender, settings.share)
     finally:
-        telling.cancel()
         try_tell(page, sender)
         await sender.close()

@@ -12,6 +12,7 @@ from typing import Final, Literal
 from blobstore.store import BlobStore
 from contracts.errors import Conflict, InvalidRequest, Refused
 from contracts.settings import BadSetting
+from service.loops import Loops
 from service.trust import read_trust
 from weightcache.admissions import Admissions
 from weightcache.arena import Arena
@@ -160,13 +161,8 @@ async def open_cache(
         examiner = Examiner(arena, nvme, verifier, counters, residents.forget, mender.mend)
         if settings.scrub_s:
             scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
-            scrubbing = asyncio.create_task(scrubber.run())
-            stack.push_async_callback(_ended, scrubbing)
+            loops = await stack.enter_async_context(Loops())
+            loops.start("scrub", scrubber.run)
         yield Cache(
             arena, nvme, remote, fetcher, admissions, loader, papers, residents, prefetcher, examiner, counters, peering
         )
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

@@ -63,10 +63,7 @@ class Scrubber:
         """For ever."""
         while True:
             await self._sleep(self._interval_s)
-            try:
-                await self.sweep()
-            except Exception:
-                log.exception("a pass over what is kept came to no end")
+            await self.sweep()
 
     async def sweep(self) -> None:
         """One pass over all that is kept as it begins."""

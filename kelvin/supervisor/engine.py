@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,7 @@ class Engine:
         self._lifeline_fd = lifeline_fd
         self._stop = stop
         self._children = tuple(Child(spec) for spec in SPECS if spec.name in _PROCESSES)
+        self._loops = Loops()
         self._bringing_back: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._zygote = ZygoteClient(directory)
@@ -97,7 +99,7 @@ class Engine:
             if child.refused:
                 self._stop.set()
             elif child.is_kept:
-                task = asyncio.get_running_loop().create_task(self._bring_back(child))
+                task = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
                 self._bringing_back.add(task)
                 task.add_done_callback(self._bringing_back.discard)
         self._deaths.set()

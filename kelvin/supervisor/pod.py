@@ -52,6 +52,7 @@ class Pod:
         self._bringing_back: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._lives = 0
+        self._loops = Loops()
         self._deaths = asyncio.Event()
         self.status: int | None = None  # of the runtime, as Popen has it
 
@@ -99,7 +100,7 @@ class Pod:
                 if self._cache.refused and self._runtime.pid is not None:
                     self._runtime.signal(signal.SIGTERM)  # the same again would end the same way
                 elif self.status is None and self._cache.is_kept:
-                    self._bringing_back = asyncio.get_running_loop().create_task(self._bring_back())
+                    self._bringing_back = self._loops.start("bring back", self._bring_back)
         self._deaths.set()
 
     def watched(self) -> list[Watched]:

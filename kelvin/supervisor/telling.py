@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from typing import Final
 
@@ -21,6 +21,7 @@ from kelvin.settings import PodSettings
 from kelvin.supervisor.desk import LedgerDesk
 from service.client import ServiceClient
 from service.inner import open_inner
+from service.loops import Loops
 from service.unix import SocketDirectory
 from service.way import is_remote
 from spool.shipper import Shipper
@@ -59,21 +60,14 @@ async def telling(settings: PodSettings, spool: Spool, so_far: SoFar) -> AsyncIt
 async def telling_at(desk: LedgerDesk, spool: Spool, so_far: SoFar, every_s: float) -> AsyncIterator[None]:
     """The same at that desk."""
     shipper = Shipper(spool, desk.post_lifetimes)
-    tasks = [
-        asyncio.create_task(_kept(work), name=name)
-        for name, work in (
-            ("ship", shipper.run()),
-            ("recover", desk.recover_forever()),
-            ("life so far", tell_forever(so_far, desk.post_so_far, every_s)),
-        )
-    ]
     try:
-        yield
+        async with Loops() as loops:
+            loops.start("shipper", shipper.run)
+            loops.start("ledger recovery", desk.recover_forever)
+            loops.start("life so far", lambda: tell_forever(so_far, desk.post_so_far, every_s))
+            yield
     finally:
-        for task in tasks:  # before the last: what one of them is handing over is nobody else's to hand over
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await _last(desk, shipper)
+        await _last(desk, shipper)  # after the loops: what one of them is handing over is nobody else's to hand over
 
 
 async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
@@ -124,11 +118,3 @@ async def _shipped(desk: LedgerDesk, within_s: float) -> bool:
         log.warning("what the replica left can't be read", extra={"error": repr(error)})
         return False
     return True
-
-
-async def _kept(work: Coroutine[object, object, None]) -> None:
-    """What goes wrong here must not end who serves."""
-    try:
-        await work
-    except Exception:
-        log.exception("the ledger is told no more")

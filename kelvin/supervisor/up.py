@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from service.client import ServiceClient
 from service.exits import ExitNotes
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
+from service.loops import Loops
 from service.run import stop_on_signals
 from service.settings import log_level
 from service.unix import SocketDirectory, peer_pid
@@ -78,6 +80,7 @@ class Supervisor:
         self._children = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self._notes = ExitNotes(settings.data / "run")
         self._killed: dict[int, str] = {}  # processes that hung, by pid: why they were killed
+        self._loops = Loops()
         self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._draining = False
@@ -126,7 +129,7 @@ class Supervisor:
             if not child.is_kept:
                 self._children.remove(child)
             elif not self._draining:
-                task = asyncio.get_running_loop().create_task(self._bring_back(child))
+                task = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
                 self._restarting.add(task)
                 task.add_done_callback(self._restarting.discard)
         self._deaths.set()
@@ -274,10 +277,11 @@ async def supervise(settings: UpSettings) -> None:
     loop.add_signal_handler(signal.SIGCHLD, supervisor.collect)
     loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            watchdog = Watchdog(supervisor.watched, asking(directory), supervisor.on_hung)
-            loops = (shipper.run(), desk.recover_forever(), rotate_forever(settings.data / "logs"), watchdog.run())
-            keeping = [tasks.create_task(loop) for loop in loops]
+        async with Loops() as loops:
+            loops.start("shipper", shipper.run)
+            loops.start("ledger recovery", desk.recover_forever)
+            loops.start("log rotation", lambda: rotate_forever(settings.data / "logs"))
+            loops.start("watchdog", Watchdog(supervisor.watched, asking(directory), supervisor.on_hung).run)
             supervisor.start()
             try:
                 await _until(stop, supervisor.wait_ready())
@@ -286,8 +290,6 @@ async def supervise(settings: UpSettings) -> None:
                     await stop.wait()
             finally:
                 await supervisor.drain(shipper)
-                for task in keeping:
-                    task.cancel()
     finally:
         await control.close()
         spool.close()
@@ -333,9 +335,4 @@ def run_up(settings: UpSettings) -> None:
             raise NotReady(f"a restore into {settings.data} was cut short: run `kelvin restore` again")
         configure_logging("supervisor", log_level())
         become_subreaper()
-        try:
-            asyncio.run(supervise(settings))
-        except BaseExceptionGroup as group:
-            if (not_ready := group.subgroup(NotReady)) is not None:
-                raise not_ready.exceptions[0] from None
-            raise
+        asyncio.run(supervise(settings))

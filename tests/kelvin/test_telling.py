@@ -126,6 +126,26 @@ def test_the_last_is_told_for_as_long_as_there_is_time(tmp_path: Path, refusals:
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+def test_life_is_told_after_an_unexpected_error(tmp_path: Path) -> None:
+    """An error while the life is looked at does not end the telling for as long as the pod lives."""
+    ledger, errors = Ledger(0), [ValueError("a meter of another build")]
+
+    def so_far() -> LifetimeRecord:
+        if errors:
+            raise errors.pop()
+        return lifetime_record(1)
+
+    async def main() -> None:
+        async with ledger_desk(tmp_path, ledger) as desk:
+            with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
+                async with telling_at(desk, own, so_far, EVERY_S), asyncio.timeout(30):
+                    while ("lives", "rt-1") not in ledger.taken:
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert errors == []
+
+
 def test_a_pod_ends_though_nobody_takes_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
