@@ -53,6 +53,7 @@ MAKERS = {
     "service/greeter.py": REQUEST,
     "service/health_port.py": SERVER,
     "service/inner.py": SERVER,
+    "service/jobs.py": WORK,
     "service/loops.py": "makes the tasks of all loops",
     "service/run.py": SERVER,
     "snapshotter/commits.py": WORK,
