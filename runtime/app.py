@@ -22,6 +22,7 @@ from runtime.dependencies import LEDGER
 from runtime.gpu_watch import GpuWatch
 from runtime.keeping import keep_what_was_recorded, keeper
 from runtime.lanes import Lanes
+from runtime.memory import SPARE_BYTES, bound_memory
 from runtime.metering import MeterPage
 from runtime.orders import Orders, build_orders
 from runtime.orphans import Orphans, batch_of, orphanage
@@ -149,7 +150,17 @@ def work_over(directory: SocketDirectory, timeout_s: float, filters: FilterProce
     def do_restore(request: Bind, wiring: Wiring) -> Served:
         if filters is not None:
             filters.tenant = request.tenant
-        return restore(request, wiring, acquire_on(device_of(request.device_class), progressive=True), filters)
+        device = device_of(request.device_class)
+        acquire = acquire_on(device, progressive=True)
+
+        def acquire_bounded(tenant: str, version: str) -> Weights:
+            weights = acquire(tenant, version)
+            if device.type == "cpu":  # drivers of a GPU map what is none of this process's memory
+                # Weights may be copied where they don't lie as they are computed over.
+                bound_memory(weights.lease.manifest.total_bytes + request.kv_bytes + SPARE_BYTES)
+            return weights
+
+        return restore(request, wiring, acquire_bounded, filters)
 
     def do_seal(job: SealJob) -> SealAttestation:
         if filters is not None:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from contracts.errors import Refused
 from runtime import app
+from runtime.memory import go_first_when_memory_runs_out
 from runtime.metering import create_meter_page
 from runtime.settings import RuntimeSettings
 from service.log import configure_logging
@@ -60,8 +61,11 @@ def live(runtime_id: str, settings: RuntimeSettings, control: FastAPI) -> NoRetu
 
 
 def become_independent(keep: Collection[int]) -> None:
-    """A session, descriptors, signal handlers and random seeds of its own."""
+    """A session, descriptors, signal handlers and random seeds of its own, and a place among the first to be
+    killed where memory runs out.
+    """
     os.setsid()
+    go_first_when_memory_runs_out()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     close_others(_STANDARD_FDS | frozenset(keep))

@@ -13,14 +13,11 @@ from contracts.errors import Refused
 from contracts.signature import OPEN, Datatype, TensorSpec
 from snapshotter.policy import onnx_tables as tables
 from snapshotter.policy.files import ONNX_FILE
+from snapshotter.policy.onnx_tables import MAX_DIMENSIONS, MAX_INITIALIZERS, MAX_NODES, MAX_TENSORS
 from snapshotter.policy.protobuf import Malformed, Message, read_message, signed
 
-MAX_NODES: Final = 10_000
-MAX_INITIALIZERS: Final = 10_000
-MAX_TENSORS: Final = 256  # inputs and outputs, each
 MAX_NAME: Final = 256
 MAX_EXTENT: Final = 1 << 20
-MAX_DIMENSIONS: Final = 8
 MAX_ELEMENTS: Final = 1 << 26
 IR_VERSIONS: Final = range(3, 14)
 _ONNX: Final = "ai.onnx"

@@ -13,14 +13,18 @@ def _one(name: str, form: Form = Form.LENGTH) -> Field:
     return Field(name, form)
 
 
-def _many(name: str, form: Form = Form.LENGTH) -> Field:
-    return Field(name, form, is_repeated=True)
+def _many(name: str, form: Form = Form.LENGTH, *, most: int) -> Field:
+    return Field(name, form, is_repeated=True, most=most)
 
 
 def _over(name: str, form: Form = Form.LENGTH, *, is_repeated: bool = True) -> Field:
     return Field(name, form, is_repeated=is_repeated, is_kept=False)
 
 
+MAX_NODES: Final = 10_000
+MAX_INITIALIZERS: Final = 10_000
+MAX_TENSORS: Final = 256  # inputs and outputs, each
+MAX_DIMENSIONS: Final = 8
 _VARINT: Final = Form.VARINT
 
 MODEL: Final[Table] = {
@@ -31,7 +35,7 @@ MODEL: Final[Table] = {
     5: _over("model_version", _VARINT, is_repeated=False),
     6: _over("doc_string", is_repeated=False),
     7: _one("graph"),
-    8: _many("opset_import"),
+    8: _many("opset_import", most=64),
     14: _over("metadata_props"),
     20: _over("training_info"),
     25: _over("functions"),
@@ -39,12 +43,12 @@ MODEL: Final[Table] = {
 }
 OPSET: Final[Table] = {1: _one("domain"), 2: _one("version", _VARINT)}
 GRAPH: Final[Table] = {
-    1: _many("node"),
+    1: _many("node", most=MAX_NODES),
     2: _over("name", is_repeated=False),
-    5: _many("initializer"),
+    5: _many("initializer", most=MAX_INITIALIZERS),
     10: _over("doc_string", is_repeated=False),
-    11: _many("input"),
-    12: _many("output"),
+    11: _many("input", most=MAX_INITIALIZERS + MAX_TENSORS),  # old models list their weights, too
+    12: _many("output", most=MAX_TENSORS),
     13: _over("value_info"),
     14: _over("quantization_annotation"),
     15: _over("sparse_initializer"),
@@ -55,7 +59,7 @@ NODE: Final[Table] = {
     2: _over("output"),
     3: _over("name", is_repeated=False),
     4: _one("op_type"),
-    5: _many("attribute"),
+    5: _many("attribute", most=1024),
     6: _over("doc_string", is_repeated=False),
     7: _one("domain"),
     8: _over("overload", is_repeated=False),
@@ -72,7 +76,7 @@ ATTRIBUTE: Final[Table] = {
     7: _over("floats", Form.FIXED32),
     8: _over("ints", _VARINT),
     9: _over("strings"),
-    10: _many("tensors"),
+    10: _many("tensors", most=1024),
     11: _over("graphs"),
     13: _over("doc_string", is_repeated=False),
     14: _over("tp", is_repeated=False),
@@ -83,7 +87,7 @@ ATTRIBUTE: Final[Table] = {
     23: _over("sparse_tensors"),
 }
 TENSOR: Final[Table] = {
-    1: _many("dims", _VARINT),
+    1: _many("dims", _VARINT, most=MAX_DIMENSIONS),
     2: _one("data_type", _VARINT),
     3: _over("segment", is_repeated=False),
     4: _over("float_data"),
@@ -115,7 +119,7 @@ TYPE: Final[Table] = {
     9: _over("optional_type", is_repeated=False),
 }
 TENSOR_TYPE: Final[Table] = {1: _one("elem_type", _VARINT), 2: _one("shape")}
-SHAPE: Final[Table] = {1: _many("dim")}
+SHAPE: Final[Table] = {1: _many("dim", most=64)}
 DIMENSION: Final[Table] = {
     1: _one("dim_value", _VARINT),
     2: _over("dim_param", is_repeated=False),

@@ -12,6 +12,8 @@ from enum import Enum
 from functools import cache
 from typing import Final
 
+MOST: Final = 1 << 18  # of fields that no table bounds: read over in about a second
+
 
 class Malformed(ValueError):
     """The bytes are no such message. The text says what is wrong."""
@@ -28,12 +30,17 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`is_kept`: its values are wanted; of the others is known how many there were, and that they were well-formed."""
+    """`is_kept`: its values are wanted; of the others is known how many there were, and that they were well-formed.
+
+    `most` is how often it may occur: a value of two bytes takes a hundred where it is kept, so they are counted first.
+    Numbers that are read over a run at a time are not counted.
+    """
 
     name: str
     form: Form
     is_repeated: bool = False
     is_kept: bool = True
+    most: int = MOST
 
 
 Table = Mapping[int, Field]
@@ -99,6 +106,8 @@ def read_message(data: memoryview, table: Table, what: str) -> Message:
         counts[field.name] = counts.get(field.name, 0) + 1
         if counts[field.name] > 1 and not field.is_repeated:
             raise Malformed(f"{what}.{field.name} occurs twice")
+        if counts[field.name] > field.most:
+            raise Malformed(f"{what}.{field.name} occurs more than {field.most} times")
         start = at
         run = _run_of(key, field.form) if field.is_repeated and not field.is_kept else None
         if run is not None and (found := run.match(data, key_at)) is not None:

@@ -10,6 +10,9 @@ from contracts.errors import Refused
 JsonObject = dict[str, object]
 MAX_COUNT: Final = (1 << 63) - 1
 MAX_DEPTH: Final = 64  # far above any real file, and far below what the libraries that read it later can bear
+# What the objects of a file may take, estimated before any is made. The largest tokenizers that are in use take half.
+MAX_PARSED_BYTES: Final = 400 << 20
+_MEMBER, _CONTAINER, _VALUE = 250, 80, 70  # bytes of each in CPython 3.11, while an object is being made
 _ESCAPED_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _DEPTH_RULE: Final = f"it is nested more than {MAX_DEPTH} deep"
 
@@ -34,6 +37,9 @@ def _once(pairs: list[tuple[str, object]]) -> JsonObject:
 
 def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
     """The JSON object in `raw`. Raises `Refused(ArtifactRejected)` naming `path` and the reason."""
+    if (needed := _parsed_bytes(raw)) > MAX_PARSED_BYTES:
+        rule = f"its values would take some {needed >> 20} MiB of memory; the limit is {MAX_PARSED_BYTES >> 20} MiB"
+        raise Refused(ArtifactRejected(path, rule))
     try:
         text = str(raw, "utf-8")
         found = json.loads(text, object_pairs_hook=_once)
@@ -50,6 +56,13 @@ def parse_object(raw: bytes | memoryview, path: str) -> JsonObject:
     if _ESCAPED_SURROGATE.search(text) and _has_half_character(found):
         raise Refused(ArtifactRejected(path, "it has half of a surrogate pair, which is no character"))
     return found
+
+
+def _parsed_bytes(raw: bytes | memoryview) -> int:
+    """About what the values of a file take, by its punctuation. What stands in texts counts, too."""
+    data = bytes(raw)
+    containers = data.count(b"[") + data.count(b"{")
+    return _MEMBER * data.count(b":") + _CONTAINER * containers + _VALUE * data.count(b",") + len(data)
 
 
 def _has_half_character(found: JsonObject) -> bool:

@@ -1,5 +1,6 @@
 """What an ONNX graph may hold is read strictly out of its bytes; each way of not entering names the reason."""
 
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -14,7 +15,7 @@ from onnx import helper
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.signature import TensorSpec
-from snapshotter.policy import onnx_graph, onnx_tables
+from snapshotter.policy import onnx_tables
 from snapshotter.policy.onnx_graph import read_graph
 from snapshotter.policy.protobuf import Form
 from tests.runtime.predictor import models
@@ -64,7 +65,7 @@ def sequence(model: Any) -> None:
 
 
 def many(model: Any) -> None:
-    for number in range(onnx_graph.MAX_NODES):
+    for number in range(onnx_tables.MAX_NODES):
         model.graph.node.append(helper.make_node("Identity", ["x"], [f"n{number}"]))
 
 
@@ -91,7 +92,7 @@ REFUSALS = [
     pytest.param(lambda m: m.graph.initializer[0].dims.append(1 << 40), "elements", id="absurd weights"),
     pytest.param(lambda m: setattr(m.graph.initializer[0], "data_type", 14), "element type 14", id="complex weights"),
     pytest.param(lambda m: m.graph.initializer[0].segment.SetInParent(), "part of a tensor", id="a segment"),
-    pytest.param(many, "nodes", id="too many nodes"),
+    pytest.param(many, "GraphProto.node occurs more than 10000 times", id="too many nodes"),
     pytest.param(lambda m: m.graph.ClearField("node"), "0 nodes", id="no node"),
     pytest.param(lambda m: m.ClearField("graph"), "no graph", id="no graph"),
     pytest.param(lambda m: m.graph.ClearField("input"), "0 inputs", id="no input"),
@@ -238,3 +239,24 @@ def test_operators_are_onnxs() -> None:
     for domain, names in onnx_tables.OPERATORS.items():
         known = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == domain}
         assert names <= known
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        pytest.param(b"\x0a\x00", "GraphProto.node occurs more than 10000 times", id="nodes, which are kept"),
+        pytest.param(b"\x6a\x00", "GraphProto.value_info occurs more than", id="notes, which are read over"),
+    ],
+)
+def test_megabytes_of_empty_messages_are_counted_before_they_are_kept(field: bytes, reason: str) -> None:
+    """Two bytes of a file would be a hundred of memory, and a microsecond."""
+    content = field * (6 << 20)
+    length = b"".join(bytes([len(content) >> shift & 127 | (128 if shift < 21 else 0)]) for shift in (0, 7, 14, 21))
+    raw = b"\x08\x08\x42\x02\x10\x0d\x3a" + length + content
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match=reason):
+            read_graph(raw)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
