@@ -1,18 +1,23 @@
 """Where a chunk's bytes lie in the store, and reading them from there: one range of a pack, or spans of a kept file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
+
+import msgspec
+from msgspec import Meta
 
 from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack, padded
 from blobstore.packs import PackEntry, decode_table
 from blobstore.store import BlobStore
+from contracts.wire import decoder
 
 # Spans this near to one another are read together: a round trip to S3 costs more than what lies between.
 GAP_BYTES: Final = 64 << 10
 # What is read together takes as much memory beside the chunk's own, in each of many reads at once.
 RUN_BYTES: Final = 4 << 20
 
+PackName = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}(\.tensors)?$(?!\n)")]
 Span = tuple[int, int]  # offset in the pack, length
 
 
@@ -55,6 +60,20 @@ def decode_index(raw: bytes, pack: str) -> dict[str, Place]:
     if digest_of_file_pack(pack) is not None:
         return places_of(pack, decode_file_index(raw, pack))
     return {entry.digest: place_of(pack, entry) for entry in decode_table(raw, pack)}
+
+
+def encode_pack_list(packs: Iterable[str]) -> bytes:
+    """The canonical pack list of a version: its packs' names, sorted, each once."""
+    return msgspec.json.encode(sorted(set(packs)))
+
+
+def decode_pack_list(raw: bytes) -> tuple[str, ...] | None:
+    """The names; None where the object is damaged. It is a hint: whoever can't use it reads every index."""
+    try:
+        packs = decoder(tuple[PackName, ...]).decode(raw)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return packs if encode_pack_list(packs) == raw else None
 
 
 async def read_place(store: BlobStore, key: str, place: Place) -> bytes:

@@ -15,10 +15,11 @@ DRAFTS: Final = "drafts"
 ATTESTATIONS: Final = "attestations"
 INPUTS: Final = "inputs"
 CONDEMNED: Final = "condemned"
+PACK_LISTS: Final = "packlists"
 _OBJECT: Final = re.compile(
     r"[^/]+/(?:"
     rf"(?:{PACKS}|{INDEX})/[0-9a-f]{{64}}(?:\.tensors)?"
-    rf"|(?:{MANIFESTS}|{DRAFTS}|{INPUTS}|{CONDEMNED})/[0-9a-f]{{64}}"
+    rf"|(?:{MANIFESTS}|{DRAFTS}|{INPUTS}|{CONDEMNED}|{PACK_LISTS})/[0-9a-f]{{64}}"
     rf"|{ATTESTATIONS}/[0-9a-f]{{64}}/(?:seal|origin|bundle)-[0-9a-f]{{16}}"
     r")"
 )
@@ -79,6 +80,11 @@ def inputs_key(tenant: str, digest: str) -> str:
 def condemned_key(tenant: str, version: str) -> str:
     """Empty; put by the first collection that found no model to name the version. Its age is what grace counts."""
     return f"{tenant}/{CONDEMNED}/{version}"
+
+
+def pack_list_key(tenant: str, version: str) -> str:
+    """The names of packs that hold the version's chunks: a hint that spares readers all other indexes."""
+    return f"{tenant}/{PACK_LISTS}/{version}"
 
 
 def fingerprint_digest(fingerprint: Fingerprint) -> str:

@@ -12,10 +12,10 @@ from blobstore.abreast import abreast
 from blobstore.file_packs import decode_file_index, digest_of_file_pack
 from blobstore.packs import decode_table, encode_footer
 from blobstore.places import Place, place_of, places_of
-from blobstore.store import BlobNotFound, BlobStore
+from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.keys import INDEX, PACKS, index_key, pack_key
+from contracts.keys import INDEX, PACKS, index_key, names_object, pack_key
 from snapshotter.plans import PlanRecord
 
 _TENANTS_KEPT: Final = 64
@@ -78,8 +78,8 @@ class Catalog:
         A pack that was taken away (damaged, then deleted by an operator) makes its chunks missing, so that the next
         push sends them again.
         """
-        there = {key.rsplit("/", 1)[1] async for key in self._store.list(f"{tenant}/{PACKS}/")}
-        indexed = {key.rsplit("/", 1)[1] async for key in self._store.list(f"{tenant}/{INDEX}/")}
+        there = await self._names(tenant, PACKS)
+        indexed = await self._names(tenant, INDEX)
         known = self._packs.get(tenant, {})
 
         async def look(pack: str) -> tuple[str, _Pack]:
@@ -99,6 +99,10 @@ class Catalog:
         """Where each chunk of the tenant lies."""
         return (await self.holdings(tenant)).places
 
+    async def _names(self, tenant: str, kind: str) -> set[str]:
+        listed = self._store.list(f"{tenant}/{kind}/")
+        return {key.rsplit("/", 1)[1] async for key in listed if names_object(key)}
+
     async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
         if is_indexed and known is not None and known.places is not None:
             return known
@@ -113,7 +117,9 @@ class Catalog:
             return _Pack(None, 0)
 
     async def _read(self, tenant: str, pack: str) -> _Pack | None:
-        """None where the index is damaged or gone: fsck says so, a push goes around it."""
+        """None where the index is damaged, gone or out of reach: fsck says so, a push goes around it. Where the whole
+        store is away the next call says that.
+        """
         try:
             raw = await self._store.read(index_key(tenant, pack))
             # No call of the store for the size: the index says it, or a pack is its chunks and this footer.
@@ -121,7 +127,7 @@ class Catalog:
                 index = decode_file_index(raw, pack)
                 return _Pack(places_of(pack, index), index.size)
             entries = decode_table(raw, pack)
-        except BlobNotFound:
+        except (BlobNotFound, BlobUnavailable):
             return None
         except Refused as refused:
             if isinstance(refused.failure, PackCorrupt):

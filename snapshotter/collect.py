@@ -23,6 +23,7 @@ from contracts.keys import (
     INDEX,
     INPUTS,
     MANIFESTS,
+    PACK_LISTS,
     PACKS,
     condemned_key,
     index_key,
@@ -131,6 +132,7 @@ class Collector:
             attestations=tuple(
                 FoundSide(key, found, key.split("/")[2]) for key, found in await self._list(tenant, ATTESTATIONS)
             ),
+            pack_lists=tuple(FoundSide(key, found, _last(key)) for key, found in await self._list(tenant, PACK_LISTS)),
             inputs=tuple(await abreast(self._inputs, await self._list(tenant, INPUTS))),
             packs=dict(await abreast(self._pack, await self._list(tenant, PACKS))),
             indexes={_last(key): found for key, found in await self._list(tenant, INDEX)},

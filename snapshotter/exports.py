@@ -13,7 +13,7 @@ from blobstore.abreast import abreast
 from blobstore.file_packs import FileIndex, decode_file_index, file_pack
 from blobstore.manifests import absence_of
 from blobstore.places import Place, read_place
-from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt, PackCorrupt
 from contracts.errors import NotFound, Refused
 from contracts.keys import index_key, manifest_key, pack_key
@@ -80,8 +80,12 @@ class Exports:
         client's to check. Raises `Refused`: NotFound where there is none.
         """
         manifest = decode_manifest(await self.manifest(tenant, version), version)
+        away: BlobUnavailable | None = None
         for digest in sorted((await self._catalog.holdings(tenant)).files):
-            index = await self._try_index(tenant, file_pack(digest))
+            try:
+                index = await self._try_index(tenant, file_pack(digest))
+            except BlobUnavailable as error:  # it may be another version's
+                index, away = None, error
             if index is None or not holds_weights_of(index, manifest):
                 continue
             key = pack_key(tenant, file_pack(digest))
@@ -91,6 +95,8 @@ class Exports:
                 continue
             spans = tuple(tuple((span.offset, span.length) for span in chunk.spans) for chunk in index.chunks)
             return Original(digest=digest, size=index.size, spans=spans, rest=b"".join(rest))
+        if away is not None:
+            raise away
         raise Refused(NotFound("the original of version", version))
 
     async def _try_index(self, tenant: str, pack: str) -> FileIndex | None:

@@ -13,8 +13,8 @@ from blake3 import blake3
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
-from blobstore.places import Place, read_place
-from blobstore.store import BlobNotFound, BlobStore
+from blobstore.places import Place, decode_pack_list, read_place
+from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
 from contracts.attestation import short
 from contracts.errors import Refused
 from contracts.keys import (
@@ -24,6 +24,7 @@ from contracts.keys import (
     INDEX,
     INPUTS,
     MANIFESTS,
+    PACK_LISTS,
     PACKS,
     attestations_prefix,
     index_key,
@@ -41,8 +42,9 @@ from snapshotter.fsck_files import check_file
 from snapshotter.fsck_packs import NAMED, check_pack
 from snapshotter.policy.sealing import Sealing, inputs_digest
 
-_KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACKS)
+_KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACK_LISTS, PACKS)
 
+OUT_OF_REACH: Final = 8  # objects that can't be read before a check ends
 PUSH_AGAIN: Final = "push the model again from its source"
 PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
 
@@ -54,11 +56,12 @@ class _State:
     named: frozenset[str] = frozenset()  # versions that a model names
     manifests: dict[str, Manifest] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)  # verified chunks only
-    indexed: set[str] = field(default_factory=set)  # verified chunks of packs that have an index
-    unindexed: dict[str, frozenset[str]] = field(default_factory=dict)  # packs without an index -> their right chunks
+    by_pack: dict[str, frozenset[str]] = field(default_factory=dict)  # verified chunks
+    unindexed: set[str] = field(default_factory=set)  # packs without an index
     packs: int = 0
     checked_bytes: int = 0
     findings: int = 0
+    out_of_reach: int = 0
     seen_running: bool = False
 
 
@@ -116,6 +119,8 @@ class Fsck:
             yield finding
         async for finding in self._check_inputs(tenant, keys[INPUTS], state):
             yield finding
+        async for finding in self._check_pack_lists(tenant, keys, state):
+            yield finding
         for key in keys[CONDEMNED]:
             if _last(key) not in state.manifests and not await self._is_there(manifest_key(tenant, _last(key))):
                 yield FsckFinding(key=key, fault="it marks a version that does not exist", mend="delete it")
@@ -136,9 +141,9 @@ class Fsck:
                 state.manifests[version] = decode_manifest(await self._store.read(key), version)
             except BlobNotFound:
                 continue
+            except BlobUnavailable as error:
+                yield _out_of_reach(key, error, state)
             except Refused as refused:
-                if refused.failure.retryable:
-                    raise
                 yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE)
 
     async def _check_named(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
@@ -164,13 +169,15 @@ class Fsck:
                 check = await look(self._store, tenant, pack, PUSH_AGAIN)
             except BlobNotFound:
                 continue  # collected meanwhile; whoever needed it says so
+            except BlobUnavailable as error:
+                yield _out_of_reach(key, error, state)
+                continue
             state.packs += 1
             state.checked_bytes += check.size
             state.places.update(check.places)
-            if check.is_indexed:
-                state.indexed.update(check.places)
-            else:
-                state.unindexed[pack] = frozenset(check.places)
+            state.by_pack[pack] = frozenset(check.places)
+            if not check.is_indexed:
+                state.unindexed.add(pack)
             for finding in check.findings:
                 yield finding
             yield FsckProgress(checked_bytes=state.checked_bytes, total_bytes=max(total, state.checked_bytes))
@@ -190,9 +197,10 @@ class Fsck:
             return
         wanted = {chunk.digest for manifest in state.manifests.values() for chunk in manifest.chunks}
         is_lacking = not wanted <= state.places.keys() or not state.named <= state.manifests.keys()
-        for pack, chunks in state.unindexed.items():
+        indexed = frozenset[str]().union(*(state.by_pack[pack] for pack in state.by_pack.keys() - state.unindexed))
+        for pack in sorted(state.unindexed):
             # Nothing else tells what a kept file holds: it may be what is lacking.
-            only_here = wanted & chunks - state.indexed
+            only_here = wanted & state.by_pack[pack] - indexed
             is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
             other = "keep the pack: a version may need it" if is_needed else f"or delete {pack_key(tenant, pack)}"
             yield FsckFinding(
@@ -283,6 +291,35 @@ class Fsck:
             if not await self._is_there(key):
                 yield FsckFinding(key=key, fault=f"nothing says of which inputs {version} was made", mend=PUSH_AGAIN)
 
+    async def _check_pack_lists(
+        self, tenant: str, keys: dict[str, list[str]], state: _State
+    ) -> AsyncIterator[FsckFinding]:
+        """They only spare reading. A version of an early store has none."""
+        there = {_last(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
+        for key in keys[PACK_LISTS]:
+            try:
+                named = decode_pack_list(await self._store.read(key))
+            except BlobNotFound:
+                continue
+            fault = None
+            if named is None:
+                fault = "it is damaged"
+            elif not self._names_all(state.manifests.get(_last(key)), named, state):
+                fault = "it names other packs than those that hold its version"
+            elif _last(key) not in there and not await self._is_there(manifest_key(tenant, _last(key))):
+                self._watch(tenant, state)
+                fault = None if state.seen_running else "its version does not exist"
+            if fault is not None and await self._is_there(key):
+                yield FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew")
+
+    def _names_all(self, manifest: Manifest | None, named: tuple[str, ...], state: _State) -> bool:
+        """Whether each chunk that the store has is in one of these packs, and these are there."""
+        if manifest is None:
+            return True
+        wanted = {chunk.digest for chunk in manifest.chunks} & state.places.keys()
+        found = frozenset[str]().union(*(state.by_pack.get(pack, frozenset()) for pack in named))
+        return wanted <= found and state.by_pack.keys() >= set(named)
+
     def _summary(self, tenant: str, state: _State) -> FsckSummary:
         used = {chunk.digest for manifest in state.manifests.values() for chunk in manifest.chunks}
         unused = [place.length for digest, place in state.places.items() if digest not in used]
@@ -312,6 +349,15 @@ class Fsck:
             return (await self._store.stat(key)).size
         except BlobNotFound:
             return None
+
+
+def _out_of_reach(key: str, error: BlobUnavailable, state: _State) -> FsckFinding:
+    """One object that can't be read does not end a check. Raises `error` beyond so many: the store is away then."""
+    state.out_of_reach += 1
+    if state.out_of_reach > OUT_OF_REACH:
+        raise error
+    mend = f"repair the disk or the line to the store; only if it stays so delete it, then {PUSH_AGAIN}"
+    return FsckFinding(key=key, fault="it, or its index, can't be read now", mend=mend)
 
 
 def _last(key: str) -> str:

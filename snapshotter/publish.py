@@ -13,12 +13,13 @@ from blake3 import blake3
 
 from blobstore.file_packs import encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
+from blobstore.places import encode_pack_list
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused
 from contracts.jobs import SealAttestation, SealJob
-from contracts.keys import draft_key, index_key, inputs_key, manifest_key, pack_key
+from contracts.keys import draft_key, index_key, inputs_key, manifest_key, pack_key, pack_list_key
 from contracts.manifest import Manifest, encode_manifest, version_of
 from contracts.push import CommitStep, Committed
 from snapshotter.attestations import Attestations
@@ -95,6 +96,7 @@ class Publisher:
                     loose = holdings.lacks(record.loose(digests))
                 for chunks in group(loose.items(), self._pack_bytes):
                     await self._write_pack(record, chunks, report)
+                await self._write_pack_list(record.tenant, version, digests)
             async with self._versions.hold(f"{record.tenant}/{version}"):
                 created = await self._ensure_version(record.tenant, version, manifest, record.inputs(digests), report)
             report(CommitStep.PUBLISHING)
@@ -164,6 +166,12 @@ class Publisher:
             if attempt == 2:
                 raise Refused(ChunkCorrupt(kept.digest, "store"))
         await self._ensure_object(index_key(record.tenant, kept.pack), encode_file_index(index))
+
+    async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:
+        """Where readers find the version's chunks, so that they need not read every index of the tenant."""
+        places = await self._catalog.places(tenant)
+        packs = {places[digest].pack for digest in digests if digest in places}
+        await self._ensure_object(pack_list_key(tenant, version), encode_pack_list(packs))
 
     async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
         """Of the pack to be; each staged chunk is checked on the way, as a power cut may have taken its bytes."""

@@ -149,7 +149,7 @@ async def open_cache(
         )
         loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
-        papers = Papers(store, nvme, counters)
+        papers = Papers(store, nvme, remote, counters)
         attestations = Attestations(store, nvme, counters, trust, settings.verify)
         waiting = Waiting()
         residents = Residents(arena, loader, papers, attestations, waiting, Foreseen(counters), rates)

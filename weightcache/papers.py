@@ -12,6 +12,7 @@ from weightcache.counters import Counters
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
+from weightcache.remote import StoreTier
 from weightcache.telling import tell_faults
 
 log = logging.getLogger(__name__)
@@ -24,9 +25,10 @@ RULES: Final = (Rule(NVME, 1), Rule(STORE, 2))
 class Papers:
     """Manifests come from NVMe, else from the store (published first, then drafts) and are kept on NVMe."""
 
-    def __init__(self, store: BlobStore, nvme: NvmeTier, counters: Counters) -> None:
+    def __init__(self, store: BlobStore, nvme: NvmeTier, remote: StoreTier, counters: Counters) -> None:
         self._store = store
         self._nvme = nvme
+        self._remote = remote
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
@@ -51,6 +53,7 @@ class Papers:
                     )
                     if tier != NVME:
                         await self._nvme.keep_paper(tenant, version, found[0], Kind.MANIFESTS)
+                    self._remote.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
                     return found
                 case Lost(decisive):
                     tell_faults(

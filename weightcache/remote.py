@@ -1,22 +1,26 @@
 """The store tier: chunks as ranges of packs, also of files that are kept as they were pushed. Where each lies, the
 packs' index objects tell, tenant by tenant.
 
-An index object that is missing or damaged is replaced by the pack's own footer; a pack that has neither is left out, so
-that it harms only the versions that need it. A chunk that lies in several packs is read from the next one where a copy
+Only the indexes that a version needs are read, where its pack list names them. An index object that is missing, damaged
+or out of reach is replaced by the pack's own footer; a pack that has neither is left out, so that it harms only the
+versions that need it. A chunk that lies in several packs is read from the next one where a copy
 is gone, out of reach or wrong.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
 from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
-from blobstore.places import Place, RangeReader, decode_index, place_of, read_place_into
+from blobstore.places import Place, RangeReader, decode_index, decode_pack_list, place_of, read_place_into
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.errors import Refused
+from contracts.keys import index_key, names_object, pack_key, pack_list_key
 from weightcache.policy.healing import Outcome
 from weightcache.policy.sharing import Limit, Room
 from weightcache.ranges import Ranges
@@ -26,16 +30,29 @@ from weightcache.sources import ALL_AT_ONCE, Turn
 log = logging.getLogger(__name__)
 
 
+VERSIONS_EXPECTED: Final = 64
+BATCH: Final = 64  # indexes that are read before the next look whether a chunk is found
+OUT_OF_REACH: Final = 8  # packs: beyond so many it is the store that is away, and no other one is tried
+
+
 @dataclass(slots=True)
 class _Table:
     """What is known of one tenant's packs. Of a chunk's places the first is asked first."""
 
     chunks: dict[str, tuple[Place, ...]] = field(default_factory=dict)
     packs: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)  # packs that were listed and not looked at yet
+    out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # since the last listing
+    doubted: dict[str, Place] = field(
+        default_factory=dict
+    )  # chunks with a wrong copy: every pack is looked at for more
+    expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # chunks of versions
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def add(self, digest: str, place: Place) -> None:
-        self.chunks[digest] = (*self.chunks.get(digest, ()), place)
+        known = self.chunks.get(digest, ())
+        if place not in known:
+            self.chunks[digest] = (*known, place)
 
     def put_last(self, digest: str, place: Place) -> None:
         """It is asked after the others from now on."""
@@ -70,14 +87,28 @@ class StoreTier:
         """See `Source`. Another machine may have put it there a moment ago."""
         return True
 
+    def expect(self, tenant: str, version: str, digests: Iterable[str]) -> None:
+        """Chunks of this version may be asked for: its pack list, if there is one, tells which indexes to read."""
+        expected = self._table(tenant).expected
+        expected[version] = frozenset(digests)
+        expected.move_to_end(version)
+        while len(expected) > VERSIONS_EXPECTED:
+            expected.popitem(last=False)
+
     async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """See `Source`."""
         reader = self._store if self._ranges is None else self._ranges.within(turn)
+        away: BlobUnavailable | None = None
         places = await self._locate(tenant, digest, stale=())
-        outcome = await self._read_one(tenant, digest, places, into, reader)
-        if outcome is Outcome.ABSENT and places:  # its packs were collected: it may have moved
+        try:
+            outcome = await self._read_one(tenant, digest, places, into, reader)
+        except BlobUnavailable as error:
+            outcome, away = Outcome.ABSENT, error
+        if outcome is Outcome.ABSENT and places:  # its packs were collected or are out of reach: it may lie elsewhere
             places = await self._locate(tenant, digest, stale=places)
             outcome = await self._read_one(tenant, digest, places, into, reader)
+        if outcome is Outcome.ABSENT and away is not None:
+            raise away
         return outcome
 
     async def length_of(self, tenant: str, digest: str) -> int | None:
@@ -91,7 +122,10 @@ class StoreTier:
         """
         table = self._tables[tenant]
         if known := table.chunks.get(digest):
-            table.put_last(digest, known[0])
+            table.doubted[digest] = known[0]
+
+    def _table(self, tenant: str) -> _Table:
+        return self._tables.setdefault(tenant, _Table())
 
     async def _read_one(
         self, tenant: str, digest: str, places: Iterable[Place], into: memoryview, reader: RangeReader
@@ -122,49 +156,99 @@ class StoreTier:
         return Outcome.WHOLE
 
     async def _locate(self, tenant: str, digest: str, stale: tuple[Place, ...]) -> tuple[Place, ...]:
-        """Where it is. What is not known, or known to be `stale`, is looked up anew, once for all who ask at once."""
-        table = self._tables.setdefault(tenant, _Table())
-        if fresh := _but(table.chunks.get(digest, ()), stale):
+        """Where it is. What is not known, or known to be `stale`, is looked up anew, once for all who ask at once.
+
+        Raises BlobUnavailable where it is in no pack whose table can be read, and some can't be.
+        """
+        table = self._table(tenant)
+        if digest not in table.doubted and (fresh := _but(table.chunks.get(digest, ()), stale)):
             return fresh
         async with table.learning:
-            if fresh := _but(table.chunks.get(digest, ()), stale):
-                return fresh
-            await self._learn(tenant, table)
+            await self._learn(tenant, table, digest, stale)
             if digest not in table.chunks:  # a file's index may have been written anew, of another layout
                 table.forget({pack for pack in table.packs if digest_of_file_pack(pack) is not None})
-                await self._learn(tenant, table)
-        return _but(table.chunks.get(digest, ()), stale)
+                await self._learn(tenant, table, digest, stale)
+            if (wrong := table.doubted.pop(digest, None)) is not None:
+                table.put_last(digest, wrong)
+        fresh = _but(table.chunks.get(digest, ()), stale)
+        if not fresh and table.out_of_reach:
+            raise next(iter(table.out_of_reach.values()))
+        return fresh
 
-    async def _learn(self, tenant: str, table: _Table) -> None:
-        """Read the tables of packs that are new, forget those that are gone."""
-        there = {key.rpartition("/")[2] async for key in self._store.list(f"{tenant}/packs/")}
-        table.forget(table.packs - there)
+    async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[Place, ...]) -> None:
+        """Read tables of packs until one tells where the chunk is: those that the pack lists of its versions name, then
+        those that were listed before, then those that a new listing shows. Forget packs that are gone.
+        """
+
+        def is_found() -> bool:
+            return digest not in table.doubted and bool(_but(table.chunks.get(digest, ()), stale))
+
+        if is_found():
+            return
+        for version in [version for version, digests in table.expected.items() if digest in digests]:
+            del table.expected[version]
+            named = await self._pack_list(tenant, version)
+            await self._read_tables(tenant, table, [pack for pack in named if pack not in table.packs])
+        is_listed = False
+        while not is_found():
+            if not table.unread:
+                if is_listed:
+                    return
+                listed = [key async for key in self._store.list(f"{tenant}/packs/") if names_object(key)]
+                there = {key.rpartition("/")[2] for key in listed}
+                table.forget(table.packs - there)
+                table.out_of_reach.clear()
+                table.unread, is_listed = sorted(there - table.packs), True
+                continue
+            batch, table.unread = table.unread[:BATCH], table.unread[BATCH:]
+            await self._read_tables(tenant, table, [pack for pack in batch if pack not in table.packs])
+
+    async def _pack_list(self, tenant: str, version: str) -> tuple[str, ...]:
+        """None named where there is no list that can be read: then every pack is looked at."""
+        try:
+            return decode_pack_list(await self._store.read(pack_list_key(tenant, version))) or ()
+        except (BlobNotFound, BlobUnavailable):
+            return ()
+
+    async def _read_tables(self, tenant: str, table: _Table, packs: Sequence[str]) -> None:
+        """One that can't be read is looked at again after the next listing. Raises BlobUnavailable beyond so many."""
 
         async def look(pack: str) -> tuple[str, dict[str, Place] | None]:
-            return pack, await self._places(tenant, pack)
+            try:
+                return pack, await self._places(tenant, pack)
+            except BlobUnavailable as error:
+                table.out_of_reach[pack] = error
+                if len(table.out_of_reach) > OUT_OF_REACH:
+                    raise
+                log.warning("a pack's index is out of reach", extra={"tenant": tenant, "pack": pack})
+                return pack, None
 
-        for pack, places in await abreast(look, sorted(there - table.packs)):
+        for pack, places in await abreast(look, packs):
             if places is None:
-                continue  # looked at again next time
+                continue
             table.packs.add(pack)
             for digest, place in places.items():
                 table.add(digest, place)
 
     async def _places(self, tenant: str, pack: str) -> dict[str, Place] | None:
+        """None where nothing tells. Raises BlobUnavailable where the store may, later."""
         try:
-            return decode_index(await self._store.read(f"{tenant}/index/{pack}"), pack)
+            return decode_index(await self._store.read(index_key(tenant, pack)), pack)
         except BlobNotFound:
             if digest_of_file_pack(pack) is not None:  # its push did not come to its end yet: nothing needs it
                 return None
-        except Refused as refused:
-            if refused.failure.retryable:
+        except BlobUnavailable:
+            if digest_of_file_pack(pack) is not None:
                 raise
+        except Refused as refused:
             log.warning("a pack's index is damaged", extra={"pack": pack, "error": str(refused)})
         try:
-            entries = await self._footer(f"{tenant}/packs/{pack}", pack)
+            entries = await self._footer(pack_key(tenant, pack), pack)
+        except BlobNotFound:  # a pack list may name one that was collected
+            return None
+        except BlobUnavailable:
+            raise
         except Refused as refused:
-            if refused.failure.retryable:
-                raise
             self.unreadable_packs += 1
             log.error("a pack can't be read", extra={"pack": pack, "error": str(refused)})
             return None

@@ -40,7 +40,7 @@ class FoundPack:
 
 @dataclass(frozen=True, slots=True)
 class FoundSide:
-    """An attestation or inputs object, by its key, and the version that it speaks of."""
+    """An attestation, a pack list or an inputs object, by its key, and the version that it speaks of."""
 
     key: str
     object: Found
@@ -62,6 +62,7 @@ class StoreFacts:
     inputs: tuple[FoundSide, ...]
     packs: Mapping[str, FoundPack]
     indexes: Mapping[str, Found]
+    pack_lists: tuple[FoundSide, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
             for version in sorted(facts.drafts.keys() - drafts)
         ),
         *_sides(facts.attestations, live, "its version is gone", now_s, grace_s),
+        *_sides(facts.pack_lists, live, "its version is gone", now_s, grace_s),
         *(
             _freed(condemned_key, facts, version, mark, "its version is gone")
             for version, mark in sorted(facts.condemned.items())

@@ -3,10 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
 from blobstore.packs import encode_footer, encode_table, place
 from blobstore.places import Place
+from blobstore.store import BlobStat, BlobUnavailable
 from contracts.keys import index_key, pack_key
 from snapshotter.catalog import Catalog
 
@@ -87,5 +90,36 @@ def test_is_bounded(tmp_path: Path) -> None:
         for number in range(100):
             await catalog.places(f"t{number}")
         assert repr(catalog) == "<Catalog tenants=64>"
+
+    asyncio.run(scenario())
+
+
+def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
+    """Its chunks are sent again, and its bytes count. A store that answers nothing is unavailable, not empty."""
+
+    class Sick(FileStore):
+        away = False
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            if key == index_key("acme", P):
+                raise BlobUnavailable("EIO")
+            return await super().read(key, offset, length)
+
+        async def stat(self, key: str) -> BlobStat:
+            if self.away:
+                raise BlobUnavailable("EIO")
+            return await super().stat(key)
+
+    async def scenario() -> None:
+        store = Sick(tmp_path)
+        for pack, chunk in ((P, A), (Q, B)):
+            await store.put_if_absent(pack_key("acme", pack), b"pack")
+            await store.put_if_absent(index_key("acme", pack), encode_table(place([(chunk, 4096)])))
+        holdings = await Catalog(store).holdings("acme")
+        assert set(holdings.places) == {B}
+        assert holdings.stored_bytes == len(b"pack") + 4096 + len(encode_footer(place([(B, 4096)])))
+        store.away = True
+        with pytest.raises(BlobUnavailable):
+            await Catalog(store).holdings("acme")
 
     asyncio.run(scenario())

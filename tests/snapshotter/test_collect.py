@@ -18,7 +18,7 @@ PLAIN, KEPT = Model(), KeptModel(shards={"model.safetensors": default_weights(se
 DELETED = Model(shards={"model.safetensors": default_weights(seed=140)})
 STRANGERS = [
     pytest.param(f"{TENANT}/{kind}/{name}", id=f"{what} in {kind}")
-    for kind in ("packs", "index", "manifests", "drafts", "attestations", "inputs", "condemned")
+    for kind in ("packs", "index", "manifests", "drafts", "attestations", "inputs", "condemned", "packlists")
     for what, name in (
         ("a stray file", "README"),
         ("four segments", "a/b"),
@@ -110,7 +110,7 @@ DAMAGES = {"missing": None, "empty": 0.0, "torn": 0.5, "zero-filled": 1.0}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("kind", ["packs", "index", "manifests", "attestations", "inputs"])
+@pytest.mark.parametrize("kind", ["packs", "index", "manifests", "attestations", "inputs", "packlists"])
 @pytest.mark.parametrize("of_kept_file", [False, True], ids=["plain", "kept file"])
 def test_damage_frees_nothing_that_a_version_needs(tmp_path: Path, kind: str, damage: str, of_kept_file: bool) -> None:
     """Whatever is damaged, once it is put back every named version is whole. A lost manifest is named as such."""

@@ -138,7 +138,7 @@ def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> Non
 
     class Collected(FileStore):
         async def stat(self, key: str) -> BlobStat:
-            for kind in ("inputs", "manifests", "attestations", "index", "packs"):
+            for kind in ("inputs", "manifests", "attestations", "packlists", "index", "packs"):
                 for path in store.files(kind):
                     path.unlink()
             return await super().stat(key)
@@ -160,7 +160,7 @@ def test_clean(tmp_path: Path, store: Store) -> None:
     assert findings == []
     assert (summary.versions, summary.packs, summary.unreferenced_chunks) == (2, 3, 0)
     assert summary.checked_bytes == sum(path.stat().st_size for path in store.files("packs"))
-    for kind in ("manifests", "attestations", "inputs"):
+    for kind in ("manifests", "attestations", "inputs", "packlists"):
         for path in store.files(kind):
             path.unlink()
     findings, summary = check(tmp_path)
@@ -191,9 +191,7 @@ def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
 
     class Failing(FileStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-            if "/packs/" in key:
-                raise BlobUnavailable("gone")
-            return await super().read(key, offset, length)
+            raise BlobUnavailable("gone")
 
     async def collect(inner: BlobStore) -> list[FsckLine]:
         fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner))
@@ -202,6 +200,30 @@ def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
     last = asyncio.run(collect(Failing(tmp_path / "store")))[-1]
     assert isinstance(last, FsckBroken)
     assert last.failure.code == "unavailable"
+
+
+@pytest.mark.parametrize("kind", ["packs", "index", "manifests"])
+def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, kind: str) -> None:
+    """It is named, with all that is found in what can be read."""
+    push(Bench.over(tmp_path), OTHER)
+    sick, planted = store.key(store.first(kind)), store.put(f"{TENANT}/condemned/{'0' * 64}", b"")
+
+    class Sick(FileStore):
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            if key == sick:
+                raise BlobUnavailable("EIO")
+            return await super().read(key, offset, length)
+
+    async def collect() -> list[FsckLine]:
+        inner = VerifyingStore(Sick(tmp_path / "store"))
+        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
+        return [line async for line in fsck.check(TENANT)]
+
+    lines = asyncio.run(collect())
+    assert isinstance(lines[-1], FsckSummary)
+    findings = {line.key: line.fault for line in lines if isinstance(line, FsckFinding)}
+    assert "can't be read now" in findings[sick.replace("/index/", "/packs/")]
+    assert planted in findings
 
 
 def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
