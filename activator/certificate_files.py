@@ -134,8 +134,15 @@ def _pairs(directory: Path) -> Iterator[tuple[Path, Path]]:
     below = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
     for place in (directory, *below):
         for certificate, key in PAIRS:
-            if (place / certificate).exists():
+            if _is_there(place / certificate):
                 yield place / certificate, place / key
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:  # as in `lost+found`: named where it is read, beside the pairs that can be
+        return True
 
 
 def _load(directory: Path, protocols: list[str], known: dict[Path, _Pair]) -> _Found:

@@ -134,11 +134,13 @@ class Ledger:
         """A transaction that writes to the journal. Where it fails, its entries are marked at once if that can be done,
         and in any case before the next ones.
         """
+        before = 0 if self._journal is None else self._journal.committed
         try:
             return await self._database.write(work, repeated=repeated)
         except Exception:
-            with suppress(Exception):
-                await self.settle_journal()
+            if self._journal is not None and self._journal.committed != before:
+                with suppress(Exception):
+                    await self.settle_journal()
             raise
 
     def _noted(

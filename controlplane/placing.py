@@ -11,6 +11,7 @@ STAGING: Final = ".restore"
 MARK: Final = "restoring"  # `kelvin/supervisor/up.py` knows it, too
 _DATABASE: Final = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 _OURS: Final = frozenset({STAGING, MARK, "lock"})
+_FOREIGN: Final = "lost+found"  # of a file system whose root the data directory is
 
 
 class NotEmpty(OSError):
@@ -23,7 +24,7 @@ def place(staging: Path, data: Path, *, replace: bool) -> tuple[tuple[str, ...],
     A mark stands from before the first change until after the last one is durable. Where it stands already, an earlier
     call was cut, and what lies there is half of each: it may be replaced.
     """
-    there = sorted({entry.name for entry in data.iterdir()} - _OURS)
+    there = sorted({entry.name for entry in data.iterdir()} - _OURS - {_FOREIGN})
     mark = data / MARK
     if there and not replace and not mark.exists():
         raise NotEmpty(f"{data} is not empty ({', '.join(there[:5])}): restore into another one, or say --replace")

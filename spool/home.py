@@ -15,6 +15,7 @@ from spool.reader import POSITION, encode_position, last_sequence, read_position
 
 log = logging.getLogger(__name__)
 
+_denied: set[Path] = set()  # that were logged
 _SOURCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -32,12 +33,16 @@ def sources(root: Path) -> list[str]:
 
 
 def readable_sources(root: Path) -> list[str]:
-    """As `sources`, without directories of another user, which are logged."""
-    found = sources(root)
-    denied = [source for source in found if not os.access(root / source, os.R_OK | os.X_OK)]
-    if denied:
-        log.warning("spools of another user are passed over", extra={"sources": denied[:10], "count": len(denied)})
-    return [source for source in found if source not in denied]
+    """As `sources`, without directories that this user can't read. Each of them is logged once."""
+    found = []
+    for source in sources(root):
+        path = root / source
+        if os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+            found.append(source)
+        elif path not in _denied:
+            _denied.add(path)
+            log.warning("a directory that can't be read is taken for no spool", extra={"directory": source})
+    return found
 
 
 class Home:

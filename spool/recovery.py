@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from spool.home import Home, readable_sources, sources
+from spool.home import Home, readable_sources
 from spool.looking import frames_after
 from spool.reader import Tail, last_sequence, read_position
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
@@ -27,7 +27,7 @@ class Recovered:
 def leftovers(directory: Path) -> list[str]:
     """Sources in `directory` that no live process owns. One may find an owner, or be gone, a moment later."""
     found = []
-    for source in sources(directory):
+    for source in readable_sources(directory):
         home = Home.try_claim(directory, source)
         if home is not None:
             home.close()
@@ -62,7 +62,7 @@ async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> li
     the others are shipped. Safe to call again, at once or by two.
     """
     report = []
-    for source in sources(directory):
+    for source in readable_sources(directory):
         post = post_for(source)
         if post is None:
             continue

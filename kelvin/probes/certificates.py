@@ -54,7 +54,7 @@ def _front(env: Mapping[str, str]) -> Iterator[CertificateFile]:
 def _pairs(directory: Path) -> list[Path]:
     try:
         below = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
-        return [path for place in (directory, *below) for name in FRONT if (path := place / name).exists()]
+        return [path for place in (directory, *below) for name in FRONT if os.path.exists(path := place / name)]
     except OSError:
         return []
 

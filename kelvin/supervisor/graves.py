@@ -103,7 +103,7 @@ class Graves:
 
     def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
         """Page, pid and runtime of each meter page, or of those of one pid. Foreign entries are left out."""
-        for path in sorted(self._meters.iterdir()):
+        for path in sorted(self._meters.glob("[0-9]*.*")):
             named = _PAGE.fullmatch(path.name)
             if named is not None and path.is_file() and of_pid in (None, int(named[1])):
                 yield path, int(named[1]), named[2]

@@ -159,6 +159,24 @@ def test_broken_pair_stops_no_other(
     assert _shown(own, "b.b") == mended, "it stays as it was"
 
 
+def test_a_directory_of_another_user_stops_no_pair(
+    tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lost+found` of a mount: nobody but root may look into it."""
+    first = issuer.pair(tmp_path / "from", "c.c")
+    (tmp_path / "from" / "lost+found").mkdir()
+    stat = Path.stat
+
+    def refusing(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path.parent.name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    files = CertificateFiles(tmp_path / "from")
+    assert _shown(_own(tmp_path, files), "c.c") == first
+
+
 def test_what_could_not_be_read_is_tried_again(tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     """No descriptor was left, say: the files are as they were, and a later look reads them."""
     place = tmp_path / "from"

@@ -229,6 +229,15 @@ def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
     assert ids(tmp_path / "less" / "kelvin.db") == ["req-1", "req-2"]
 
 
+def test_a_mount_is_an_empty_data_directory(made: Path, tmp_path: Path) -> None:
+    """Its file system keeps `lost+found` there. Anything else is somebody's, and is refused."""
+    (tmp_path / "new" / "lost+found").mkdir(parents=True)
+    back(made, tmp_path / "new")
+    (tmp_path / "other" / "photos").mkdir(parents=True)
+    with pytest.raises(placing.NotEmpty, match="photos"):
+        back(made, tmp_path / "other")
+
+
 def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
     """The control of RPO 0: a journal that lost an entry, or is not there, is told; the rest comes back."""
 

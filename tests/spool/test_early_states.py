@@ -1,6 +1,7 @@
 """Every state that a killed process, a power cut or a stranger can leave in the spool's directory is readable."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -121,3 +122,20 @@ def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytes
     report = asyncio.run(recover(tmp_path, _collect(shipped)))
     assert [found.source for found in report if found.shipped] == ["activator-1", "activator-3"]
     assert (tmp_path / "activator-2" / segment_name(1)).exists()
+
+
+def test_a_directory_of_another_user_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stops no reader, however often they look."""
+    for source in ("activator-1", "photos"):
+        _lay(tmp_path / source, {segment_name(1): FRAME})
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: path.name != "photos")
+    for _ in range(3):
+        assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
+        assert [source for source, _ in unshipped(tmp_path)] == ["activator-1"]
+    shipped: list[bytes] = []
+    asyncio.run(recover(tmp_path, _collect(shipped)))
+    assert shipped == [b"record"]
+    assert (tmp_path / "photos" / segment_name(1)).exists()
+    assert len(caplog.records) == 1
