@@ -9,7 +9,7 @@ from rich.table import Table
 
 from contracts.audit import AuditReport, AuditWindows, Expired
 from contracts.wire import decode
-from kelvin.client import target
+from kelvin.client import json_of, target
 from kelvin.examined import examined
 from kelvin.instants import instant
 from kelvin.tables import print_table
@@ -34,7 +34,7 @@ def audit_command() -> None:
 def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     """Who made, changed and took away what, and when."""
     with target().door() as door:
-        found = door.get("/admin/v1/audit", params={**_named(tenant), "limit": str(limit)}).json()
+        found = json_of(door.get("/admin/v1/audit", params={**_named(tenant), "limit": str(limit)}))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -3,7 +3,7 @@
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import httpx
@@ -94,6 +94,17 @@ def _refuse(answer: httpx.Response) -> None:
     if answer.status_code < 400:
         return
     raise DoorClosed(sentence_of(answer.status_code, answer.read()), answer.status_code)
+
+
+def json_of(answer: httpx.Response) -> dict[str, Any]:
+    """Return the object in a response. Raises DoorClosed where something else answered, such as a proxy."""
+    try:
+        found = decode_any(answer.content)
+    except BadJson:
+        found = None
+    if not isinstance(found, dict):
+        raise DoorClosed(f"{answer.url.copy_with(query=None)} answered with no JSON object: is the URL Kelvin's?")
+    return found
 
 
 def sentence_of(status: int, body: bytes) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from kelvin.client import target
+from kelvin.client import json_of, target
 
 
 @click.group("explain")
@@ -33,7 +33,7 @@ def idle_command(model: str, as_json: bool) -> None:
 def _show(model: str, what: str, as_json: bool, lines: Callable[[Any, Any], Iterable[str]]) -> None:
     """The API's answer, as it is or in words, version by version."""
     with target().door() as door:
-        found = door.get(f"/admin/v1/models/{model}/{what}").json()
+        found = json_of(door.get(f"/admin/v1/models/{model}/{what}"))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

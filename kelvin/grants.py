@@ -5,7 +5,7 @@ import json
 import click
 from rich.table import Table
 
-from kelvin.client import target
+from kelvin.client import json_of, target
 from kelvin.tables import print_table
 
 _OWNER = click.option("--owner", help="Whose model it is; for operators. [default: the key's own tenant]")
@@ -35,7 +35,7 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 def grants_command(tenant: str | None, as_json: bool) -> None:
     """Which models others may call, and which of others' the tenant may."""
     with target().door() as door:
-        found = door.get("/admin/v1/grants", params={} if tenant is None else {"tenant": tenant}).json()
+        found = json_of(door.get("/admin/v1/grants", params={} if tenant is None else {"tenant": tenant}))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -48,6 +48,6 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
 def _change(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
     with target().door() as door:
         params = {} if owner is None else {"tenant": owner}
-        found = door.request(method, f"/admin/v1/models/{model}/grants/{tenant}", params=params).json()
+        found = json_of(door.request(method, f"/admin/v1/models/{model}/grants/{tenant}", params=params))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from contracts.control import Scope
-from kelvin.client import target
+from kelvin.client import json_of, target
 from kelvin.instants import instant
 from kelvin.key_file import key_file
 from kelvin.policy.durations import parse_duration_s
@@ -50,7 +50,7 @@ def keys_command() -> None:
 def list_command(tenant: str | None, as_json: bool) -> None:
     """Good keys and those that ended, without their secrets."""
     with target().door() as door:
-        found = door.get("/admin/v1/keys", params=_named(tenant)).json()
+        found = json_of(door.get("/admin/v1/keys", params=_named(tenant)))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -108,7 +108,7 @@ def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path |
 def revoke_command(key_id: str, tenant: str | None) -> None:
     """End a key now. What is being answered is finished."""
     with target().door() as door:
-        found = door.post(f"/admin/v1/keys/{key_id}/revoke", params=_named(tenant)).json()
+        found = json_of(door.post(f"/admin/v1/keys/{key_id}/revoke", params=_named(tenant)))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{key_id}: revoked{late}")
 
@@ -124,7 +124,7 @@ def _make(
     with contextlib.ExitStack() as stack:
         write = None if output is None else stack.enter_context(key_file(output, replace=replace))
         door = stack.enter_context(target().door())
-        made = door.post(path, json=body, params=_named(tenant)).json()
+        made = json_of(door.post(path, json=body, params=_named(tenant)))
         if write is not None:
             write(made.pop("secret"))
     if as_json:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from kelvin.client import target
+from kelvin.client import json_of, target
 
 _ORDER: Final = ("cap-output", "fallback", "cached")  # of those with the same wait, what gives up least first
 
@@ -35,11 +35,11 @@ def ladder_command(
     if as_others and (off or plan is None):
         raise click.UsageError("--as-others: give a --plan with it, and no --off")
     with target().door() as door:
-        shown = door.get(f"/admin/v1/models/{model}").json()
+        shown = json_of(door.get(f"/admin/v1/models/{model}"))
         answer = {"steps": shown["ladder"], "plans": shown["plan_ladders"]}
         if steps or off or as_others:
             body = changed(answer, None if as_others else steps, plan)
-            answer = door.put(f"/admin/v1/models/{model}/ladder", json=body).json()
+            answer = json_of(door.put(f"/admin/v1/models/{model}/ladder", json=body))
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 import httpx
 
-from kelvin.client import DoorClosed, target
+from kelvin.client import DoorClosed, json_of, target
 
 POLL_S: Final = 0.2
 UNAVAILABLE: Final = 503
@@ -25,7 +25,7 @@ def restart_command(model: str, as_json: bool) -> None:
     """
     path = f"/admin/v1/models/{model}/restart"
     with target().door() as door:
-        ordered = found = door.post(path).json()
+        ordered = found = json_of(door.post(path))
         shown = _show(None, found, as_json)
         while found["state"] == "running":
             time.sleep(POLL_S)
@@ -46,7 +46,7 @@ def _asked(door: httpx.Client, path: str) -> dict[str, Any]:
     limit = time.monotonic() + AWAY_S
     while True:
         try:
-            answer: dict[str, Any] = door.get(path).json()
+            answer: dict[str, Any] = json_of(door.get(path))
         except (DoorClosed, httpx.TransportError) as error:
             if getattr(error, "status", UNAVAILABLE) != UNAVAILABLE or time.monotonic() > limit:
                 raise

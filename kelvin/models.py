@@ -11,7 +11,7 @@ from rich.table import Table
 from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
 from contracts.wire import BadJson, decode_any, decoder
-from kelvin.client import DoorClosed, target
+from kelvin.client import DoorClosed, json_of, target
 from kelvin.floors import BadReport, read_floor_us
 from kelvin.grants import grant_command, grants_command, revoke_command
 from kelvin.instants import instant
@@ -39,7 +39,7 @@ def _print_json(value: object) -> None:
 def status_command(as_json: bool) -> None:
     """Processes and models of the installation."""
     with target().door() as door:
-        found = door.get("/admin/v1/status").json()
+        found = json_of(door.get("/admin/v1/status"))
     if as_json:
         _print_json(found)
         return
@@ -66,7 +66,7 @@ def models_command(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     with target().door() as door:
-        found = door.get("/admin/v1/models").json()
+        found = json_of(door.get("/admin/v1/models"))
     if as_json:
         _print_json(found)
         return
@@ -82,7 +82,7 @@ def delete_command(model: str, force: bool) -> None:
     Its bytes stay until `kelvin collect --run` has found it so for the grace period.
     """
     with target().door() as door:
-        gone = door.delete(f"/admin/v1/models/{model}", params={"force": "true"} if force else {}).json()
+        gone = json_of(door.delete(f"/admin/v1/models/{model}", params={"force": "true"} if force else {}))
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; `kelvin collect --run` frees their bytes")
 
 
@@ -100,7 +100,7 @@ def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
     """
     body = {"weights": read_weights(weights)}
     with target().door() as door:
-        answer = door.put(f"/admin/v1/models/{model}/split", json=body).json()
+        answer = json_of(door.put(f"/admin/v1/models/{model}/split", json=body))
     if as_json:
         _print_json(answer)
         return
@@ -242,7 +242,7 @@ def deploy_command(reference: str) -> None:
     if found.version_prefix is None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
     with target().door() as door:
-        answer = door.post(f"/admin/v1/models/{found.model}/deploy", json={"version": found.version_prefix}).json()
+        answer = json_of(door.post(f"/admin/v1/models/{found.model}/deploy", json={"version": found.version_prefix}))
     click.echo(f"{found.model}@prod -> {answer['version']}")
 
 
@@ -295,5 +295,5 @@ def _weight_bytes(answer: TimelineAnswer) -> int:
     if "/" in answer.model:
         return 0
     with target().door() as door:
-        found = door.get(f"/admin/v1/models/{answer.model}").json()
+        found = json_of(door.get(f"/admin/v1/models/{answer.model}"))
     return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)

@@ -8,6 +8,7 @@ import click
 from contracts.errors import Refused
 from contracts.names import dns_label
 from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, Control, PodVersion, service
+from kelvin.client import json_of
 from kelvin.export import ExportCalls, is_digest, resolve
 from kelvin.policy.configuration import DEFAULTS
 from kelvin.push_calls import Patience, failure_of, open_door
@@ -74,7 +75,7 @@ def render_command(
         answer = door.request("GET", f"/admin/v1/models/{model}")
         if answer.status_code >= 400:
             raise Refused(failure_of(answer))
-        scale = answer.json()["scale"]
+        scale = json_of(answer)["scale"]
     rendered = service(
         PodVersion(
             tenant=tenant,

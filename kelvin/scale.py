@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 import click
 
 from contracts.wire import encode
-from kelvin.client import target
+from kelvin.client import json_of, target
 from kelvin.policy.scale_cases import BadCase
 from kelvin.policy.scale_replay import average, replay
 from service.arguments import Number
@@ -59,7 +59,7 @@ def settings_command(model: str, as_json: bool, **given: float | str | None) -> 
     names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
     body = {names.get(name, name): value for name, value in given.items() if value is not None}
     with target().door() as door:
-        answer = door.put(f"/admin/v1/models/{model}/scale", json=body).json()
+        answer = json_of(door.put(f"/admin/v1/models/{model}/scale", json=body))
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:

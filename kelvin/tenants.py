@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 
 from contracts.control import Priority
-from kelvin.client import target
+from kelvin.client import json_of, target
 from kelvin.instants import instant
 from kelvin.tables import print_table
 
@@ -45,7 +45,7 @@ def tenants_command() -> None:
 def list_command(as_json: bool) -> None:
     """Every tenant, or the key's own where it is no operator's."""
     with target().door() as door:
-        found = door.get("/admin/v1/tenants").json()
+        found = json_of(door.get("/admin/v1/tenants"))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
@@ -104,7 +104,7 @@ def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
     with target().door() as door:
-        limits = door.put(f"/admin/v1/tenants/{tenant}/limits", json=body).json()["limits"]
+        limits = json_of(door.put(f"/admin/v1/tenants/{tenant}/limits", json=body))["limits"]
     shown = (f"{name} {DEFAULT if limits[name] is None else limits[name]}" for name in LIMITS)
     click.echo(f"{tenant}: {', '.join(shown)}")
 

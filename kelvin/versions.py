@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from contracts.names import parse_reference
-from kelvin.client import target
+from kelvin.client import json_of, target
 from kelvin.tables import print_table
 
 
@@ -23,7 +23,7 @@ def versions_command() -> None:
 def list_command(model: str, as_json: bool) -> None:
     """Versions of MODEL, the oldest first; deleted ones too."""
     with target().door() as door:
-        found = door.get(f"/admin/v1/models/{model}").json()
+        found = json_of(door.get(f"/admin/v1/models/{model}"))
     if as_json:
         click.echo(json.dumps(found["versions"], indent=2))
         return
@@ -41,7 +41,7 @@ def delete_command(reference: str) -> None:
     if found.version_prefix is None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
     with target().door() as door:
-        answer = door.delete(f"/admin/v1/models/{found.model}/versions/{found.version_prefix}").json()
+        answer = json_of(door.delete(f"/admin/v1/models/{found.model}/versions/{found.version_prefix}"))
     click.echo(f"deleted {found.model}@{answer['version']}; `kelvin collect --run` frees its bytes")
 
 

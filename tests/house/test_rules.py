@@ -140,7 +140,11 @@ DECODERS = {
 
 def _decodes_json(text: str) -> bool:
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
-    return any(ast.unparse(call.func) in ("json.loads", "json.load", "msgspec.json.decode") for call in calls)
+    named = ((ast.unparse(call.func), call) for call in calls)
+    return any(
+        name in ("json.loads", "json.load", "msgspec.json.decode") or (name.endswith(".json") and not call.args)
+        for name, call in named
+    )
 
 
 def test_json_is_decoded_in_one_place() -> None:
@@ -156,6 +160,7 @@ def test_json_is_decoded_in_one_place() -> None:
         ("found = json.loads(raw)", True),
         ("found = json.load(file)", True),
         ("found = msgspec.json.decode(raw)", True),
+        ("found = client.get(path).json()", True),
         ("raw = json.dumps(found)", False),
         ("found = decode_any(raw)", False),
     ],

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import certifi
+import httpx
 import pytest
 from click.testing import CliRunner
 
+from kelvin.client import DoorClosed, json_of
 from kelvin.main import main
 
 NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -108,3 +110,11 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=os.environ, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"Aborted!\n")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b"[]", b"\xff", b"[" * 100_000])
+def test_answer_that_is_not_ours_is_named(body: bytes) -> None:
+    """A proxy or another server at the URL answered with 200."""
+    answer = httpx.Response(200, content=body, request=httpx.Request("GET", "https://x/admin/v1/status?key=kv_1"))
+    with pytest.raises(DoorClosed, match=r"^https://x/admin/v1/status answered with no JSON object: is the URL"):
+        json_of(answer)
