@@ -64,7 +64,8 @@ async def survey(
     """Ask every runtime socket at once, but for ids to `skip`. Sockets on which nobody listens are removed, deaf
     processes killed; one that can't be connected to for another reason is left for the next time.
     """
-    names = sorted(path.name for path in directory.path.glob("rt-*.sock") if not skip(path.name[3:-5]))
+    there = [path.name for path in directory.path.glob("rt-*.sock") if not path.is_dir()]
+    names = sorted(name for name in there if not skip(name[3:-5]))
     found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in names))
     return [each for each in found if each is not None]
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,15 @@ def test_a_dead_runtimes_socket_is_removed(run: Run) -> None:
     asyncio.run(eventually(lambda: not Path(f"/proc/{pid}").exists()))
     assert len(run.sockets()) == 1
     asyncio.run(second())
+
+
+def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Path) -> None:
+    """To connect to it is refused, as to a socket on which nobody listens; such a file is removed."""
+    (tmp_path / "rt-directory.sock").mkdir()
+    (tmp_path / "rt-file.sock").touch()
+    with closing(SocketDirectory(tmp_path)) as directory:
+        assert asyncio.run(survey(directory)) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["rt-directory.sock"]
 
 
 def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
