@@ -78,6 +78,19 @@ def test_a_tokenizer_that_the_model_does_not_know_is_refused() -> None:
             {"generation_config.json": b"[]"}, "generation_config.json", id="a configuration of another shape"
         ),
         pytest.param({"chat_template.jinja": b"{% if %}"}, "chat_template.jinja", id="a template that does not parse"),
+        pytest.param(
+            {"chat_template.jinja": b"{{ " + b"(" * 3000 + b")" * 3000 + b" }}"},
+            "chat_template.jinja",
+            id="a template nested too deep",
+        ),
+        pytest.param(
+            {"chat_template.jinja": b"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"},
+            "chat_template.jinja",
+            id="a template that loops for hours",
+        ),
+        pytest.param(
+            {"chat_template.jinja": b"{{ 'a' * 2000000000 }}"}, "chat_template.jinja", id="a template of gigabytes"
+        ),
     ],
 )
 def test_files_that_no_replica_could_use_are_refused(files: dict[str, bytes], path: str) -> None:
