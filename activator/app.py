@@ -75,6 +75,7 @@ from service.client import ServiceClient
 from service.first import first
 from service.inner import open_inner
 from service.loops import PROCESS, Body, Loops
+from service.private import make_private
 from service.run import Stop
 from service.unix import SocketDirectory
 from service.way import is_remote
@@ -95,6 +96,8 @@ LOOK_S: Final = 0.02  # between two looks whether a new activator is ready
 async def run(settings: ActivatorSettings, stop: Stop) -> None:
     """Serve until `stop`; then drain, flush the spool, and return."""
     name = PREFIX + new_request_id().removeprefix("req_")  # one process lifetime, and the spool's source
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(settings.data)
     authority = Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
     files = _certificate_files(settings)
     certificates = Certificates(authority, settings.domain, files, settings.edge.protocols)

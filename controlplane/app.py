@@ -45,6 +45,7 @@ from service.decider import hold
 from service.failures import install_failure_handlers
 from service.inner import open_inner
 from service.openapi import add_description
+from service.private import make_private
 from service.unix import SocketDirectory
 from telemetry.certificates import describe_certificates
 from telemetry.telemetry import open_telemetry
@@ -63,7 +64,8 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
     """
     clock = clock or SystemClock()
     book = book_of(settings)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(settings.data)
     async with open_health(settings.between, stop) as health:
         if settings.cluster is None:
             await _serve(settings, book, stop, clock, health, None)

@@ -80,12 +80,12 @@ def main(context: click.Context) -> None:
 )
 def up_command(port: int | None, store: str | None) -> None:
     """Run an installation on this machine until SIGTERM or Ctrl-C."""
-    from kelvin.supervisor.lock import AlreadyRunning
+    from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers
     from kelvin.supervisor.up import NotReady, run_up
 
     try:
         run_up(load_up(target().data, port, store))
-    except (AlreadyRunning, NotReady) as error:
+    except (AlreadyRunning, OpenToOthers, NotReady) as error:
         raise DoorClosed(str(error)) from error
 
 

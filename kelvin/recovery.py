@@ -19,7 +19,7 @@ from contracts.backup import SUFFIX, RestoreReport
 from kelvin.client import DoorClosed, sentence_of, target
 from kelvin.program import reported
 from kelvin.settings import has_postgres
-from kelvin.supervisor.lock import AlreadyRunning, data_lock
+from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers, data_lock
 from service.private import keep_secrets
 from service.unix import SocketDirectory
 from service.whole_file import drafted
@@ -113,9 +113,9 @@ def restore_command(
     else:
         data = target().data.absolute()
         try:
-            with data_lock(data):
+            with data_lock(data, keeps_secrets=True):
                 report = _restore([str(source.absolute()), str(data), *options])
-        except AlreadyRunning as error:
+        except (AlreadyRunning, OpenToOthers) as error:
             raise DoorClosed(str(error)) from error
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(report), indent=2))

@@ -1,10 +1,15 @@
-"""Keep what a process knows in the process: no core dump, and no other process of the user reads its memory."""
+"""Keep secrets from others: no core dump, no other process of the user reads our memory, no other user our files."""
 
 import ctypes
+import logging
 import os
 import resource
+from pathlib import Path
 from typing import Final
 
+log = logging.getLogger(__name__)
+
+_OTHERS: Final = 0o077
 _PR_SET_DUMPABLE: Final = 4  # prctl(2)
 
 
@@ -17,3 +22,18 @@ def keep_secrets() -> None:
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def make_private(directory: Path) -> bool:
+    """Take from a directory of this user all that group and others may do, and say so in the log.
+
+    Return whether it is its owner's alone now. Raises OSError.
+    """
+    stat = directory.stat()
+    if not stat.st_mode & _OTHERS:
+        return True
+    if stat.st_uid != os.geteuid():
+        return False
+    directory.chmod(stat.st_mode & 0o700)
+    log.warning("the data directory was open to others", extra={"mode_was": f"{stat.st_mode & 0o7777:04o}"})
+    return True

@@ -6,15 +6,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from service.private import make_private
+
 
 class AlreadyRunning(Exception):
     """Another process holds the data directory."""
 
 
+class OpenToOthers(Exception):
+    """The data directory, which will hold keys, belongs to another user and is open to more than that user."""
+
+
 @contextmanager
-def data_lock(data: Path) -> Iterator[None]:
-    """Hold `DATA/lock`. Raises AlreadyRunning with the holder's process id where it is known."""
+def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[None]:
+    """Hold `DATA/lock`. Make the directory where it is missing, and close it to other users where it is ours.
+
+    Raises AlreadyRunning with the holder's process id where it is known. With `keeps_secrets` it raises OpenToOthers
+    for a directory of another user that group or others may use. Without, such a directory is accepted: a pod's volume
+    belongs to root, and nobody else is in the pod.
+    """
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not make_private(data) and keeps_secrets:
+        owner, mode = data.stat().st_uid, data.stat().st_mode & 0o7777
+        raise OpenToOthers(
+            f"{data} belongs to user {owner} and has mode {mode:04o}: other users could read or replace keys in it. "
+            f"Use a directory of your own, or run: chown {os.geteuid()} {data}; chmod 0700 {data}"
+        )
     fd = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -329,10 +329,10 @@ def _ready(settings: UpSettings) -> Ready:
 
 
 def run_up(settings: UpSettings) -> None:
-    """The whole of `kelvin up`. Raises AlreadyRunning or NotReady."""
-    with data_lock(settings.data):
+    """The whole of `kelvin up`. Raises AlreadyRunning, OpenToOthers or NotReady."""
+    configure_logging("supervisor", log_level())  # the lock may have something to log
+    with data_lock(settings.data, keeps_secrets=True):
         if (settings.data / "restoring").exists():  # `controlplane/placing.py` puts it there
             raise NotReady(f"a restore into {settings.data} was cut short: run `kelvin restore` again")
-        configure_logging("supervisor", log_level())
         become_subreaper()
         asyncio.run(supervise(settings))

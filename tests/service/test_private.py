@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from service.private import make_private
+
 ROOT = Path(__file__).parents[2]
 ABORTS = """
 import ctypes, os, signal, sys
@@ -38,6 +40,28 @@ def _aborted(which: str, where: Path) -> tuple[str, list[str]]:
     )
     assert done.returncode == -signal.SIGABRT
     return done.stdout.strip(), [path.name for path in where.iterdir()]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o2770])
+def test_directory_of_ours_is_closed_to_others(mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own permissions stay, and the log says so once."""
+    tmp_path.chmod(mode)
+    assert make_private(tmp_path)
+    assert make_private(tmp_path)
+    assert tmp_path.stat().st_mode & 0o077 == 0
+    assert tmp_path.stat().st_mode & 0o700 == mode & 0o700
+    assert [record.message for record in caplog.records] == ["the data directory was open to others"]
+
+
+@pytest.mark.parametrize(("mode", "is_private"), [(0o755, False), (0o700, True)])
+def test_directory_of_another_user_stays_as_it_is(
+    mode: int, is_private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is private is told."""
+    tmp_path.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert make_private(tmp_path) is is_private
+    assert tmp_path.stat().st_mode & 0o777 == mode
 
 
 def test_it_leaves_no_core(tmp_path: Path) -> None:
