@@ -69,7 +69,7 @@ async def on_cluster(
 ) -> Running:
     """What runs already is in the feed on return; or `stop` is set."""
     jobs = await jobs_beside(ladder, inst)
-    pods = PodTable(inst.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}")
+    pods = PodTable(inst.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.own_devices)
     page = inst.telemetry.page
     page.read(
         "kelvin_replicas", "Pods by state.", Kind.GAUGE, ("state",),
@@ -82,8 +82,12 @@ async def on_cluster(
         inst.registry, inst.feed, outcomes, pods, inst.clock, inst.tasks,
     )  # fmt: skip
     page.read("kelvin_pool_pods", "Pods that wait or serve, by state.", Kind.GAUGE, ("pool", "state"), pools.counts)
+
+    def has_no_minimum(tenant: str) -> bool:
+        return inst.feed.is_suspended(tenant) or inst.feed.is_spent(tenant)
+
     plane = Plane(
-        api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, inst.feed.is_suspended, pools,
+        api, inst.registry, inst.feed, outcomes, pods, rendering, inst.clock, has_no_minimum, pools,
         settings.overlap_s,
     )  # fmt: skip
     show_pending(

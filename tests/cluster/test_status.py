@@ -83,12 +83,15 @@ def test_what_runs_and_what_does_not(knative: Knative, tmp_path: Path) -> None:
                 text = await status(url, lambda said: "pending" in said)
                 where = r"pending \(gpu in eu-1a, on spot capacity alone\)"
                 assert re.search(rf"{where}: 1 replica: 1\d\d s by now, \d+ s guessed in all", text)
+                version = f"m@{digest('a')[:12]}: no replica could be started"
+                text = await status(url, lambda said: "no replica" in said)
+                assert f"\n{version}: no node has room for it\n" in text
                 it.fails("ImagePullBackOff")
-                text = await status(url, lambda said: "last start" in said)
-                assert "\nm: its last start: no replica could be started: its image is not to be had\n" in text
+                text = await status(url, lambda said: "image" in said)
+                assert f"\n{version}: its image is not to be had\n" in text
                 knative.pods("two")
                 text = await status(url, lambda said: re.search("│ ready +│ 1 ", said))
-                assert "last start" not in text
+                assert "no replica" not in text
                 (model,) = json.loads(await status(url, lambda said: True, "--json"))["models"]
                 assert [each["runtime_id"] for each in model["versions"][0]["replicas"]] == ["two"]
 

@@ -102,18 +102,20 @@ class Scene:
         settings: PoolSettings | None = None,
         calls: Calls | None = None,
         cluster: Cluster = CLUSTER,
+        devices: int | None = None,
     ) -> None:
         self.place, self.registry, self.feed, self.clock = place, registry, feed, clock
-        self.table = PodTable(clock, "cpu-1")
+        self.table = PodTable(clock, "cpu-1", devices)
         self.outcomes = Outcomes(registry, feed, tasks)
-        rendering = Rendering(cluster, "kelvin", kv_bytes=512 << 20)
+        rendering = Rendering(cluster, "kelvin", kv_bytes=512 << 20, devices=devices)
         self.pools = Pools(
             place, settings or PoolSettings(), cluster, 512 << 20, calls or Nobody(),
             registry, feed, self.outcomes, self.table, clock, tasks,
         )  # fmt: skip
         self.plane = Plane(
-            place, registry, feed, self.outcomes, self.table, rendering, clock, feed.is_suspended, self.pools, OVERLAP_S
-        )
+            place, registry, feed, self.outcomes, self.table, rendering, clock,
+            lambda tenant: feed.is_suspended(tenant) or feed.is_spent(tenant), self.pools, OVERLAP_S,
+        )  # fmt: skip
         registry.on_changed = self.plane.tick
         registry.meanwhile = self.plane.meanwhile
         self.subscription = feed.subscribe()

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.facts import ScaleChange
+from contracts.control import ReplicaRow, TenantLimits, TenantRow
+from contracts.errors import Refused
+from contracts.spending import SpendingRow, TokenPrices
+from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
 from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
@@ -180,6 +183,49 @@ def test_scale_is_written(tmp_path: Path) -> None:
         assert notes["autoscaling.knative.dev/min-scale"] == "1"
 
     play(tmp_path, scenario)
+
+
+def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
+    """It is written as none within seconds, and as it was once there is a budget again."""
+
+    async def scenario(it: Scene) -> None:
+        def least() -> str:
+            notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
+            return str(notes["autoscaling.knative.dev/min-scale"])
+
+        def spent(micros: int) -> None:
+            prices = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=1)
+            row = SpendingRow(tenant=TENANT, month="2023-11", ends_at_us=1, prices=prices, seen={}, spent_micros=micros)
+            limits = TenantLimits(budget_micros=100)
+            it.feed.publish(tenants=(TenantRow(tenant=TENANT, suspended=False, limits=limits),), spending=(row,))
+
+        await it.register("a")
+        await it.registry.rescale(BY, TENANT, "m", ScaleChange(min=1), NOW_S)
+        for micros, want in ((99, "1"), (100, "0"), (0, "1")):
+            spent(micros)
+            await it.passes(5)
+            assert least() == want
+
+    play(tmp_path, scenario)
+
+
+def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
+    """Where there are so many devices and no more, a tenant's minimums take at most its share of them."""
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        model = it.registry.model(TENANT, "m")
+        it.plane.check_scale(model, ScaleSettings(min=4, max=8))
+        it.feed.publish(tenants=(TenantRow(tenant="other", suspended=False),))
+        row = ReplicaRow(
+            runtime_id="r", tenant="other", model="x", version=digest("a"), address="", max_streams=1, draining=False,
+            restore=(),
+        )  # fmt: skip
+        it.table.put(row)
+        with pytest.raises(Refused, match="must be 2 or less: your tenant's share of 4 device slots is 2"):
+            it.plane.check_scale(model, ScaleSettings(min=3, max=8))
+
+    play(tmp_path, scenario, devices=4)
 
 
 def test_a_start_that_fails(tmp_path: Path) -> None:

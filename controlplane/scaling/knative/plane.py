@@ -18,6 +18,7 @@ from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, VersionKey
 from controlplane.feed import FeedHub
+from controlplane.minimums import Minimums
 from controlplane.outcomes import Outcomes
 from controlplane.policy import overlap
 from controlplane.policy.convergence import owner_of
@@ -76,11 +77,13 @@ class Plane:
         pods: PodTable,
         rendering: Rendering,
         clock: Clock,
-        is_suspended: Callable[[str], bool],
+        has_no_minimum: Callable[[str], bool],
         pools: Pools,
         overlap_s: float,
     ) -> None:
-        """What may be on a pod of one of `pools` has no Service of its own. For `overlap_s` what a version can't take
+        """Minimums of tenants that are suspended, or have spent their budget, do not hold: `has_no_minimum`.
+
+        What may be on a pod of one of `pools` has no Service of its own. For `overlap_s` what a version can't take
         that was only just named and ready goes to the one before it.
         """
         self._api = api
@@ -90,7 +93,8 @@ class Plane:
         self._pods = pods
         self._rendering = rendering
         self._clock = clock
-        self._is_suspended = is_suspended
+        self._has_no_minimum = has_no_minimum
+        self._minimums = Minimums(models.every_model, pods, feed)
         self._pools = pools
         self._overlap_s = overlap_s
         self._sight = Sight()
@@ -111,6 +115,7 @@ class Plane:
         self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
         self._overlap = False  # of two versions of some model: one leaves with time, or with its last pod
         self._takeover = Takeover(self._feed.reader_names)
+        self._without_minimum: frozenset[str] = frozenset()  # tenants, as they were looked at last
         self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
         self._refused: set[VersionKey] = set()  # likewise
         self._changed.set()
@@ -150,6 +155,7 @@ class Plane:
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
         self._rendering.check(model, scale)
+        self._minimums.check(model, scale)
 
     # -- loops --
 
@@ -188,7 +194,7 @@ class Plane:
             )
             every = served(models, self._is_there, self._is_ready, self._is_awake, self._is_settled_in)
             own = (each for each in every if not self._pools.shared.takes(*each))
-            objects, failed = self._rendering.objects(own, self._is_suspended)
+            objects, failed = self._rendering.objects(own, self._has_no_minimum)
             self._converger.want([*objects, *self._pools.objects()])
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
@@ -200,7 +206,13 @@ class Plane:
     async def _look(self) -> None:
         while True:
             await self._clock.sleep(LOOK_S)
-            if self._overlap:
+            without_minimum = frozenset(
+                model.tenant
+                for model in self._models.every_model()
+                if model.scale.min and self._has_no_minimum(model.tenant)
+            )
+            if self._overlap or without_minimum != self._without_minimum:
+                self._without_minimum = without_minimum
                 self._changed.set()
             refused = {
                 key

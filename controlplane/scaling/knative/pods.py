@@ -11,9 +11,12 @@ from controlplane.replicas import Replica
 
 
 class PodTable:
-    """All pods, by name and by version. `device_class` is what their seconds are billed as."""
+    """All pods, by name and by version. `device_class` is what their seconds are billed as, `slots` how many devices
+    there are for all of them, where that is a bound.
+    """
 
-    def __init__(self, clock: Clock, device_class: str) -> None:
+    def __init__(self, clock: Clock, device_class: str, slots: int | None = None) -> None:
+        self.slots = slots
         self._clock = clock
         self._device_class = device_class
         self._pods: dict[str, Replica] = {}
@@ -28,6 +31,10 @@ class PodTable:
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Pods of a version in any state, the one that was seen first before others."""
         return tuple(self._pods[name] for name in self._by_key.get(key, ()))
+
+    def in_use(self) -> tuple[VersionKey, ...]:
+        """Versions that have a pod."""
+        return tuple(self._by_key)
 
     def ready(self, key: VersionKey) -> int:
         """Those that the cluster calls ready."""

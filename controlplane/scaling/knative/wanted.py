@@ -71,7 +71,7 @@ class Rendering:
     _kept: dict[VersionKey, tuple[PodVersion, Json]] = field(default_factory=dict)
 
     def objects(
-        self, every: Iterable[tuple[Model, Version]], is_suspended: Callable[[str], bool]
+        self, every: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
     ) -> tuple[list[Json], dict[VersionKey, Failure]]:
         """Namespaces and Services, and of what can't have one, why."""
         found: dict[VersionKey, tuple[PodVersion, Json]] = {}
@@ -82,7 +82,7 @@ class Rendering:
         for model, version in every:
             key = version.key
             try:
-                pod = self._pod(model, version, is_suspended(key.tenant), parts.get(key, model.scale.max))
+                pod = self._pod(model, version, has_no_minimum(key.tenant), parts.get(key, model.scale.max))
                 found[key] = self._rendered(key, pod)
                 holder = places.setdefault(place_of(key, self.cluster), key)
                 if holder != key:
@@ -102,7 +102,7 @@ class Rendering:
             rule = f"must be {self.devices} or less: there are no more devices"
             raise Refused(InvalidRequest("min", str(scale.min), rule))
         for version in model.versions[-1:]:
-            pod = self._pod(replace(model, scale=scale), version, is_suspended=False, most=scale.max)
+            pod = self._pod(replace(model, scale=scale), version, has_no_minimum=False, most=scale.max)
             service(pod, self.cluster)
 
     def _rendered(self, key: VersionKey, pod: PodVersion) -> tuple[PodVersion, Json]:
@@ -113,7 +113,7 @@ class Rendering:
             raise Refused(Conflict("the tenant's namespace", "is the one in which Kelvin itself runs"))
         return pod, service(pod, self.cluster)
 
-    def _pod(self, model: Model, version: Version, is_suspended: bool, most: int) -> PodVersion:
+    def _pod(self, model: Model, version: Version, has_no_minimum: bool, most: int) -> PodVersion:
         of, scale = version.registration, model.scale
         return PodVersion(
             tenant=of.tenant,
@@ -122,7 +122,7 @@ class Rendering:
             weight_bytes=of.total_bytes,
             kv_bytes=self.kv_bytes,
             max_streams=of.limits.max_streams,
-            min_scale=0 if is_suspended else scale.min,
+            min_scale=0 if has_no_minimum else scale.min,
             max_scale=most,
             target=scale.target,
             window_s=scale.window_s,
