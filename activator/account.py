@@ -39,7 +39,7 @@ class Account(msgspec.Struct):
     queued_us: int = 0
     cold: bool = False
     seen: Counts = msgspec.field(default_factory=Counts)
-    delivered_tokens: int = 0
+    delivered_tokens: int = 0  # of the answer; of a whole one that was cut for its caller, those that were computed
     status: int = 200
     hold: Hold | None = None  # of its tenant's budget
     is_settled: bool = False
@@ -68,8 +68,9 @@ class Account(msgspec.Struct):
         )
 
     def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:
-        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered. What is not
-        charged is not one with anything: of failures there may be any number.
+        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered, or computed of
+        a whole answer that was cut for its caller. What is not charged is not one with anything: of failures there may
+        be any number.
         """
         return RequestRecord(
             request_id=self.request_id,

@@ -16,13 +16,16 @@ from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
 from contracts.ladder import TOLD
-from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, headers_of, openai_error, sse_error, status_of
+from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, code_of, headers_of, openai_error, sse_error, status_of
 from contracts.timeline import Stage
+from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.wire import encode
 
 log = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
+# Whole answers that end so were cut for their caller: what was computed until then is charged. What fails is not.
+CUT: Final = frozenset({Cancelled.code, DeadlineExceeded.code})
 AT_ONCE: Final = 64 << 10  # a whole answer up to that leaves in one write, behind its record
 _SSE: Final = b"text/event-stream; charset=utf-8"
 _JSON: Final = OPENAI_CONTENT_TYPE.encode()
@@ -155,6 +158,8 @@ class Answer:
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
         account = self._account
         account.timeline.stamp(Stage.DONE, now_us())
+        if not account.stream and code_of(failure) in CUT:
+            account.delivered_tokens = account.seen.completion_tokens
         try:
             if account.runtime_id is None:
                 self._usage.settle_soon(account, failure, status)

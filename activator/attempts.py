@@ -113,8 +113,8 @@ class Attempts:
         """The answer of the slot's replica, whole. Likewise."""
         replica = slot.replica
         try:
+            call.upstream = upstream  # from now on: a cut before the head is one that this replica has to be told of
             async with upstream:
-                call.upstream = upstream
                 if upstream.runtime_id is not None:  # a pod has one name, and each of its lives another
                     call.account.runtime_id = upstream.runtime_id
                 self._throttler.report_began(replica)
@@ -125,6 +125,8 @@ class Attempts:
             if race is None and upstream.telling is not None:  # it may be sent there again, once that is forgotten
                 await asyncio.wait((upstream.telling,))
             raise
+        finally:
+            _take_cost(call, slot, upstream)
 
     async def _race(self, race: Race, call: Call, answer: Answer, slot: Slot, upstream: Upstream) -> None:
         """The same, or a second replica's where that one begins sooner, or the first one comes to nothing. The first
@@ -167,6 +169,7 @@ class Attempts:
         finally:
             second.end()
             await second.ended()
+            _take_cost(call, second.slot, second.upstream)
 
     def _failed_at(self, replica: Replica, call: Call, slot: Slot, failed: Refused | Lost | Declined) -> None:
         blame(self._throttler, replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
@@ -211,6 +214,14 @@ def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
     account.timeline.stamp(Stage.DISPATCHED, now)
     call.dispatched_us = now
     call.stage = "prefilling"
+
+
+def _take_cost(call: Call, slot: Slot, upstream: Upstream) -> None:
+    """Take over what a cut answer cost by the time its replica had ended it."""
+    if upstream.cost is not None:
+        seen = call.account.seen = upstream.cost
+        call.account.runtime_id = upstream.runtime_id or call.account.runtime_id
+        slot.tokens = seen.prompt_tokens + seen.completion_tokens
 
 
 def _may_follow(failed: Lost | Declined) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ from activator.sessions import Session
 from activator.upstream_http import Answer
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, RemoteFailure, Unavailable
-from contracts.frames import CONTENT_TYPE, Frame, FrameDecoder, FrameKind
+from contracts.frames import CONTENT_TYPE, Counts, Frame, FrameDecoder, FrameKind
 from contracts.ladder import RECORDED
 from contracts.numbers import whole_number
 from contracts.roles import Role
@@ -124,6 +125,7 @@ class Upstream:
         self._over = False  # nothing is left to cancel
         self._is_disowned = False
         self._delivered = 0
+        self.cost: Counts | None = None  # of an answer that was cut: what the replica said when it had ended it
         self.runtime_id: str | None = None  # as the replica calls itself, with its 200
         self.is_left = False
         self.telling: asyncio.Task[None] | None = None  # a replica that was disowned
@@ -131,14 +133,17 @@ class Upstream:
     async def __aenter__(self) -> "Upstream":
         self._session.busy += 1
         try:
-            self._answer = await self._session.http.send("POST", self._path, self._body, self._headers.items())
+            self._answer = await self._session.http.ask("POST", self._path, self._body, self._headers.items())
+            await self._answer.head()
             if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
                 self._over = True
                 raise await self._rejection(self._answer)
-            if (name := self._answer.fields.get(RUNTIME)) is not None:
-                self.runtime_id = name.decode("latin-1")[:128]
+            self._name_runtime(self._answer)
         except OSError as error:
             self._over = True
+            if self._answer is not None:
+                self._answer.close()
+                self._answer = None
             await self._leave()
             raise Lost(untouched=True) from error
         except BaseException:
@@ -225,12 +230,33 @@ class Upstream:
                 await deleted.read()
             finally:
                 deleted.release()
+            if answer is not None and not self._is_disowned:
+                await self._read_cost(answer)
         except OSError:
             return  # closing tells it, too
         finally:
             if answer is not None:
                 answer.close()
             await self._gone()
+
+    def _name_runtime(self, answer: Answer) -> None:
+        if (name := answer.fields.get(RUNTIME)) is not None:
+            self.runtime_id = name.decode("latin-1")[:128]
+
+    async def _read_cost(self, answer: Answer) -> None:
+        """Read on to the frame that ends the answer, which says what it cost until then. An answer without frames cost
+        nothing.
+        """
+        await answer.head()
+        if answer.status != 200 or answer.fields.get(b"content-type") != _FRAMES:
+            return
+        self._name_runtime(answer)
+        with suppress(ValueError):  # not our frames
+            while data := await answer.some():
+                for frame in self._decoder.feed(data):
+                    self.cost = frame.counts
+                    if frame.kind in (FrameKind.END, FrameKind.FAILED):
+                        return
 
     async def _gone(self) -> None:
         self._session.busy -= 1

@@ -37,16 +37,20 @@ class Client:
 
     async def send(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
         """The head of the answer. Raises OSError. Cancelling closes the connection."""
+        answer = await self.ask(method, target, body, fields)
+        try:
+            await answer.head()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    async def ask(self, method: str, target: str, body: bytes = b"", fields: Fields = ()) -> "Answer":
+        """Send a request, and return its answer before there is anything of it: its head is next. Raises OSError."""
         first = f"{method} {target} HTTP/1.1\r\nhost: replica\r\ncontent-length: {len(body)}"
         head = "\r\n".join((first, *map(": ".join, fields), "\r\n")).encode()
         connection = self._try_kept() or await self._connect()
-        try:
-            connection.ask(head, body)
-            while not connection.has_head:
-                await connection.more()
-        except BaseException:
-            connection.close()
-            raise
+        connection.ask(head, body)
         return Answer(self, connection)
 
     def close(self) -> None:
@@ -84,14 +88,20 @@ class Client:
 
 
 class Answer:
-    """One answer, from its head on. Give it back by `release`, or end its connection by `close`."""
+    """One answer. Wait for its head first; give it back by `release`, or end its connection by `close`."""
 
     def __init__(self, client: Client, connection: "_Connection") -> None:
         self._client = client
         self._connection = connection
         self._is_left = False
-        self.status: int = connection.status
-        self.fields = connection.fields  # names in lower case
+        self.status = 0  # before there is a head
+        self.fields: dict[bytes, bytes] = {}  # names in lower case
+
+    async def head(self) -> None:
+        """Wait for status and fields. Raises OSError. Safe to cancel, and to wait for again."""
+        while not self._connection.has_head:
+            await self._connection.more()
+        self.status, self.fields = self._connection.status, self._connection.fields
 
     @property
     def at_end(self) -> bool:

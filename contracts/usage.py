@@ -25,7 +25,10 @@ class Origin(StrEnum):
 
 
 class RequestRecord(Wire, frozen=True):
-    """One request of an authenticated caller to a model, whatever came of it. Tokens are those delivered."""
+    """One request of an authenticated caller to a model, whatever came of it. Tokens of the answer are those delivered;
+    of a whole answer that was cut for its caller (`cancelled`, `deadline_exceeded`) those computed until the cut took
+    effect.
+    """
 
     request_id: str
     origin: Origin

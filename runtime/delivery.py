@@ -17,7 +17,7 @@ from contracts.errors import Failure, Internal, Refused
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import to_wire
 from contracts.timeline import Span, Stage
-from contracts.traffic_errors import Cancelled
+from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from runtime.answer import Feed, Progress
 from runtime.dependencies import READER
 from runtime.engine.interface import Failed, Finished
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_S: Final = 0.25  # how long the engine may take to say no before the 200 goes out
 BEAT_S: Final = 1.0
+LET_GO_S: Final = 1.0  # for the engine to end a request that was cut: a step, as a rule
 STALL_S: Final = READER.timeout_s  # how long one write may wait for the other side to read
 
 
@@ -139,9 +140,18 @@ class Delivery:
             events = await stream.take(BEAT_S)
 
     async def _fail(self, failure: Failure) -> None:
-        if not self._exchange.committed:
+        exchange = self._exchange
+        if exchange.stream.abandoned is None:
+            exchange.counts = self._answer.counts
+        else:
+            # Cut from this side: the engine computes until it lets go, and the activator charges an answer by that.
+            exchange.counts = await exchange.stream.final_cost(LET_GO_S) or exchange.counts
+        # Cut for its caller before anything went out: the cost is told in a 200, by which the request is counted.
+        is_cut = (exchange.deleted and not exchange.elsewhere) or isinstance(failure, DeadlineExceeded)
+        is_charged = is_cut and not exchange.disconnected and exchange.counts.completion_tokens > 0
+        if not (exchange.committed or is_charged):
             raise Refused(failure)
-        await self._write(failed_frame(to_wire(failure), self._answer.counts), last=True)
+        await self._write(failed_frame(to_wire(failure), self._exchange.counts), last=True)
 
     async def _write(self, frames: bytes, *, last: bool) -> None:
         if not frames:

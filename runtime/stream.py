@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from contracts.errors import Failure, Internal, Refused
+from contracts.frames import Counts
 from contracts.traffic_errors import Cancelled, Overloaded, SlowReader
 from runtime.engine import interface
 from runtime.engine.interface import Event, Failed, Finished, Generated, Request
@@ -43,6 +44,8 @@ class Stream:
         self._more = asyncio.Event()
         self._failure: Failure | None = None
         self.released = False  # by the engine: its last event came
+        self._cost: Counts | None = None  # what the request had cost by then
+        self._waiter: asyncio.Future[None] | None = None  # for the engine's letting go
 
     def __repr__(self) -> str:
         state = "released" if self.released else "running"
@@ -56,7 +59,8 @@ class Stream:
     def offer(self, event: Event) -> None:
         """What the engine says. After `abandon` only its letting go counts."""
         if isinstance(event, Finished | Failed | interface.Cancelled):
-            self.released = True
+            self._cost = event.counts
+            self.release()
         if self._failure is not None:
             return
         if isinstance(event, interface.Cancelled):
@@ -66,6 +70,21 @@ class Stream:
         else:
             self._events.append(event)
             self._more.set()
+
+    def release(self) -> None:
+        """The engine holds nothing for it any longer."""
+        self.released = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def final_cost(self, timeout_s: float) -> Counts | None:
+        """Wait until the engine has let go of the request, and return what it cost in all. None where the engine ended
+        without saying so, or takes longer.
+        """
+        if not self.released:
+            self._waiter = self._waiter or asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._waiter,), timeout=timeout_s)
+        return self._cost
 
     def abandon(self, failure: Failure) -> None:
         """End it from this side: the first reason stands, `take` raises it, the engine is told at once."""
@@ -140,7 +159,7 @@ class Streams:
     def end_all(self, failure: Failure | None = None) -> None:
         """The engine is gone: nobody will let go of anything any more."""
         for stream in self._streams.values():
-            stream.released = True
+            stream.release()
             stream.abandon(failure or Internal())
         self._streams.clear()
         self._empty.set()

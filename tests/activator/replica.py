@@ -11,6 +11,7 @@ from contracts.errors import Failure
 from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import headers_of, openai_error, status_of, to_wire
 from contracts.timeline import Span, Stage
+from contracts.traffic_errors import Cancelled
 from contracts.usage import Receipts
 from contracts.wire import decode, encode
 from tests.listening import Listening
@@ -51,17 +52,22 @@ class Call:
         self.answer: web.StreamResponse | None = None
         self.refusal: web.Response | None = None
         self.is_cut = False
+        self.tokens = 0  # of the last frame
+        self.work: asyncio.Task[None] | None = None
+        self.is_deleted = False
 
     async def open(self) -> None:
         """The 200 and its head."""
         if self.answer is None:
             self.answer = web.StreamResponse(headers={"content-type": CONTENT_TYPE})
             await self.answer.prepare(self.request)
+            await self.replica.changed()
 
     async def write(self, kind: FrameKind, payload: bytes = b"", tokens: int = 0, prompt: int = 3) -> None:
         """A frame with cumulative counts."""
         await self.open()
         assert self.answer is not None
+        self.tokens = tokens
         await self.answer.write(encode_frame(Frame(kind, Counts(prompt, 1, tokens, tokens * 10), payload)))
 
     async def data(self, payload: bytes, tokens: int) -> None:
@@ -83,6 +89,27 @@ class Call:
         self.refusal = web.Response(
             status=status_of(failure), body=openai_error(failure, self.request_id), headers=headers_of(failure)
         )
+
+    async def run(self, script: "Script") -> None:
+        """To its end, or until the activator deletes the request: then the answer ends as a runtime ends it."""
+        self.work = asyncio.ensure_future(script(self))
+        try:
+            await self.work
+        except asyncio.CancelledError:
+            if not self.is_deleted:
+                raise
+            if self.answer is None and not self.tokens:
+                self.refuse(Cancelled())
+            else:
+                await self.fail(Cancelled(), self.tokens)
+        finally:
+            self.work.cancel()
+
+    def delete(self) -> None:
+        """The activator wants no more of it."""
+        if self.work is not None and not self.work.done():
+            self.is_deleted = True
+            self.work.cancel()
 
     def cut(self) -> None:
         """The connection breaks."""
@@ -188,7 +215,7 @@ class FakeReplica:
         self.most = max(self.most, self.running)
         await self.changed()
         try:
-            await self.script(call)
+            await call.run(self.script)
         finally:
             self.running -= 1
             if not transport.is_closing():
@@ -207,6 +234,8 @@ class FakeReplica:
         still_open = [call for call in self.calls if call.request_id == request_id and call.request.transport]
         if still_open and not still_open[0].request.transport.is_closing():  # type: ignore[union-attr]
             self.deleted_before_close.append(request_id)
+        for call in still_open:
+            call.delete()
         await self.changed()
         return web.Response(status=204)
 

@@ -123,7 +123,12 @@ def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body: dict[
             record = next(each for each in await here.control.until_records(1) if each.outcome == "cancelled")
             assert record.request_id == got.headers["x-request-id"]
             assert record.status == got.status or got.status == 200
-            assert record.completion_tokens <= got.body.count(b'"content": "x"')
+            if (
+                reach is _decoding and body is CHAT
+            ):  # nothing is delivered of it before its end: what was computed counts
+                assert record.completion_tokens == here.replicas[0].calls[0].tokens > 0
+            else:
+                assert record.completion_tokens <= got.body.count(b'"content": "x"')
             if reach in (_prefilling, _decoding):
                 replica = here.replicas[0]
                 await replica.until(lambda r: r.deleted == [record.request_id])

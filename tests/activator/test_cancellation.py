@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
+import pytest
+
+from contracts.frames import FrameKind
 from tests.activator.replica import Call, chunk, hello
 from tests.activator.world import CHAT, World, http, world
 
@@ -80,6 +84,42 @@ def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
             await replica.until(lambda r: len(r.deleted) == 1)
             (record,) = await here.control.until_records(1)
             assert record.outcome == "cancelled"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("beats", [pytest.param(8, id="after its head"), pytest.param(0, id="before its head")])
+@pytest.mark.parametrize("way", ["leaves", "deadline", "drain"])
+def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path, way: str, beats: int) -> None:
+    """Its prompt and the tokens that its replica had computed when the cut took effect, whoever of the caller's side
+    cut it. A cut of ours, the end of a drain, charges nothing.
+    """
+
+    async def compute(call: Call) -> None:
+        for tokens in range(1, beats):
+            await call.write(FrameKind.BEAT, tokens=tokens, prompt=5)
+        call.tokens = 9  # as many were computed by the time that it was told to end
+        await call.replica.changed()
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        async with world(tmp_path, activator_drain_s=1) as here:
+            replica = await here.replica("a", compute, max_streams=1)
+            started = asyncio.ensure_future(replica.until(lambda r: bool(r.calls) and r.calls[0].tokens == 9))
+            if way == "leaves":
+                await _leave_once(here, json.dumps(CHAT).encode(), started)
+            elif way == "deadline":
+                assert (await here.post(x_kelvin_deadline_ms="700")).status == 504
+            else:
+                asked = asyncio.create_task(here.post())
+                await started
+                here.process.send_signal(signal.SIGTERM)
+                assert (await asked).status == 503
+            (record,) = await here.control.until_records(1)
+            assert record.outcome == {"leaves": "cancelled", "deadline": "deadline_exceeded"}.get(way, "unavailable")
+            assert record.completion_tokens == (0 if way == "drain" else 9)
+            assert record.runtime_id == "a"
+            await replica.until(lambda r: r.recorded == [record.request_id])
 
     asyncio.run(scenario())
 

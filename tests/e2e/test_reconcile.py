@@ -13,7 +13,7 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from spool.spool import Spool
-from tests.e2e.calls import complete
+from tests.e2e.calls import complete, post
 from tests.e2e.inside import is_recorded
 
 pytestmark = pytest.mark.deep
@@ -161,6 +161,28 @@ def test_what_is_planted_is_named(kelvin: Installation, named: dict[str, str], p
     assert {each["fails"] for each in found} == {planted.fails}
     if planted.figure:
         assert planted.is_ in [each[planted.figure] for each in found]
+
+
+def test_cut_whole_answer_is_charged_and_the_accounts_agree(kelvin: Installation, named: dict[str, str]) -> None:
+    """Its deadline ends it while the replica computes: the prompt and the tokens so far are on the bill, once, and
+    nothing of it is a difference between the activator's account and the replica's.
+    """
+    complete(kelvin, "llama", "w1 w2", max_tokens=1)  # it serves by now
+    body = {"model": "llama", "prompt": "w1 w2 w3", "max_tokens": 4000, "temperature": 0}
+    cut = post(kelvin, "/v1/completions", body, x_kelvin_deadline_ms="700")
+    assert cut.status == 504, cut.raw
+    request = cut.headers["x-request-id"]
+    kelvin.wait(lambda: is_recorded(kelvin, request), "the request is in the ledger")
+    query = (
+        "SELECT outcome, prompt_tokens, completion_tokens, billable, device_us, origin FROM ledger_requests "
+        "WHERE request_id = :request"
+    )
+    ((outcome, prompt, completion, billable, device_us, origin),) = ask(kelvin, query, {"request": request})
+    assert (outcome, prompt, billable, origin) == ("deadline_exceeded", 3, 1, "activator")
+    assert 1 < completion < 4000
+    assert device_us > 0
+    kelvin.to_zero("llama")
+    assert reconciled(kelvin, 0)["agrees"]
 
 
 def test_what_waits_in_a_spool_is_named(kelvin: Installation) -> None:

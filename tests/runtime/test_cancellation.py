@@ -181,3 +181,43 @@ def test_what_another_replica_answered_is_recorded_here(tmp_path: Path, elsewher
                 assert record.prompt_tokens > 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("seen", [pytest.param(3, id="after its head"), pytest.param(0, id="before its head")])
+def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_path: Path, seen: int) -> None:
+    """The last frame of an answer that is deleted counts the step during which that happened, too: the activator
+    charges a whole answer by it. Where nothing had gone out by then that frame is the whole answer.
+    """
+
+    async def main() -> None:
+        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+            opening = asyncio.create_task(_opened(each))
+            each.engine.allow(3)
+            await each.until("three tokens", lambda: each.engine.generated == 3)
+            decoder, frames = FrameDecoder(), []
+            if seen:
+                frames += await frames_until(await opening, decoder, seen)
+            await _delete(each)
+            answer = await opening
+            assert answer.status == 200
+            frames += decoder.feed(await answer.read())
+            assert len(frames) == (2 if seen else 1)
+            assert frames[-1].kind is FrameKind.FAILED
+            assert (frames[-1].counts.prompt_tokens > 0, frames[-1].counts.completion_tokens) == (True, 4)
+            assert each.meter.meter.requests == 1
+            await each.told("r1", 0, recorded=True)
+            await each.quiet()
+
+    asyncio.run(main())
+
+
+async def _opened(each: Bench) -> aiohttp.ClientResponse:
+    answer: aiohttp.ClientResponse = await each.open(body={"max_tokens": 100, "stream": False})
+    return answer
+
+
+async def _delete(each: Bench) -> None:
+    """During a step, which then ends."""
+    async with each.session.delete("http://rt/v1/requests/r1") as deleted:
+        assert deleted.status == 204
+    each.engine.allow(1)

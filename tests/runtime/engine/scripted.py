@@ -51,6 +51,7 @@ class ScriptedEngine:
         self.threads: set[int] = set()
         self.admitted: list[GenerationRequest] = []
         self.cancelled: list[str] = []
+        self.generated = 0  # tokens, of all requests
         self.busy_ns = 0
 
     def allow(self, steps: int = 1) -> None:
@@ -97,6 +98,7 @@ class ScriptedEngine:
             if sequence.done < len(sequence.script):
                 token = sequence.script[sequence.done]
                 sequence.done += 1
+                self.generated += 1
                 self._pending.append(Generated(request_id, token, sequence.counts))
             if sequence.done == len(sequence.script):
                 del self._live[request_id]
