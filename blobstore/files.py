@@ -21,6 +21,7 @@ from blobstore.store import (
     BlobStat,
     BlobUnavailable,
     Payload,
+    StoreFull,
     check_key,
     check_prefix,
     check_range,
@@ -128,6 +129,8 @@ def _translated(key: str, *, putting: bool = False) -> Iterator[None]:
     except (IsADirectoryError, NotADirectoryError) as error:
         raise BadKey(key, "is a parent of another key, or the other way round") from error
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull() from error
         raise BlobUnavailable(f"{errno.errorcode.get(error.errno or 0, 'error')} at '{key}'") from error
 
 

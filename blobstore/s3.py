@@ -29,6 +29,7 @@ from blobstore.store import (
     BlobStat,
     BlobUnavailable,
     Payload,
+    StoreFull,
     check_key,
     check_prefix,
     check_range,
@@ -151,6 +152,8 @@ class S3Store:
             # The first put may be the first ever; the second finds something in any case.
             if await self._run(try_put) and await self._run(try_put):
                 return "this endpoint overwrites objects in spite of If-None-Match, which Kelvin can't do without"
+        except StoreFull:
+            return None  # versions are read all the same, and each put says why it fails
         except BlobUnavailable as unavailable:
             if (hopeless := why_hopeless(unavailable)) is None:
                 raise

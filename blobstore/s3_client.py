@@ -22,8 +22,12 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from blobstore.s3_place import S3Place
-from blobstore.store import BlobNotFound, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobUnavailable, StoreFull
 
+_INSUFFICIENT_STORAGE: Final = 507  # RFC 4918, 11.5: MinIO says it of full disks (XMinioStorageFull)
+_FULL: Final = frozenset(
+    {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded"}
+)  # Ceph's and MinIO's quotas, with 403, 400
 _DEFAULT_REGION: Final = "us-east-1"  # what compatible endpoints take where nobody names one
 
 
@@ -79,6 +83,8 @@ def translated(key: str) -> Iterator[None]:
         code, status = error_of(error)
         if code in ("NoSuchKey", "404"):
             raise BlobNotFound(key) from None
+        if status == _INSUFFICIENT_STORAGE or code in _FULL:
+            raise StoreFull() from error
         raise BlobUnavailable(f"S3 answered {code} ({status})") from error
     except (BotoCoreError, OSError) as error:
         raise BlobUnavailable(f"S3 did not answer: {type(error).__name__}") from error

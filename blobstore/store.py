@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.errors import InvalidRequest, NotFound, Refused, Unavailable
+from contracts.errors import CapacityExceeded, InvalidRequest, NotFound, Refused, Unavailable
 
 _KEY_LIMIT: Final = 900  # S3 allows 1024 bytes; a bucket prefix must still fit
 _SEGMENT_LIMIT: Final = 200
@@ -33,6 +33,13 @@ class BlobUnavailable(Refused):
         super().__init__(Unavailable("the object store"))
         self.reason = reason
         self.add_note(reason)
+
+
+class StoreFull(Refused):
+    """The store has no room for the object. Waiting makes none, so no call is tried again."""
+
+    def __init__(self) -> None:
+        super().__init__(CapacityExceeded("bytes in the object store", 1, 0))
 
 
 class BlobShort(Refused):
@@ -72,7 +79,7 @@ class BlobStore(Protocol):
 
         Of several at once exactly one gets True. Where the key exists, an iterator may be left unread; where the
         iterator raises, nothing becomes visible. A key must not be a parent of another; a store may refuse it.
-        Raises `Refused(CapacityExceeded)` where the store takes no object of that size.
+        Raises `Refused(CapacityExceeded)` where the store takes no object of that size, or is full (`StoreFull`).
         """
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:

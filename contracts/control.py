@@ -298,6 +298,13 @@ class VersionRegistration(Fact, frozen=True):
     pushed_by: str = ""  # the id of the tenant's key
 
 
+class Registered(Fact, frozen=True):
+    """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it."""
+
+    is_new: bool
+    was_deleted: bool = False
+
+
 class NamedVersions(Fact, frozen=True):
     """`GET /internal/v1/versions?tenant=T`: every version that a model of the tenant names; deleted ones are not."""
 

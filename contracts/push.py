@@ -1,11 +1,15 @@
 """What `kelvin push` and the snapshotter say to each other. Headers and small files first, bytes only after that."""
 
 from enum import StrEnum
+from typing import Final
 
 from contracts.jobs import GateFacts, SealAttestation
 from contracts.manifest import Digest
 from contracts.problem import WireFailure
-from contracts.wire import Wire
+from contracts.wire import Fact, Wire
+
+# A query parameter of a commit: the client's name for itself, which tells it from the client of an equal push.
+CLIENT: Final = "client"
 
 
 class SmallFile(Wire, frozen=True):
@@ -125,14 +129,15 @@ class CommitRequest(Wire, frozen=True):
     digests: tuple[Digest, ...]
 
 
-class Committed(Wire, frozen=True):
-    """The version exists, was read back, and may serve."""
+class Committed(Fact, frozen=True):
+    """The version exists, was read back, and may serve. Of equal pushes at once one is told that it created it."""
 
     model: str
     version: str
     created: bool  # False where the same version was there already
     total_bytes: int
     new_chunks: int
+    restored: bool = False  # the model had deleted it, and has it again
 
 
 class Original(Wire, frozen=True):

@@ -24,7 +24,8 @@ _KINDS: Final[Mapping[Datatype, frozenset[type]]] = {
     "FP64": frozenset({int, float}),
 }  # fmt: skip
 _WHOLE: Final = frozenset({int})
-_HIGHEST: Final[Mapping[Datatype, float]] = {"FP32": 3.4028234663852886e38, "FP64": 1.7976931348623157e308}
+# FP32: the highest double that rounds to FLT_MAX. FLT_MAX in its shortest form (3.4028235e38) is a little above it.
+_HIGHEST: Final[Mapping[Datatype, float]] = {"FP32": 3.4028235677973362e38, "FP64": 1.7976931348623157e308}
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -95,8 +95,9 @@ def routes(internals: Internals) -> list[Route]:
 
     async def versions(request: Request) -> Response:
         registration = await read(request, VersionRegistration)
-        created = await internals.registry.register(registration, internals.clock.wall_s())
-        return Response(status_code=201 if created else 200)
+        registered = await internals.registry.register(registration, internals.clock.wall_s())
+        is_taken_in = registered.is_new or registered.was_deleted
+        return answer(registered, 201 if is_taken_in else 200)
 
     async def named(request: Request) -> Response:
         return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))

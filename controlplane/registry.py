@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
-from contracts.control import ModelRow, VersionRegistration, VersionRow
+from contracts.control import ModelRow, Registered, VersionRegistration, VersionRow
 from contracts.errors import Conflict, ModelNotFound, Refused
 from contracts.ladder import Ladder
 from contracts.names import DEFAULT_ALIAS, dns_label
@@ -121,9 +121,10 @@ class Registry:
         every = (each for model in self.models(tenant) for each in model.versions if not each.is_deleted)
         return tuple(sorted({each.registration.version for each in every}))
 
-    async def register(self, registration: VersionRegistration, now_s: int) -> bool:
-        """Take a published version in; True where it is new. The first version of a model becomes its `prod`. Like all
-        that changes what is served it returns once activators were told, or a second is over: who asks then is right.
+    async def register(self, registration: VersionRegistration, now_s: int) -> Registered:
+        """Take a published version in, or back in after a deletion. The first version of a model becomes its `prod`.
+        Like all that changes what is served it returns once activators were told, or a second is over: who asks then
+        is right.
 
         Repeats are harmless. Raises Refused(InvalidRequest) on a bad name, NotFound on an unknown tenant.
         """
@@ -140,13 +141,13 @@ class Registry:
                     lambda connection: published(connection, registration, now_s) if before.is_deleted else None,
                 )
                 if not before.is_deleted:
-                    return False
+                    return Registered(is_new=False)
                 # Who serves has to hear of it again.
                 revision = self._publisher.publish(versions=(version_row(before),))
             else:
                 revision = await self._take_in(model, registration, name, now_s)
         await self._publisher.settled(revision, TELL_S)
-        return True
+        return Registered(is_new=before is None, was_deleted=before is not None)
 
     async def _take_in(self, model: Model | None, registration: VersionRegistration, name: str, now_s: int) -> int:
         """A new version; the revision of the feed that tells of it."""

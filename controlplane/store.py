@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, Engine, Select, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoSession
 
-from contracts.errors import Conflict, Refused, Unavailable
+from contracts.errors import CapacityExceeded, Conflict, Refused, Unavailable
 from controlplane import dependencies
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import migrate
@@ -34,6 +34,7 @@ BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
 _READ_ONLY: Final = "kelvin_read_only"
 _LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # in the low byte; the rest says which kind of it
+_DISK_FULL: Final = "53100"  # PostgreSQL's, which its driver takes for an OperationalError
 _STANDBY: Final = "25006"  # PostgreSQL's state of a server that takes no writes: it has become another's replica
 
 
@@ -71,15 +72,25 @@ def disposing(engine: Engine) -> Iterator[Engine]:
 
 @contextmanager
 def _passing_is_unavailable() -> Iterator[None]:
-    """A lock that another process holds for too long, and a database that is away, are passing states, said as such."""
+    """A lock that another process holds for too long, and a database that is away, are passing states, said as such. A
+    full disk is told as that.
+    """
     try:
         yield
     except NoSession as error:
         raise Refused(Unavailable("the database")) from error
     except DBAPIError as error:
+        if _is_full(error):
+            raise Refused(CapacityExceeded("bytes on the disk of the database", 1, 0)) from error
         if _passes(error):
             raise Refused(Unavailable("the database")) from error
         raise
+
+
+def _is_full(error: DBAPIError) -> bool:
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return getattr(error.orig, "sqlstate", None) == _DISK_FULL
 
 
 def _passes(error: DBAPIError) -> bool:
@@ -123,8 +134,8 @@ class Database:
         """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing.
 
         Raises `Refused(Unavailable)` where another process holds the lock for longer than the engine waits, and where
-        the database is away. `repeated` is work that is asked for again until it was answered, and changes nothing
-        the second time.
+        the database is away, `Refused(CapacityExceeded)` where its disk is full. `repeated` is work that is asked for
+        again until it was answered, and changes nothing the second time.
         """
 
         def transaction() -> T:

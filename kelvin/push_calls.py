@@ -1,6 +1,7 @@
 """The push API as a client calls it: one method per call, each repeated while that may help, within a deadline."""
 
 import random
+import secrets
 import ssl
 import threading
 import time
@@ -18,6 +19,7 @@ from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.numbers import whole_number
 from contracts.problem import code_of, is_retryable
 from contracts.push import (
+    CLIENT,
     AttestRequest,
     CommitRequest,
     Committed,
@@ -97,6 +99,7 @@ class PushCalls:
         self._stopped = stopped  # then nothing is repeated any more
         self._pace = pace
         self._reached = False
+        self._client = secrets.token_hex(8)
 
     def __repr__(self) -> str:
         return f"<PushCalls reached={self._reached}>"
@@ -126,7 +129,7 @@ class PushCalls:
     def commit(self, plan_id: str, digests: tuple[str, ...]) -> Committed | Committing:
         """Make the version; `Committing` means: ask again."""
         body = encode(CommitRequest(digests=digests))
-        answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit", body)
+        answer = self._call("POST", f"/push/v1/plans/{plan_id}/commit?{CLIENT}={self._client}", body)
         kind: type[Committed] | type[Committing] = Committing if answer.status_code == ACCEPTED else Committed
         return self._decoded(answer, kind)
 

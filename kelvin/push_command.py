@@ -140,6 +140,8 @@ def _tell_pushed(pushed: Pushed, as_json: bool) -> None:
         return
     _tell_ignored(pushed.ignored)
     news = "a new version" if committed.created else "no change: this version was there already"
+    if committed.restored:
+        news = "this version was deleted, and is back"
     size = (
         f"{committed.new_chunks} new chunks, {pushed.sent_bytes / 1e6:.1f} of {committed.total_bytes / 1e6:.1f} MB sent"
     )

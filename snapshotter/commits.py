@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from contracts.errors import Conflict, Refused
 from contracts.push import CommitStep, Committed, Committing
 from contracts.traffic_errors import Overloaded
@@ -30,6 +32,7 @@ Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Co
 class _Commit:
     tenant: str
     digests: tuple[str, ...]
+    client: str | None  # who began it
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
     joined: int = 0  # requests that wait for it
@@ -48,6 +51,13 @@ class _Commit:
             self.joined -= 1
             self.abandon_later()
         return bool(done)
+
+    def result(self, client: str | None) -> Committed:
+        """Return the result, or raise what the commit failed with. Equal pushes at once share a commit: who began it is
+        told that this made the version, as often as it asks; for the others the version was there.
+        """
+        committed = self.task.result()
+        return committed if client == self.client else replace(committed, created=False, restored=False)
 
     def abandon_later(self) -> None:
         """Cancel it in ABANDONED_S, unless somebody joins it, or it ends, before that."""
@@ -79,7 +89,7 @@ class Commits:
         return any(commit.tenant == tenant for commit in self._running())
 
     async def try_join(
-        self, tenant: str, plan_id: str, digests: tuple[str, ...], wait_s: float
+        self, tenant: str, plan_id: str, digests: tuple[str, ...], wait_s: float, client: str | None = None
     ) -> Committed | Committing | None:
         """The result of the plan's commit, or how far it is after `wait_s`; None where there is none, or it was
         cancelled.
@@ -97,14 +107,14 @@ class Commits:
         failed = commit.task.cancelled() or commit.task.exception() is not None
         if failed and self._commits.get(plan_id) is commit:
             del self._commits[plan_id]
-        return None if commit.task.cancelled() else commit.task.result()
+        return None if commit.task.cancelled() else commit.result(client)
 
-    def start(self, record: PlanRecord, digests: tuple[str, ...]) -> None:
-        """Begin the commit of a plan that has none. Raises `Refused(Overloaded)`."""
+    def start(self, record: PlanRecord, digests: tuple[str, ...], client: str | None = None) -> None:
+        """Begin the commit of a plan that has none, for the client of this name. Raises `Refused(Overloaded)`."""
         assert record.plan_id not in self._commits
         if len(self._running()) >= RUNNING_LIMIT:
             raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
-        commit = _Commit(record.tenant, digests)
+        commit = _Commit(record.tenant, digests, client)
         commit.task = asyncio.create_task(
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
         )

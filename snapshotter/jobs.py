@@ -1,8 +1,8 @@
 """What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in."""
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from contracts.control import NamedVersions, TenantLimits, VersionRegistration
+from contracts.control import NamedVersions, Registered, TenantLimits, VersionRegistration
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
 from snapshotter.dependencies import REGISTRY
@@ -20,8 +20,8 @@ class Jobs(Protocol):
     async def seal(self, job: SealJob) -> SealAttestation:
         """Bind the draft, record the known answers."""
 
-    async def register(self, registration: VersionRegistration) -> None:
-        """The version is published; repeats change nothing."""
+    async def register(self, registration: VersionRegistration) -> Registered | None:
+        """The version is published; repeats change nothing. None where the control plane does not say what it was."""
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         """Every version that a model of the tenant names."""
@@ -52,9 +52,13 @@ class ControlPlaneJobs:
             "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
         )
 
-    async def register(self, registration: VersionRegistration) -> None:
-        """See `Jobs`."""
-        await self._client.call("POST", "/internal/v1/versions", object, body=registration, timeout_s=REGISTRY_S)
+    async def register(self, registration: VersionRegistration) -> Registered | None:
+        """See `Jobs`. A control plane of an earlier build answers without a body."""
+        kind: Any = Registered | None
+        answer: Registered | None = await self._client.call(
+            "POST", "/internal/v1/versions", kind, body=registration, timeout_s=REGISTRY_S
+        )
+        return answer
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         """See `Jobs`."""

@@ -100,13 +100,14 @@ class Publisher:
             async with self._versions.hold(f"{record.tenant}/{version}"):
                 created = await self._ensure_version(record.tenant, version, manifest, record.inputs(digests), report)
             report(CommitStep.PUBLISHING)
-            await self._jobs.register(_registration(record, version, manifest))
+            registered = await self._jobs.register(_registration(record, version, manifest))
         return Committed(
             model=record.model,
             version=version,
             created=created,
             total_bytes=manifest.total_bytes,
             new_chunks=len(new),
+            restored=registered is not None and registered.was_deleted,
         )
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:

@@ -219,17 +219,19 @@ class Pushes:
             await self._drop_idle(tenant, idle, limit)
             await self._attestations.add_origin(tenant, version, objects)
 
-    async def commit(self, tenant: str, plan_id: str, request: CommitRequest) -> Committed | Committing:
-        """Make the version, or say how far that is."""
-        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S)
+    async def commit(
+        self, tenant: str, plan_id: str, request: CommitRequest, client: str | None = None
+    ) -> Committed | Committing:
+        """Make the version, or say how far that is. `client` is the caller's name for itself: see `Commits`."""
+        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
         if answer is not None:
             return answer
         record = await self._load(tenant, plan_id)
         if await asyncio.to_thread(self._staging.declared, tenant, plan_id) != request.digests:
             raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
         if plan_id not in self.commits:  # another request may have been quicker
-            self.commits.start(record, request.digests)
-        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S)
+            self.commits.start(record, request.digests, client)
+        answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
         if answer is None:  # cancelled, as this process ends
             raise Refused(Unavailable("the snapshotter"))
         return answer
@@ -240,7 +242,8 @@ class Pushes:
             with self._staging.hold(record.plan_id):
                 committed = await self._publisher.publish(record, digests, report)
         except Refused as refused:
-            if not (is_retryable(refused.failure) or isinstance(refused.failure, Conflict)):
+            # A full store is no fault of the push: it goes on once there is room.
+            if not (is_retryable(refused.failure) or isinstance(refused.failure, Conflict | CapacityExceeded)):
                 await self._forget(record)
             raise
         await self._forget(record)

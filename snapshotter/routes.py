@@ -18,6 +18,7 @@ from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.manifest import Manifest
 from contracts.names import dns_label
 from contracts.push import (
+    CLIENT,
     AttestRequest,
     CommitRequest,
     Committed,
@@ -139,7 +140,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
         async with pushes.digest_turns.take(tenant):
             wanted = await _decoded(request, CommitRequest)
         asked_with(_pusher_of(request).key_id)
-        answer = await pushes.commit(tenant, plan_id, wanted)
+        answer = await pushes.commit(tenant, plan_id, wanted, request.query_params.get(CLIENT))
         return _json(answer, 202 if isinstance(answer, Committing) else 200)
 
     return router

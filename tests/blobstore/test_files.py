@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from blobstore.files import STAGING, STALE_S, FileStore
-from blobstore.store import BadKey, BlobStore, BlobUnavailable
+from blobstore.retrying import RetryingStore
+from blobstore.store import BadKey, BlobStore, StoreFull
+from contracts.errors import CapacityExceeded
 from tests.blobstore.suite import BODY, BlobStoreSuite, keys_of, pieces
 
 
@@ -143,7 +145,9 @@ def test_one_winner_over_processes(tmp_path: Path) -> None:
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that the disk refuses is `BlobUnavailable`, leaves nothing, and works once there is room."""
+    """A write for which there is no room is `StoreFull`, which is not tried again. It leaves nothing, and works once
+    there is room.
+    """
     store = FileStore(tmp_path)
     with monkeypatch.context() as patch:
 
@@ -152,8 +156,9 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(os, "write", full)
         for data in (BODY, pieces()):
-            with pytest.raises(BlobUnavailable, match="unavailable"):
-                asyncio.run(store.put_if_absent("t/a", data))
+            with pytest.raises(StoreFull) as refused:
+                asyncio.run(RetryingStore(store).put_if_absent("t/a", data))
+            assert refused.value.failure == CapacityExceeded("bytes in the object store", 1, 0)
     assert files_under(tmp_path) == []
     assert asyncio.run(store.put_if_absent("t/a", BODY))
 

@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError
 from blobstore.retrying import Retry, RetryBudget
 from blobstore.s3 import S3Store
 from blobstore.s3_place import parse_place
-from blobstore.store import BlobShort, BlobUnavailable
+from blobstore.store import BlobShort, BlobUnavailable, StoreFull
+from contracts.errors import CapacityExceeded
 
 PLACE = parse_place("s3://bucket/p", "KELVIN_STORE")
 
@@ -33,6 +34,9 @@ class Endpoint:
         raise self._refusal
 
     def delete_object(self, **_: Any) -> Any:
+        raise self._refusal
+
+    def put_object(self, **_: Any) -> Any:
         raise self._refusal
 
     def close(self) -> None:
@@ -68,3 +72,14 @@ def test_an_object_with_bytes_is_never_read_as_empty() -> None:
         ask(Endpoint(7, nothing_begins), "read")
     with pytest.raises(BlobUnavailable, match="object store"):
         ask(Endpoint(7, nothing_begins), "read", 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("XMinioStorageFull", 507), ("InsufficientStorage", 507), ("QuotaExceeded", 403)]
+)
+def test_full_store_is_told_as_such(code: str, status: int) -> None:
+    """It is not tried again as one that is away is."""
+    endpoint = Endpoint(0, refused(code, status))
+    with pytest.raises(StoreFull) as full:
+        ask(endpoint, "put_if_absent", b"x")
+    assert full.value.failure == CapacityExceeded("bytes in the object store", 1, 0)

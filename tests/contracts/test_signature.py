@@ -93,6 +93,11 @@ def test_faults(signature: Any, want: str) -> None:
         pytest.param("INT32", [1.0], 0, id="a fraction is no whole number"),
         pytest.param("FP32", [1, 2.5], None, id="whole numbers are floats"),
         pytest.param("FP32", [0.0, 3.5e38], 1, id="more than float32 has"),
+        pytest.param(
+            "FP32", [3.4028235e38, -3.4028235e38, 3.4028234663852886e38], None, id="float32's bounds, in short"
+        ),
+        pytest.param("FP32", [3.4028235677973362e38, 3.4028235677973366e38], 1, id="what rounds to infinity"),
+        pytest.param("FP32", [2**128 - 2**103], 0, id="a whole number that rounds to infinity"),
         pytest.param("FP64", [3.5e38, 10**400], 1, id="more than float64 has"),
         pytest.param("FP32", ["1"], 0, id="a text is no number"),
         pytest.param("FP32", [0.5, None], 1, id="null is nothing"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, select, text
 
-from contracts.control import Feed
+from contracts.control import Feed, Registered
 from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
 from controlplane import schema
 from controlplane.facts import ScaleChange, ScaleSettings
@@ -33,8 +33,8 @@ def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> 
 
     async def main() -> None:
         async with opened_registry(tmp_path) as registry:
-            assert await registry.register(registration(letter="a"), NOW_S)
-            assert await registry.register(registration(letter="b"), NOW_S + 1)
+            for letter in "ab":
+                assert await registry.register(registration(letter=letter), NOW_S) == Registered(is_new=True)
             assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
             assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
             assert registry.model(TENANT, "m").aliases == {"prod": digest("b")}
@@ -51,9 +51,9 @@ def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with opened_registry(tmp_path) as registry:
-            assert await registry.register(registration(), NOW_S)
+            assert (await registry.register(registration(), NOW_S)).is_new
             before = registry.model(TENANT, "m")
-            assert not await registry.register(registration(), NOW_S + 5)
+            assert await registry.register(registration(), NOW_S + 5) == Registered(is_new=False)
             assert registry.model(TENANT, "m") == before
 
     asyncio.run(main())
@@ -189,7 +189,7 @@ def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
             scales = [registry.rescale(BY, TENANT, "m", ScaleChange(max=number + 1), NOW_S) for number in range(20)]
             created = await asyncio.gather(*pushes)
             await asyncio.gather(*scales, registry.deploy(BY, TENANT, "m", digest("f"), NOW_S))
-            assert sum(created) == len(letters) - 1
+            assert sum(each.is_new for each in created) == len(letters) - 1
             before = registry.models(TENANT)
         async with opened_registry(tmp_path) as registry:
             assert registry.models(TENANT) == before
@@ -313,7 +313,9 @@ def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
             (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]
             assert (version.registration.version, version.state) == (digest("b"), VersionState.DELETED)
             assert ("m", digest("b")) not in {(row.model, row.version) for row in feed.snapshot().versions}
-            assert await registry.register(registration(letter="b"), NOW_S + 9)
+            back = Registered(is_new=False, was_deleted=True)
+            assert await registry.register(registration(letter="b"), NOW_S + 9) == back
+            assert await registry.register(registration(letter="b"), NOW_S + 10) == Registered(is_new=False)
             assert ("m", digest("b")) in {(row.model, row.version) for row in feed.snapshot().versions}
             assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
 

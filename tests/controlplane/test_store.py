@@ -11,10 +11,15 @@ import pytest
 from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import OperationalError
 
-from contracts.errors import Refused
+from contracts.control import Scope
+from contracts.errors import CapacityExceeded, Refused
 from contracts.problem import is_retryable
 from controlplane import schema
+from controlplane.feed import FeedHub
+from controlplane.keys import KeyStore
+from controlplane.policy.access import Grant
 from controlplane.store import Database, sqlite_engine
+from tests.controlplane.builders import BY, NOW_S
 
 
 @pytest.fixture
@@ -156,5 +161,35 @@ def test_damaged_text_is_said_as_such(path: Path) -> None:
                 other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
             with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
                 await database.read(_tenants)
+
+    asyncio.run(main())
+
+
+def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
+    """A key that there is no room for is refused by name. It is not published, not listed, and its audit entry is not
+    there either. What was there is read on.
+    """
+
+    def fill(connection: Connection) -> None:
+        pages = connection.execute(text("PRAGMA page_count")).scalar_one()
+        connection.execute(text(f"PRAGMA max_page_count={pages}"))
+
+    def entries(connection: Connection) -> int:
+        found: int = connection.execute(text("SELECT count(*) FROM audit")).scalar_one()
+        return found
+
+    async def main() -> None:
+        feed, database = FeedHub(), Database(sqlite_engine(path))
+        keys = KeyStore(database, feed)
+        await keys.bootstrap(path.parent, NOW_S)
+        await database.write(fill)
+        made, recorded = 0, await database.read(entries)
+        with pytest.raises(Refused) as refused:  # noqa: PT012 - some fit into the pages that there are
+            for made in range(1000):
+                await keys.create(BY, "default", Grant(f"key-{made}", (Scope.INFER,), ()), None, NOW_S)
+        assert refused.value.failure == CapacityExceeded("bytes on the disk of the database", 1, 0)
+        assert len(await keys.of_tenant("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
+        assert await database.read(entries) == recorded + made
+        database.close()
 
     asyncio.run(main())

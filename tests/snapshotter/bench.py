@@ -8,7 +8,7 @@ from pathlib import Path
 from blobstore.files import FileStore
 from blobstore.store import BlobStat, BlobStore, Payload
 from blobstore.verifying import VerifyingStore
-from contracts.control import TenantLimits, VersionRegistration
+from contracts.control import Registered, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.push import CommitRequest, Committed, Committing, MissingRequest
@@ -115,9 +115,10 @@ class DirectJobs:
         facts = gate_facts(GateJob(config_json=files["config.json"].decode(), tensors=shapes))
         return attestation("f" * 64 if self.other_version else job.version, facts)
 
-    async def register(self, registration: VersionRegistration) -> None:
+    async def register(self, registration: VersionRegistration) -> Registered | None:
         assert versions_of(self.root, registration.tenant), "registered before it was published"
         self.registered = [*(self.registered or []), registration]
+        return None  # as an earlier build's control plane
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         return tuple({each.version for each in self.registered or [] if each.tenant == tenant})

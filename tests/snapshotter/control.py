@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 
 from contracts.artifact_errors import ArtifactRejected, ChunkMissing
-from contracts.control import NamedVersions, TenantLimits, VersionRegistration
+from contracts.control import NamedVersions, Registered, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation, SealJob
 from contracts.wire import decode, encode
@@ -58,8 +58,10 @@ class FakeControlPlane:
             registration = decode(await request.body(), VersionRegistration)
             self._fail("versions")
             assert (self.store / registration.tenant / "manifests" / registration.version).exists()
+            was_deleted = registration.version in self.deleted
+            self.deleted.discard(registration.version)
             self.registrations.append(registration)
-            return Response(status_code=204)
+            return Response(encode(Registered(is_new=False, was_deleted=was_deleted)))
 
         @app.get("/internal/v1/versions")
         async def named(tenant: str) -> Response:

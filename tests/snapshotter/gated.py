@@ -15,7 +15,7 @@ from blobstore.store import BlobStat, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkMissing
 from contracts.collect import CollectReport
-from contracts.control import TenantLimits, VersionRegistration
+from contracts.control import Registered, TenantLimits, VersionRegistration
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import decode_manifest
@@ -106,10 +106,11 @@ class GatedJobs:
         await self.gates.wait()
         return attestation(job.version, gate_facts(GateJob(config_json=CONFIG, tensors={})))
 
-    async def register(self, registration: VersionRegistration) -> None:
+    async def register(self, registration: VersionRegistration) -> Registered | None:
         await self.gates.wait()
         self.named_versions.add(registration.version)
         await self.gates.wait()
+        return None
 
     async def named(self, tenant: str) -> tuple[str, ...]:
         await self.gates.wait()

@@ -1,6 +1,8 @@
 """What a push leaves in the store: recognised when repeated, sealed once, healed where it was damaged, never half."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from blobstore.store import BlobStore, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
-from contracts.errors import Conflict, Failure, NotFound, Refused, Unavailable
+from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
 from contracts.push import CommitRequest, CommitStep, Committed, MissingRequest
 from contracts.wire import encode
 from snapshotter.plans import PlanRecord
@@ -244,3 +246,21 @@ def test_steps_are_told(tmp_path: Path) -> None:
     assert list(dict.fromkeys(steps)) == [
         CommitStep.PACKING, CommitStep.VERIFYING, CommitStep.SEALING, CommitStep.PUBLISHING,
     ]  # fmt: skip
+
+
+def test_push_to_a_full_store_goes_on_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused as too much for the store, nothing becomes visible, and no chunk has to be sent again."""
+    bench = Bench.over(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert failure_of(bench, Model()) == CapacityExceeded("bytes in the object store", 1, 0)
+    assert versions_of(tmp_path / "store", TENANT) == []
+    staged = {path.name for path in (tmp_path / "staging" / TENANT).glob("*/chunks/*")}
+    assert staged
+    committed = push(bench, Model())
+    assert (committed.created, committed.restored) == (True, False)
+    assert_whole(tmp_path / "store", TENANT)

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from msgspec import structs
 
 from contracts.control import Scope
 from contracts.errors import Unavailable
-from contracts.push import CommitRequest, Missing, MissingRequest, Plan, PlanRequest
+from contracts.push import CommitRequest, Committed, Missing, MissingRequest, Plan, PlanRequest
 from contracts.wire import decode, encode
+from kelvin.progress import Silence
+from kelvin.push import push_directory
 from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.layout import assemble
@@ -337,6 +340,25 @@ def test_equal_pushes_are_one(house: House) -> None:
         committed = push_whole(client, plan)
         assert (committed["version"], first.exists) == (first.version, False)
         assert announced(client, planned(client), digests).exists
+
+
+def test_one_of_two_racing_pushes_says_created(house: House, tmp_path: Path) -> None:
+    """Equal pushes at once share a commit. The one that began it made the version, for the other it was there; a model
+    that had deleted it has it back.
+    """
+    directory = Model().write(tmp_path / "model")
+
+    def pushed(_: int = 0) -> Committed:
+        with house.client("racers") as client:
+            return push_directory(directory, "toy", client, Silence()).committed
+
+    with ThreadPoolExecutor(2) as threads:
+        racers = list(threads.map(pushed, range(2)))
+    assert sorted(each.created for each in racers) == [False, True]
+    assert not any(each.restored for each in racers)
+    house.control.deleted.add(racers[0].version)
+    back = pushed()
+    assert (back.created, back.restored) == (False, True)
 
 
 def test_a_dry_run(house: House) -> None:
