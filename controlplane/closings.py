@@ -1,9 +1,9 @@
 """Closed months: prices and bill as they were when the month was closed, the last link of its chain."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, insert, select
+from sqlalchemy import Connection, Row, Select, bindparam, insert, select
 
 from contracts.billing import BillingReport
 from contracts.wire import decoder, encode
@@ -76,6 +76,9 @@ def seal_of(connection: Connection, tenant: str, month: str) -> str:
 
 
 def _closing(connection: Connection, tenant: str, month: str) -> Row[Any] | None:
-    c = closings.c
-    query: Select[Any] = select(c.prices, c.report, c.chain).where(c.tenant == tenant, c.month == month)
-    return connection.execute(query).first()
+    return connection.execute(_CLOSING, {"tenant": tenant, "month": month}).first()
+
+
+_CLOSING: Final[Select[Any]] = select(closings.c.prices, closings.c.report, closings.c.chain).where(
+    closings.c.tenant == bindparam("tenant"), closings.c.month == bindparam("month")
+)

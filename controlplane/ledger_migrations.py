@@ -215,9 +215,8 @@ def _no_empty_totals(connection: Connection) -> None:
 
 def _journal_position(connection: Connection) -> None:
     """How far the journal reached when the last transaction committed; unknown until the next one."""
-    connection.execute(
-        text("CREATE TABLE ledger_journal (id INTEGER NOT NULL, position BIGINT NOT NULL, PRIMARY KEY (id))")
-    )
+    table = "ledger_journal (id INTEGER NOT NULL, position BIGINT NOT NULL, PRIMARY KEY (id))"
+    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {table}"))
 
 
 STEPS: Final[Sequence[Migration]] = (

@@ -71,8 +71,7 @@ def test_a_column_that_was_too_short_is_widened(place: PostgresPlace, table: str
         with postgres.writing.begin() as connection:
             connection.execute(text(f"ALTER TABLE {table} ALTER COLUMN model TYPE VARCHAR(63)"))
             connection.execute(text("DELETE FROM ledger_schema WHERE number > 6"))
-            for later in ("ledger_step_totals", "ledger_journal"):
-                connection.execute(text(f"DROP TABLE {later}"))
+            connection.execute(text("DROP TABLE ledger_step_totals"))  # of a later step
         ensure_ledger(postgres.writing)
         kinds = {column["name"]: column["type"] for column in inspect(postgres.writing).get_columns(table)}
         assert str(kinds["model"]).startswith("VARCHAR(127)")
