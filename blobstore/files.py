@@ -257,5 +257,5 @@ def _sweep(staging: Path, older_than_s: float) -> None:
         try:
             if path.is_file() and path.stat().st_mtime < older_than_s:
                 path.unlink()
-        except FileNotFoundError:
-            continue  # another process sweeps too
+        except OSError:
+            continue  # another process sweeps too; a disk that keeps it does no harm

@@ -2,7 +2,8 @@
 
 A prefetch is for nobody yet, so it waits while leases load, one after another, and gives way to a lease that comes
 meanwhile: what has arrived by then stays. An urgent one is part of a start and does neither. Where the host tier has
-no room for a version, its chunks are brought to NVMe; not where it is only expected to be asked for: then it is left.
+no room for a version, its chunks are brought to NVMe; not where it is only expected to be asked for: then it is left. A
+version that NVMe can't keep as a whole is refused before anything is fetched.
 """
 
 import asyncio

@@ -214,3 +214,17 @@ def test_foreign_files_are_not_objects(tmp_path: Path) -> None:
     (tmp_path / "lost+found" / "a").write_bytes(b"x")
     (tmp_path / ".DS_Store").write_bytes(b"x")
     assert asyncio.run(keys_of(store)) == []
+
+
+def test_disk_that_keeps_leftovers_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only disk can still be read from."""
+    asyncio.run(FileStore(tmp_path).put_if_absent("t/a", BODY))
+    leftover = tmp_path / STAGING / "left"
+    leftover.write_bytes(b"x")
+    os.utime(leftover, (1, 1))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert asyncio.run(FileStore(tmp_path).read("t/a")) == BODY
