@@ -8,6 +8,7 @@ import click
 from rich.table import Table
 
 from contracts.audit import AuditReport, AuditWindows, Expired
+from contracts.numbers import whole_number
 from contracts.wire import decode
 from kelvin.client import json_of, target
 from kelvin.examined import examined
@@ -87,10 +88,10 @@ def expire_command(tenant: str | None) -> None:
 @_TENANT
 def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
     """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
+    days_of, where = dict(map(_setting, wanted)), _named(tenant)
     with target().door() as door:
-        where = _named(tenant)
-        if wanted:
-            answer = door.put("/admin/v1/audit/windows", params=where, json={"days": dict(map(_setting, wanted))})
+        if days_of:
+            answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
         else:
             answer = door.get("/admin/v1/audit/windows", params=where)
     for name, days in decode(answer.content, AuditWindows, what=_WHAT).days.items():
@@ -116,9 +117,9 @@ def _setting(text: str) -> tuple[str, int | None]:
     name, _, days = text.partition("=")
     if days == "default":
         return name, None
-    if not days.isdecimal():
+    if (number := whole_number(days)) is None:
         raise click.UsageError(f"--set {text}: must be WINDOW=DAYS or WINDOW=default")
-    return name, int(days)
+    return name, number
 
 
 def _name(tenant: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from contracts.numbers import whole_number
 from kelvin.client import json_of, target
 
 _ORDER: Final = ("cap-output", "fallback", "cached")  # of those with the same wait, what gives up least first
@@ -96,6 +97,6 @@ def _parted(text: str) -> tuple[str, dict[str, float]]:
 
 
 def _whole(option: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
+    if (number := whole_number(text)) is None:
         raise click.UsageError(f"{option} {text}: must be a whole number")
-    return int(text)
+    return number

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
+from contracts.numbers import whole_number
 from contracts.wire import BadJson, decode_any, decoder
 from kelvin.client import DoorClosed, json_of, target
 from kelvin.floors import BadReport, read_floor_us
@@ -112,9 +113,10 @@ def read_weights(given: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in given:
         version, _, weight = each.partition("=")
-        if not version or not (weight.isascii() and weight.isdecimal()) or version in found:
+        number = whole_number(weight)
+        if not version or number is None or version in found:
             raise click.UsageError(f"{each}: must be VERSION=WEIGHT, a whole number, each version once")
-        found[version] = int(weight)
+        found[version] = number
     return found
 
 

@@ -7,6 +7,7 @@ import click
 from rich.table import Table
 
 from contracts.control import Priority
+from contracts.numbers import whole_number
 from kelvin.client import json_of, target
 from kelvin.instants import instant
 from kelvin.tables import print_table
@@ -30,9 +31,10 @@ class _Limit(click.ParamType[int | str]):
         text = str(value)
         if text == DEFAULT:
             return text
-        if not text.isdecimal() or int(text) < self._low:
+        number = whole_number(text)
+        if number is None or number < self._low:
             self.fail(f"{text!r}: must be '{DEFAULT}' or a whole number of {self._low} or more", param, ctx)
-        return int(text)
+        return number
 
 
 @click.group("tenants")

@@ -94,6 +94,17 @@ def test_number_is_finite(words: str, number: str) -> None:
     assert number in text
 
 
+@pytest.mark.parametrize(
+    "words", ["tenants set t --rpm NUMBER", "audit windows --set admin=NUMBER", "models split m aaaaaaaaaaaa=NUMBER"]
+)
+@pytest.mark.parametrize("number", ["\u0663", "\uff13", "1_000", "9" * 5000, "-1", ""])
+def test_whole_number_is_of_ascii_digits(words: str, number: str) -> None:
+    """Digits of other scripts, signs and separators are not read as numbers."""
+    code, text = _run(*(word.replace("NUMBER", number) for word in words.split()))
+    assert code == 2
+    assert "must be" in text
+
+
 def test_early_interrupt_leaves_no_traceback() -> None:
     """Ctrl-C while the command's modules are being imported."""
     program = """
