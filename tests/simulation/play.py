@@ -5,7 +5,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -64,11 +64,11 @@ async def _play(world: World, history: History) -> None:
             for step in history.steps:
                 await asyncio.sleep(step.after_ms / 1000)
                 world.note(f"step {step}")
-                await _do(world, step)
+                await _do(step.kind, getattr(world, step.kind)(Random(step.seed)))
                 await world.rounds()
                 world.check(world.always)
             world.note("calm")
-            await world.calm()
+            await _do("calm", world.calm())
             await world.rounds()
             world.check((*world.always, *world.at_rest))
     except TimeoutError as error:
@@ -78,13 +78,13 @@ async def _play(world: World, history: History) -> None:
     world.check(())
 
 
-async def _do(world: World, step: Step) -> None:
+async def _do(what: str, work: Awaitable[None]) -> None:
     try:
-        await getattr(world, step.kind)(Random(step.seed))
+        await work
     except Broken:
         raise
     except Exception as error:
-        raise Broken(step.kind, describe(error, "raised")) from error
+        raise Broken(what, describe(error, "raised")) from error
 
 
 def draw_for(world_type: type[World], seed: int) -> History:

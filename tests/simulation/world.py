@@ -39,8 +39,21 @@ def operation(weight: int) -> Callable[[Operation], Operation]:
     return mark
 
 
-class InjectedError(OSError):
-    """What the simulation makes a system call fail with. A module may log it; no task may end because of it."""
+class Injected(Exception):
+    """Base of what the simulation makes calls fail with. A module may log it; no loop may end because of it."""
+
+
+class InjectedError(Injected, OSError):
+    """Of a system call."""
+
+
+def is_injected(error: BaseException | None) -> bool:
+    """Whether a fault of the simulation is what it comes from."""
+    while error is not None:
+        if isinstance(error, Injected) or isinstance(getattr(error, "orig", None), Injected):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class World(ABC):
@@ -137,7 +150,7 @@ class _Ear(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, InjectedError):
+        if error is not None and not is_injected(error):
             self._loop.failures.append(describe(error, f"logged: {record.getMessage()}"))
 
 

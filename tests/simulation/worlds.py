@@ -4,6 +4,7 @@ from typing import Final
 
 from tests.simulation.door import DoorWorld
 from tests.simulation.ledger import LedgerWorld
+from tests.simulation.machine import MachineWorld
 from tests.simulation.world import World
 
-WORLDS: Final[dict[str, type[World]]] = {each.name: each for each in (DoorWorld, LedgerWorld)}
+WORLDS: Final[dict[str, type[World]]] = {each.name: each for each in (DoorWorld, LedgerWorld, MachineWorld)}
