@@ -134,6 +134,8 @@ class MachineWorld(World):
         self.suspended: set[str] = set()
         self.serving: set[VersionKey] = set()  # versions in use that nothing competes with, and that serve
         self.lost: list[VersionKey] = []  # of those, what serves no more
+        self.kept: dict[VersionKey, int] = {}  # minimums that are there
+        self.below: list[VersionKey] = []  # of those, what has fewer replicas now
         self.broken_s = self.loop.time()  # until when processes may be missing because of a fault
         self.letters = 0
         self.commit_fails = 0
@@ -143,14 +145,13 @@ class MachineWorld(World):
         zygote = type("Zygote", (_Zygote,), {"machine": self.machine})
         self.keeping.enter_context(mock.patch.object(composition, "ZygoteClient", zygote))
         self.keeping.enter_context(mock.patch.object(composition, "Peers", _Peers))
-        self.kept: dict[str, Any] = {}
-        self.keeping.enter_context(mock.patch.object(composition, "routers", lambda *_: ()))  # making them takes long
+        self.made: dict[str, Any] = {}
+        self.keeping.enter_context(mock.patch.object(composition, "routers", return_value=()))  # making them takes long
         for name, kind in (("Fleet", Fleet), ("StandbyPool", StandbyPool)):
             self.keeping.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
-        await self._open()
-        assert self.plane is not None
+        plane = await self._open()
         for tenant in TENANTS:
-            await self.plane.inst.access.tenants.create(BY, tenant, self._now_s())
+            await plane.inst.access.tenants.create(BY, tenant, self._now_s())
         for tenant, model in MODELS[: self.random.randint(1, 3)]:
             await self._push(tenant, model)
         self.live(self._report(), "activator")
@@ -158,8 +159,8 @@ class MachineWorld(World):
 
     def _keep(self, name: str, kind: type[Any]) -> Any:
         def made(*given: Any, **more: Any) -> Any:
-            self.kept[name] = kind(*given, **more)
-            return self.kept[name]
+            self.made[name] = kind(*given, **more)
+            return self.made[name]
 
         return made
 
@@ -168,7 +169,7 @@ class MachineWorld(World):
 
     # The control plane's life.
 
-    async def _open(self) -> None:
+    async def _open(self) -> Plane:
         """As `controlplane.app` puts it together."""
         stack = AsyncExitStack()
         database = stack.enter_context(closing(opened(self.directory / "kelvin.db")))
@@ -178,15 +179,18 @@ class MachineWorld(World):
         machine = Machine(self.settings.device_slots, 4, 1, 64 << 20)
         inst = await open_installation(stack, self.settings, clock, self.book, telemetry, directory, database, machine)
         running = await one_machine(stack, inst)
-        inst.tasks.start(inst.spending.run(), "spending")
-        inst.tasks.start(inst.trail.run(), "audit")
-        inst.tasks.start(cut_forever(inst.ledger.cut_lives, clock), "lives without an end")
+        since_us = clock.monotonic_us()
+        inst.tasks.start_loop("spending", inst.spending.run)
+        inst.tasks.start_loop("audit", inst.trail.run)
+        inst.tasks.start_loop("lives without an end", lambda: cut_forever(inst.ledger.cut_lives, clock, since_us))
         tenants = inst.access.tenants
-        self.plane = Plane(
+        self.plane = plane = Plane(
             stack, inst, running, Changes(inst.registry, tenants, running.decider, clock),
             Removal(inst.registry, tenants, inst.access.keys, running.replicas, running.decider, clock),
-            self.kept["Fleet"], self.kept["StandbyPool"], self.loop.create_task(self._read(inst), name="feed reader"),
+            self.made["Fleet"], self.made["StandbyPool"], self.loop.create_task(self._read(inst), name="feed reader"),
         )  # fmt: skip
+
+        return plane
 
     async def _close(self) -> None:
         """It ends; runtimes live on."""
@@ -250,6 +254,10 @@ class MachineWorld(World):
             if now_s > self.broken_s:
                 self.lost += [key for key in self.serving & self._wanted() if not self._serves(key)]
             self.serving = {key for key in serving if self._serves(key)}
+            ready, least = self.plane.running.replicas.ready, self.minimums()
+            if now_s > self.broken_s:
+                self.below += [key for key, count in self.kept.items() if least.get(key) == count > ready(key)]
+            self.kept = {key: count for key, count in least.items() if ready(key) >= count}
 
     def _serves(self, key: VersionKey) -> bool:
         return self.plane is None or self.plane.running.replicas.ready(key) > 0
@@ -279,8 +287,13 @@ class MachineWorld(World):
         return sum(least.values())
 
     def promised(self) -> dict[VersionKey, int]:
-        """Minimums that hold whatever happens: of versions that a name leads to, of models in force, where all of them
-        fit beside each other and nobody else asks for a slot.
+        """Minimums that hold soon whatever was before: nobody asks for anything else."""
+        least = self.minimums()
+        return least if all(key in least for key, load in self.load.items() if load > 0) else {}
+
+    def minimums(self) -> dict[VersionKey, int]:
+        """Of versions that a name leads to, of models in force, where all of them fit beside each other and no other
+        tenant has anything to run.
         """
         assert self.plane is not None
         inst, found = self.plane.inst, dict[VersionKey, int]()
@@ -291,11 +304,8 @@ class MachineWorld(World):
                 version = model.version(digest)
                 if version is not None and version.stopped_at_s is None and not version.is_deleted:
                     found[version.key] = model.scale.min
-        asked = {key for key, load in self.load.items() if load > 0} - found.keys()
-        tenants = {key.tenant for key in (*found, *asked)}
-        if asked or len(tenants) > 1 or sum(found.values()) > self.settings.device_slots:
-            return {}
-        return found
+        tenants = {key.tenant for key in (*found, *self._wanted())}
+        return found if len(tenants) == 1 and sum(found.values()) <= self.settings.device_slots else {}
 
     # What operators do.
 
@@ -425,7 +435,7 @@ class MachineWorld(World):
         if self.plane is None:
             return
         tenant = random.choice(TENANTS)
-        limits = {"budget_micros": random.choice((None, 1, 10**9))}
+        limits: dict[str, int | str | None] = {"budget_micros": random.choice((None, 1, 10**9))}
         await self._try(self.plane.inst.access.tenants.limit(BY, tenant, limits, self._now_s()))
         record = self._record(random, tenant)
         await self._try(self._charge(record))
@@ -454,6 +464,7 @@ class MachineWorld(World):
         if breaks:
             self.broken_s = self.fault_s
             self.serving.clear()
+            self.kept.clear()
 
     @operation(4)
     async def kill(self, random: Random) -> None:
@@ -582,6 +593,11 @@ def minimums_hold(world: MachineWorld) -> None:
         assert missing_s <= NAMED_S, f"{key} is below its minimum for {missing_s:.0f} s without a fault"
 
 
+def minimums_are_kept(world: MachineWorld) -> None:
+    """What has its minimum does not lose it to others of its tenant, nor to a control plane that starts again."""
+    assert not world.below, f"{world.below[0]} has lost its minimum without a fault"
+
+
 def nothing_runs_of_suspended_tenants(world: MachineWorld) -> None:
     for tenant, since_s in world.running_since_s.items():
         runs_s = world.loop.time() - max(since_s, world.fault_s)
@@ -643,6 +659,7 @@ def the_ledger_is_sound(world: MachineWorld) -> None:
 
 MachineWorld.always = (
     loops_live, fleet_and_pool_are_sound, the_autoscaler_is_sound, no_more_slots_are_held_than_there_are,
-    minimums_hold,    nothing_runs_of_suspended_tenants, what_is_in_use_goes_on, a_full_machine_is_no_failed_restore,
+    minimums_hold, minimums_are_kept, nothing_runs_of_suspended_tenants, what_is_in_use_goes_on,
+    a_full_machine_is_no_failed_restore,
 )  # fmt: skip
 MachineWorld.at_rest = (a_restart_forgets_nothing, minimums_hold_at_rest, nothing_is_left_behind, the_ledger_is_sound)
