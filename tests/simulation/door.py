@@ -83,8 +83,10 @@ class _FaultyPoke:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self.fails = False
+        self.poked_s: dict[VersionKey, float] = {}
 
     async def poke(self, key: VersionKey) -> bool:
+        self.poked_s[key] = asyncio.get_running_loop().time()
         if self.fails:
             raise InjectedError(errno.EMFILE, "Too many open files")
         return await self._reporter.poke(key)
@@ -500,7 +502,7 @@ def versions_that_are_wanted_are_asked_for(world: DoorWorld) -> None:
     for key, since_s in world.wanted_since_s.items():
         if not world.throttler.is_wanted(key):
             continue
-        silent_s = world.loop.time() - max(since_s, world.control.told_s.get(key, 0.0), world.disturbed_s)
+        silent_s = world.loop.time() - max(since_s, world.poke.poked_s.get(key, 0.0), world.disturbed_s)
         assert silent_s <= PATIENCE_S, f"a version is wanted, and nobody asked for it in {silent_s:.1f} s"
 
 

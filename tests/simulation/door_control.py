@@ -93,7 +93,6 @@ class FakeControl:
     replicas: dict[str, FakeReplica] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
     deleted: set[VersionKey] = field(default_factory=set)
-    told_s: dict[VersionKey, float] = field(default_factory=dict)  # when a version was last asked for
     is_away: bool = False
     start_fails: float = 0.0
     revision: int = 1
@@ -212,7 +211,6 @@ class FakeControl:
 
     def want(self, key: VersionKey) -> None:
         """Somebody asks for it."""
-        self.told_s[key] = self.clocks.monotonic()
         serving = [name for name in self.names_of(key) if not self.rows[name].draining]
         if key in self.versions and key not in self._starting and not serving:
             self._starting[key] = asyncio.get_running_loop().create_task(self._start(key), name="start")

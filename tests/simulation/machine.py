@@ -51,6 +51,8 @@ BY: Final = Actor(key_id="k", tenant="default", scopes=(), request_id="req_1")
 TENANTS: Final = ("ann", "bob")
 MODELS: Final = (("ann", "small"), ("ann", "large"), ("bob", "own"))
 REPORT_S: Final = 1.0
+SILENT_S: Final = 4.0  # for which an activator may be silent after a control plane has begun
+SAFE_S: Final = 5.5  # for which a new control plane takes nothing away: less than the shortest stable window
 LOOK_S: Final = 2.0
 NAMED_S: Final = 45.0  # within which a version that a name leads to has its minimum, where nothing fails
 GONE_S: Final = 60.0  # within which nothing runs any more of what may not
@@ -96,6 +98,16 @@ class _Zygote:
         self.fork = self.machine.fork
 
 
+@dataclass(frozen=True)
+class TakenOver:
+    """Replicas in use when a control plane began, and until when nothing of them may be taken away: nobody has done
+    anything since."""
+
+    ready: dict[VersionKey, int]
+    until_s: float
+    steps: int
+
+
 @dataclass
 class Plane:
     """A control plane that runs."""
@@ -123,11 +135,12 @@ class MachineWorld(World):
         self.machine = FakeMachine(Random(self.random.random()), self.directory / "run")
         self.settings = Settings(
             data=self.directory, lifeline_fd=None, standbys=self.random.choice((0, 1, 2)),
-            device_slots=self.random.choice((1, 2, 3, 4)), cores=4, threads_cap=1, kv_bytes=64 << 20, drain_s=20.0,
+            device_slots=self.random.choice((1, 1, 2, 4)), cores=4, threads_cap=1, kv_bytes=64 << 20, drain_s=20.0,
             price_book=None,
         )  # fmt: skip
         self.book = book_of(self.settings)
         self.load: dict[VersionKey, float] = {}  # requests at once that callers have
+        self.silent_s = 0.0  # until when the second activator is not back
         self.fault_s = self.loop.time()  # until when something may be missing because of a fault
         self.missing_since_s: dict[VersionKey, float] = {}
         self.running_since_s: dict[str, float] = {}  # tenants that are suspended, and run something
@@ -135,6 +148,8 @@ class MachineWorld(World):
         self.serving: set[VersionKey] = set()  # versions in use that nothing competes with, and that serve
         self.lost: list[VersionKey] = []  # of those, what serves no more
         self.kept: dict[VersionKey, int] = {}  # minimums that are there
+        self.taken_over: TakenOver | None = None
+        self.released: list[VersionKey] = []  # replicas in use that a new control plane took away
         self.below: list[VersionKey] = []  # of those, what has fewer replicas now
         self.broken_s = self.loop.time()  # until when processes may be missing because of a fault
         self.letters = 0
@@ -154,6 +169,10 @@ class MachineWorld(World):
             await plane.inst.access.tenants.create(BY, tenant, self._now_s())
         for tenant, model in MODELS[: self.random.randint(1, 3)]:
             await self._push(tenant, model)
+            if self.random.random() < 0.5:
+                await self._try(
+                    plane.changes.scale(BY, tenant, model, ScaleChange(min=1, max=self.random.choice((1, 4))))
+                )
         self.live(self._report(), "activator")
         self.live(self._look(), "look")
 
@@ -207,8 +226,11 @@ class MachineWorld(World):
             raise OperationalError("BEGIN", {}, fault)
 
     async def _read(self, inst: Installation) -> None:
-        """One activator's feed."""
-        with inst.feed.subscribe("activator-1") as subscription:
+        """The activators' feeds."""
+        await asyncio.gather(self._follow(inst, "activator-1"), self._follow(inst, "activator-2"))
+
+    async def _follow(self, inst: Installation, name: str) -> None:
+        with inst.feed.subscribe(name) as subscription:
             while True:
                 try:
                     decode(await subscription.take(), Feed)
@@ -236,7 +258,9 @@ class MachineWorld(World):
             )  # fmt: skip
             told = set(now)
             if self.plane is not None:
-                self.plane.running.decider.observe(Stats(activator="activator-1", stats=stats))
+                self.plane.running.decider.observe(Stats(activator="activator-1", stats=_part(stats, 0.2)))
+            if self.plane is not None and self.loop.time() >= self.silent_s:  # else it is on its way back
+                self.plane.running.decider.observe(Stats(activator="activator-2", stats=_part(stats, 0.8)))
 
     async def _look(self) -> None:
         """Note since when something is missing, or runs that may not."""
@@ -258,6 +282,8 @@ class MachineWorld(World):
             if now_s > self.broken_s:
                 self.below += [key for key, count in self.kept.items() if least.get(key) == count > ready(key)]
             self.kept = {key: count for key, count in least.items() if ready(key) >= count}
+            if (over := self.taken_over) is not None and now_s <= over.until_s and over.steps == self.steps:
+                self.released += [key for key, count in over.ready.items() if ready(key) < count]
 
     def _serves(self, key: VersionKey) -> bool:
         return self.plane is None or self.plane.running.replicas.ready(key) > 0
@@ -350,10 +376,12 @@ class MachineWorld(World):
 
     @operation(3)
     async def push(self, random: Random) -> None:
-        """A new version is registered."""
+        """A new version is registered, and deployed at times."""
         if self.plane is not None:
             tenant, model = random.choice(MODELS)
             await self._push(tenant, model)
+            if random.random() < 0.6:
+                await self._try(self.plane.changes.deploy(BY, tenant, model, f"{self.letters:064x}"))
 
     @operation(4)
     async def deploy(self, random: Random) -> None:
@@ -506,11 +534,15 @@ class MachineWorld(World):
             await self._restart(random.choice((0.0, 2.0, 40.0)))
 
     async def _restart(self, after_s: float) -> None:
-        self.commit_fails = 0
+        self.commit_fails, ready = 0, dict[VersionKey, int]()
         self._excuse(breaks=False)
+        if self.plane is not None and self.loop.time() > self.broken_s:
+            ready = {key: self.plane.running.replicas.ready(key) for key in self._undisputed()}
         await self._close()
         await asyncio.sleep(after_s)
+        self.silent_s = self.loop.time() + self.random.uniform(0.0, SILENT_S)
         await self._open()
+        self.taken_over = TakenOver(ready, self.loop.time() + SAFE_S, self.steps)
 
     @operation(2)
     async def fail_database(self, random: Random) -> None:
@@ -557,6 +589,11 @@ class MachineWorld(World):
         await self.keeping.aclose()
 
 
+def _part(stats: tuple[ConcurrencyStat, ...], share: float) -> tuple[ConcurrencyStat, ...]:
+    """What one of several activators says of all that is asked."""
+    return tuple(msgspec.structs.replace(each, concurrency=each.concurrency * share) for each in stats)
+
+
 # Invariants.
 
 
@@ -591,6 +628,11 @@ def minimums_hold(world: MachineWorld) -> None:
     for key, since_s in world.missing_since_s.items():
         missing_s = world.loop.time() - max(since_s, world.fault_s)
         assert missing_s <= NAMED_S, f"{key} is below its minimum for {missing_s:.0f} s without a fault"
+
+
+def a_new_control_plane_takes_nothing_away(world: MachineWorld) -> None:
+    """Of what callers use, before it has heard of all of them."""
+    assert not world.released, f"a replica of {world.released[0]} is in use, and was taken away by a new control plane"
 
 
 def minimums_are_kept(world: MachineWorld) -> None:
@@ -660,6 +702,6 @@ def the_ledger_is_sound(world: MachineWorld) -> None:
 MachineWorld.always = (
     loops_live, fleet_and_pool_are_sound, the_autoscaler_is_sound, no_more_slots_are_held_than_there_are,
     minimums_hold, minimums_are_kept, nothing_runs_of_suspended_tenants, what_is_in_use_goes_on,
-    a_full_machine_is_no_failed_restore,
+    a_full_machine_is_no_failed_restore, a_new_control_plane_takes_nothing_away,
 )  # fmt: skip
 MachineWorld.at_rest = (a_restart_forgets_nothing, minimums_hold_at_rest, nothing_is_left_behind, the_ledger_is_sound)

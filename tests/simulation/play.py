@@ -63,6 +63,7 @@ async def _play(world: World, history: History) -> None:
         async with asyncio.timeout(LONGEST_S):
             for step in history.steps:
                 await asyncio.sleep(step.after_ms / 1000)
+                world.steps += 1
                 world.note(f"step {step}")
                 await _do(step.kind, getattr(world, step.kind)(Random(step.seed)))
                 await world.rounds()

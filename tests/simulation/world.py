@@ -82,6 +82,7 @@ class World(ABC):
         self.loop = loop
         self.clocks = clocks
         self.trace: list[str] = []
+        self.steps = 0  # that were begun
         self._loops: list[asyncio.Task[Any]] = []
 
     @abstractmethod
