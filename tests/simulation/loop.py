@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from functools import partial
 from typing import Any, Final
 
 from tests.virtual_loop import VirtualLoop
@@ -24,7 +25,8 @@ class SimulationLoop(VirtualLoop):
         self._skipping.now_s = BEGIN_S
         self.failures: list[str] = []  # exceptions that nobody handled
         self.tasks: list[asyncio.Task[Any]] = []  # all that were ever made
-        self.executor_s = EXECUTOR_S
+        # Until a call in a thread runs, and from there until its result is here.
+        self.executor_delay_s: Callable[[], tuple[float, float]] = lambda: (EXECUTOR_S, 0.0)
         self._at_s = 0.0
         self._rounds = 0
         self.set_exception_handler(self._record)
@@ -39,7 +41,8 @@ class SimulationLoop(VirtualLoop):
     ) -> "asyncio.Future[Any]":
         """Run it later on this loop."""
         future: asyncio.Future[Any] = self.create_future()
-        self.call_later(self.executor_s, self._run, future, func, args)
+        before_s, behind_s = self.executor_delay_s()
+        self.call_later(before_s, self._run, future, behind_s, func, args)
         return future
 
     def take_failures(self) -> list[str]:
@@ -54,15 +57,25 @@ class SimulationLoop(VirtualLoop):
         self.tasks = alive
         return failures
 
-    def _run(self, future: "asyncio.Future[Any]", func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _run(
+        self, future: "asyncio.Future[Any]", behind_s: float, func: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
         if future.cancelled():  # a thread that has begun goes on, one that has not doesn't
             return
         try:
             result = func(*args)
         except BaseException as error:
-            future.set_exception(error)
+            settle: Callable[[], None] = partial(future.set_exception, error)
         else:
-            future.set_result(result)
+            settle = partial(future.set_result, result)
+        if behind_s:
+            self.call_later(behind_s, self._settle, future, settle)
+        else:
+            settle()
+
+    def _settle(self, future: "asyncio.Future[Any]", settle: Callable[[], None]) -> None:
+        if not future.cancelled():
+            settle()
 
     def _run_once(self) -> None:
         if self.time() != self._at_s:
