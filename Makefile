@@ -12,7 +12,7 @@ TOOLS := $(BENCH)/tools
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install demo test deep long drills fuzz test-ten lint types layers mutants bench-tools bench-peers clean
+.PHONY: install demo test deep long attack drills fuzz test-ten lint types layers mutants bench-tools bench-peers clean
 
 install: $(STAMP)
 
@@ -32,6 +32,9 @@ deep: $(STAMP)
 
 long: $(STAMP)
 	$(BIN)/pytest -m long $$(grep -rl --include='test_*.py' 'mark\.long' tests)
+
+attack: $(STAMP)
+	$(BIN)/pytest -n 2 --timeout 600 -m "deep or not deep" tests/attack
 
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills

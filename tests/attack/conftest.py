@@ -1,0 +1,22 @@
+"""A scratch directory whose path is short, as a user's would be, and a tiny model."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.attack.models import make_tiny
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A directory for the whole session."""
+    with tempfile.TemporaryDirectory(prefix="kelvin-attack-") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def tiny(scratch: Path) -> Path:
+    """A model of a few hundred kilobytes."""
+    return make_tiny(scratch / "tiny")

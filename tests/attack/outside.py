@@ -1,0 +1,317 @@
+"""What an attack has of an installation: tenants with keys, raw connections, a bystander, and the process table."""
+
+import contextlib
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psutil
+
+from coldstart_bench.installation import Installation
+from tests.e2e.calls import Answer, connect, read
+
+ROOT: Final = Path(__file__).parents[2]
+SETTINGS: Final = {
+    "KELVIN_HOST_BYTES": str(256 << 20),
+    "KELVIN_SLAB_BYTES": str(16 << 20),
+    "KELVIN_NVME_BYTES": str(256 << 20),
+    "KELVIN_KV_BYTES": str(64 << 20),
+    "KELVIN_CHUNK_BYTES": str(16 << 10),  # so that a tiny model has many
+    "KELVIN_SCRUB_S": "0",
+    "KELVIN_BREAKER_S": "1",  # what is broken on purpose is tried again soon
+}
+COMMAND_S: Final = 150.0
+MIB: Final = 1 << 20
+
+
+def kelvin(data: Path, *words: str) -> tuple[int, str, str]:
+    """Run a command as a user does; return its exit code and both outputs."""
+    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_S)
+    return done.returncode, done.stdout, done.stderr
+
+
+def sentence(code: int, out: str, err: str) -> str:
+    """Return what a command that failed says. Fails where it did not fail, or where it shows a traceback."""
+    assert code != 0, out
+    said = out + err
+    assert "Traceback" not in said, said
+    return said
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant with the keys of its admin and of its caller."""
+
+    up: Installation
+    name: str
+    admin: Path
+    infer: Path
+
+    def kelvin(self, *words: str) -> tuple[int, str, str]:
+        """Run a command with the admin's key."""
+        return kelvin(self.up.data, *words, "--key", str(self.admin))
+
+    def run(self, *words: str) -> str:
+        """Run a command that must succeed; return what it prints."""
+        code, out, err = self.kelvin(*words)
+        assert code == 0, out + err
+        return out
+
+    def push(self, directory: Path, model: str = "m") -> dict[str, Any]:
+        """Push as a user does; return the command's JSON, that of a refusal too."""
+        code, out, err = self.kelvin("push", str(directory), "--name", model, "--json")
+        assert "Traceback" not in err, err
+        found: dict[str, Any] = json.loads(out)
+        return found | {"exit": code}
+
+    def complete(self, prompt: str = "w1", model: str = "m", **fields: object) -> Answer:
+        """Ask for two tokens unless told otherwise."""
+        body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
+        return self.post("/v1/completions", body)
+
+    def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
+        """POST JSON with the caller's key."""
+        return ask(self.up, "POST", path, self.infer, body, headers)
+
+    def report(self) -> Any:
+        """Return this month's bill."""
+        month = time.strftime("%Y-%m", time.gmtime())
+        answer = ask(self.up, "GET", f"/admin/v1/billing/report?tenant={self.name}&month={month}", self.admin)
+        assert answer.status == 200, answer.raw
+        return answer.json
+
+
+def ask(
+    up: Installation,
+    method: str,
+    path: str,
+    key: Path,
+    body: object | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    """Make one call on a connection of its own."""
+    sent = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json", **(headers or {})}
+    connection = connect(up)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), sent)
+        return read(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant:
+    """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`."""
+    answer = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": name})
+    assert answer.status == 201, answer.raw
+    made = Tenant(up, name, keys / f"{name}-admin.key", keys / f"{name}-infer.key")
+    for path, scope in ((made.admin, "admin"), (made.infer, "infer")):
+        body = {"name": scope, "scopes": [scope]}
+        answer = ask(up, "POST", f"/admin/v1/keys?tenant={name}", up.data / "admin.key", body)
+        assert answer.status == 201, answer.raw
+        path.write_text(answer.json["secret"])
+    if limits:
+        code, out, err = kelvin(up.data, "tenants", "set", name, *limits)
+        assert code == 0, out + err
+    return made
+
+
+def default_tenant(up: Installation) -> Tenant:
+    """Return the tenant that every installation begins with, whose admin is the operator."""
+    return Tenant(up, "default", up.data / "admin.key", up.data / "default.key")
+
+
+class Bystander:
+    """Asks the same thing again and again from a thread of its own, and keeps what it was answered."""
+
+    def __init__(self, ask: Callable[[], Answer], pause_s: float = 0.1) -> None:
+        self._ask, self._pause_s = ask, pause_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bystander")
+        self.answers: list[Answer] = []
+        self.seconds: list[float] = []
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def wait_for(self, answers: int, limit_s: float = 60.0) -> None:
+        """Wait for so many more."""
+        wanted = len(self.seconds) + answers
+        limit = time.monotonic() + limit_s
+        while len(self.seconds) < wanted:
+            assert time.monotonic() < limit, f"the bystander waits; so far {self}"
+            time.sleep(0.02)
+
+    def __repr__(self) -> str:
+        longest = max(self.seconds, default=0.0)
+        return f"<Bystander {len(self.seconds)} answers, longest {longest:.2f} s, failures {self.failures[:3]}>"
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                answer = self._ask()
+                self.answers.append(answer)
+                if answer.status != 200 or answer.error:
+                    self.failures.append(f"{answer.status} {answer.raw[:200].decode(errors='replace')}")
+            except BaseException as error:  # whatever it is, the bystander noticed the attack
+                self.failures.append(repr(error))
+            self.seconds.append(time.monotonic() - began)
+            self._stop.wait(self._pause_s)
+
+
+def p95(seconds: Sequence[float]) -> float:
+    """Return the 95th percentile, the larger neighbour where it lies between two."""
+    return sorted(seconds)[min(len(seconds) - 1, int(0.95 * len(seconds)))]
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the memory that is a process's own; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")), 0)
+
+
+@dataclass
+class MemoryWatch:
+    """Watches the memory of all processes of an installation while its block lasts."""
+
+    pid: int
+    before_bytes: int = 0
+    peak_bytes: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.before_bytes = self._look()
+        self._thread = threading.Thread(target=self._run, name="memory watch")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much it was more at its peak than before."""
+        return self.peak_bytes - self.before_bytes
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            self.peak_bytes = max(self.peak_bytes, self._look())
+
+    def _look(self) -> int:
+        found = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                found += anonymous_bytes(process.pid)
+        return found
+
+
+class Wire:
+    """One TLS connection on which raw bytes are sent, and answers are read one after another."""
+
+    def __init__(self, up: Installation) -> None:
+        context = ssl.create_default_context(cafile=str(up.data / "ca.pem"))
+        plain = socket.create_connection(("localhost", up.port), timeout=60)
+        self._socket = context.wrap_socket(plain, server_hostname="localhost")
+        self._file = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def send(self, raw: bytes) -> None:
+        """Send it as it is."""
+        self._socket.sendall(raw)
+
+    def answer(self) -> Answer | None:
+        """Return the next answer; None where the connection ends before its head."""
+        try:
+            line = self._file.readline()
+        except (ssl.SSLError, ConnectionError):
+            return None
+        if not line:
+            return None
+        status, headers = int(line.split()[1]), {}
+        while (line := self._file.readline().strip()) != b"":
+            name, _, value = line.partition(b":")
+            headers[name.decode().lower()] = value.decode().strip()
+        body = self._file.read(int(headers["content-length"])) if "content-length" in headers else b""
+        return Answer(status, headers, body)
+
+    def more(self, limit_s: float = 1.0) -> Answer | None:
+        """Return another answer that nobody asked for; None where none comes within the time."""
+        self._socket.settimeout(limit_s)
+        try:
+            return self.answer()
+        except TimeoutError:
+            return None
+
+
+def request(up: Installation, body: object, *headers: str, key: Path | None = None, version: str = "HTTP/1.1") -> bytes:
+    """Return a completion request as bytes, with more header lines."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    secret = (key or up.data / "default.key").read_text().strip()
+    lines = [f"POST /v1/completions {version}", "Host: localhost", f"Authorization: Bearer {secret}",
+             "Content-Type: application/json", *headers]  # fmt: skip
+    if not any(line.lower().startswith(("transfer-encoding:", "content-length:")) for line in headers):
+        lines.append(f"Content-Length: {len(raw)}")
+    return "\r\n".join([*lines, "", ""]).encode() + raw
+
+
+def wait(is_so: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+    """Wait until it is so. Fails saying what never came."""
+    limit = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < limit, f"after {limit_s:g} s it is not so that {what}"
+        time.sleep(0.05)
+
+
+def in_parallel(*jobs: Callable[[], object]) -> list[Any]:
+    """Run the jobs at the same time; return their results in order. Raises the first that failed."""
+    found: list[Any] = [None] * len(jobs)
+
+    def run(number: int) -> None:
+        try:
+            found[number] = jobs[number]()
+        except BaseException as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return found

@@ -1,0 +1,136 @@
+"""Requests whose form is meant to pass for something else: smuggled bodies, doubled headers, codings, versions.
+
+All go to one installation; after each, a well-formed request on a connection of its own is answered.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.attack.outside import SETTINGS, Tenant, Wire, default_tenant, kelvin, make_tenant, request, wait
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
+
+BODY: Final = {"model": "m", "prompt": "w1", "max_tokens": 2, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
+    """An installation with one model."""
+    with running(scratch / "forms", settings=SETTINGS) as up:
+        up.push(tiny, "m")
+        yield up
+
+
+@pytest.fixture
+def victim(up: Installation) -> Iterator[Tenant]:
+    """The caller whose well-formed request is answered after the attack."""
+    tenant = default_tenant(up)
+    yield tenant
+    assert tenant.complete().status == 200
+
+
+UPGRADES: Final = {
+    "unknown": ("Connection: upgrade", "Upgrade: x"),
+    "h2c": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
+    "websocket": ("Connection: keep-alive, Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+}
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES.keys())
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunks"])
+def test_upgrade_smuggles_no_request(
+    up: Installation, victim: Tenant, upgrade: tuple[str, ...], is_chunked: bool
+) -> None:
+    """A proxy reuses one connection for two callers; the first one's body is a request. There are two answers, each to
+    its own: the second caller gets the list of models that it asked for, and nothing comes behind it.
+    """
+    inner = request(up, BODY)
+    key = victim.infer.read_text().strip()
+    if is_chunked:
+        first = request(up, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner), "Transfer-Encoding: chunked", *upgrade)
+    else:
+        first = request(up, inner, *upgrade)
+    second = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
+    with Wire(up) as wire:
+        wire.send(first)
+        refused = wire.answer()
+        assert refused is not None
+        assert (refused.status, refused.json["error"]["code"]) == (400, "invalid_request")  # a request is no JSON
+        wire.send(second)
+        answer = wire.answer()
+        assert answer is not None
+        assert (answer.status, answer.json.get("object")) == (200, "list")
+        assert wire.more() is None
+
+
+FORMS: Final = {
+    "two keys": (b"", ("Authorization: Bearer kv-0-0",)),
+    "two deadlines": (b"", ("x-kelvin-deadline-ms: 1", "x-kelvin-deadline-ms: 60000")),
+    "two sessions": (b"", ("x-kelvin-session: a", "x-kelvin-session: b")),
+    "two lengths": (b"", ("Content-Length: 1", "Content-Length: 71")),
+    "gzip, chunked": (b"0\r\n\r\n", ("Transfer-Encoding: gzip, chunked",)),
+    "chunked and a length": (b"0\r\n\r\n", ("Transfer-Encoding: chunked", "Content-Length: 5")),
+    "gzip content": (b"", ("Content-Encoding: gzip",)),
+}
+
+
+@pytest.mark.parametrize(("raw", "headers"), FORMS.values(), ids=FORMS.keys())
+def test_ambiguous_form_is_refused(up: Installation, victim: Tenant, raw: bytes, headers: tuple[str, ...]) -> None:
+    """Two values where one is read, and codings that nobody undoes, are 400; nothing behind them is answered as a
+    request of its own.
+    """
+    with Wire(up) as wire:
+        wire.send(request(up, raw or BODY, *headers))
+        answer = wire.answer()
+        assert answer is not None
+        assert answer.status == 400, answer.raw
+        if (following := wire.more(0.3)) is not None:
+            assert following.status == 400
+
+
+@pytest.mark.parametrize("version", ["HTTP/2.0", "HTTP/1.2", "HTTP/0.9", "RTSP/1.0"])
+def test_other_versions_are_refused(up: Installation, victim: Tenant, version: str) -> None:
+    """A request line with a version that we do not speak is 400."""
+    with Wire(up) as wire:
+        wire.send(request(up, BODY, version=version))
+        answer = wire.answer()
+        assert answer is not None
+        assert answer.status == 400
+
+
+def test_trailers_are_dropped(up: Installation, victim: Tenant) -> None:
+    """A key, a length and a host in the trailers change nothing: the body is answered once, and the next as well."""
+    raw = json.dumps(BODY).encode()
+    trailers = b"Authorization: Bearer kv-0-0\r\nContent-Length: 3\r\nHost: elsewhere\r\nTransfer-Encoding: gzip\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n%b\r\n" % (len(raw), raw, trailers)
+    with Wire(up) as wire:
+        for _ in range(2):
+            wire.send(request(up, chunks, "Transfer-Encoding: chunked"))
+            answer = wire.answer()
+            assert answer is not None
+            assert answer.status == 200, answer.raw
+        assert wire.more(0.3) is None
+
+
+def test_hint_leads_somewhere(up: Installation, victim: Tenant, scratch: Path) -> None:
+    """A request that may take more tokens than its tenant has in a minute is told so, and not to come back; one that
+    fits is answered.
+    """
+    small = make_tenant(up, "small", scratch, "--tpm", "100")
+    code, out, err = kelvin(up.data, "models", "grant", "m", "small")
+    assert code == 0, out + err
+    wait(lambda: small.complete(model="default/m").status != 404, "the grant is known")
+    refused = small.complete(model="default/m", max_tokens=2000)
+    assert (refused.status, refused.json["error"]["code"]) == (400, "request_exceeds_rate")
+    assert "retry-after" not in refused.headers
+    limit = time.monotonic() + 70
+    while (answer := small.complete(model="default/m", max_tokens=4)).status == 429:
+        assert time.monotonic() < limit, "its hints lead nowhere"
+        time.sleep(float(answer.headers["retry-after"]))
+    assert answer.status == 200, answer.raw

@@ -1,0 +1,276 @@
+"""Hostile pushes: what never ends, what wants gigabytes, what panics. Another tenant pushes and asks beside them.
+
+Each is refused by the name of its file, takes bounded memory, and leaves the pushes of others alone.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.attack.models import make_tiny, variant, with_template
+from tests.attack.outside import (
+    MIB,
+    SETTINGS,
+    Bystander,
+    MemoryWatch,
+    Tenant,
+    default_tenant,
+    in_parallel,
+    make_tenant,
+    wait,
+)
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
+
+GROWTH_BYTES: Final = 1200 * MIB  # of all processes: a standby that judges, with what it imports, and the one behind it
+SEAL_BYTES: Final = 3072 * MIB  # a seal may grow by 2 GiB, and is looked at ten times a second
+PUSH_S: Final = 60.0  # for a bystander's push of a few hundred kilobytes on busy cores
+NESTED_LOOPS: Final = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An installation with an attacker, and a victim who pushes and asks."""
+
+    up: Installation
+    attacker: Tenant
+    victim: Tenant
+
+
+@pytest.fixture(scope="module")
+def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
+    """The victim's model answers."""
+    with running(scratch / "pushes", settings=SETTINGS) as up:
+        found = Ground(up, make_tenant(up, "attacker", scratch), make_tenant(up, "victim", scratch))
+        assert found.victim.push(tiny)["exit"] == 0
+        assert found.victim.complete().status == 200
+        yield found
+
+
+def _is_refused(answer: dict[str, Any], file: str) -> None:
+    """Exit code 3 is for a directory that may not be served; the file is named, and nothing of ours is."""
+    assert answer["exit"] == 3, answer
+    error = answer["error"]
+    assert error["code"] == "artifact_rejected", answer
+    assert file in error["message"], answer
+
+
+def test_endless_template_beside_another_push(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """Eight pushes whose template never ends, at once, of one tenant: another tenant's push takes no minute and its
+    requests are answered; the attacker's are refused by the file that is at fault.
+    """
+    directories = [with_template(tiny, scratch / f"endless-{n}", NESTED_LOOPS + str(n)) for n in range(8)]
+    other = make_tiny(scratch / "beside", seed=2)
+    taken: list[float] = []
+
+    def push_beside() -> dict[str, Any]:
+        time.sleep(1)
+        began = time.monotonic()
+        answer = ground.victim.push(other, "beside")
+        taken.append(time.monotonic() - began)
+        return answer
+
+    with Bystander(ground.victim.complete) as bystander:
+        jobs = [lambda d=directory: ground.attacker.push(d, "endless") for directory in directories]
+        beside, *refused = in_parallel(push_beside, *jobs)
+    assert beside["exit"] == 0, beside
+    assert taken[0] < PUSH_S
+    for answer in refused:
+        if answer["exit"] == 1:  # more of one tenant than may wait
+            assert answer["error"]["code"] == "overloaded", answer
+        else:
+            _is_refused(answer, "tokenizer_config.json")
+    assert bystander.failures == []
+
+
+TEMPLATES: Final = {
+    "a wide number": "{{ '%2000000000d' % 1 }}",
+    "a text repeated": "{{ 'a' * 2000000000 }}",
+    "a deep expression": "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_template_bomb(ground: Ground, scratch: Path, tiny: Path, template: str) -> None:
+    """A template that makes gigabytes, or that no compiler takes, is refused by its file's name."""
+    directory = with_template(tiny, scratch / f"template-{abs(hash(template))}", template)
+    with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
+        _is_refused(ground.attacker.push(directory), "tokenizer_config.json")
+    assert memory.growth_bytes < GROWTH_BYTES
+    assert bystander.failures == []
+
+
+def _doubles(tokenizer: Any) -> Any:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    return tokenizer | {"normalizer": {"type": "Sequence", "normalizers": [step] * 40}}
+
+
+def _prepends(tokenizer: Any) -> Any:
+    step = {"type": "Prepend", "prepend": "b" * 1000}
+    return tokenizer | {"normalizer": {"type": "Sequence", "normalizers": [step] * 40}}
+
+
+def _no_rotation(config: Any) -> Any:
+    return config | {"rope_parameters": {"rope_theta": 0, "rope_type": "default"}}
+
+
+FILES: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "a normalizer that doubles": ("tokenizer", _doubles),
+    "a normalizer that puts before": ("tokenizer", _prepends),
+    "rope_theta 0": ("config", _no_rotation),
+    "deep JSON in a config": ("config", lambda config: config | {"x": json.loads("[" * 900 + "]" * 900)}),
+}
+
+
+@pytest.mark.parametrize(("file", "change"), FILES.values(), ids=FILES.keys())
+def test_hostile_file(ground: Ground, scratch: Path, tiny: Path, file: str, change: Callable[[Any], Any]) -> None:
+    """A normalizer that multiplies a text, a rotation by nothing: refused by the file's name, with bounded memory."""
+    directory = variant(tiny, scratch / f"file-{time.time_ns()}", **{file: change})
+    with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
+        answer = ground.attacker.push(directory)
+    if answer["exit"]:
+        _is_refused(answer, f"{file}.json")
+    else:
+        assert file == "config", "it is served"  # a member that nobody reads may be as deep as it likes
+        assert "x" in json.loads((directory / "config.json").read_text())
+    assert memory.growth_bytes < GROWTH_BYTES
+    assert bystander.failures == []
+
+
+def _onnx(nodes: list[Any]) -> bytes:
+    from onnx import TensorProto, helper
+
+    first = helper.make_tensor_value_info("x0", TensorProto.FLOAT, [None, 2])
+    last = helper.make_tensor_value_info(f"x{len(nodes)}", TensorProto.FLOAT, [None, None])
+    graph = helper.make_graph(nodes, "g", [first], [last])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    raw: bytes = model.SerializeToString()
+    return raw
+
+
+def _concat_chain() -> bytes:
+    from onnx import helper
+
+    return _onnx([helper.make_node("Concat", [f"x{n}", f"x{n}"], [f"x{n + 1}"], axis=1) for n in range(40)])
+
+
+def _varint(number: int) -> bytes:
+    found = b""
+    while number > 127:
+        found += bytes([number & 127 | 128])
+        number >>= 7
+    return found + bytes([number])
+
+
+def _empty_nodes() -> bytes:
+    """12 MiB of nodes that hold nothing: two bytes each."""
+    nodes = b"\x0a\x00" * (6 << 20)
+    return b"\x08\x08" + b"\x3a" + _varint(len(nodes)) + nodes
+
+
+# What is named, and how much more memory there may be. A graph that passes its reader is run, where the job is bounded.
+GRAPHS: Final = {
+    "a chain of Concat": (_concat_chain, "model", SEAL_BYTES),
+    "empty nodes": (_empty_nodes, "model.onnx", GROWTH_BYTES),
+}
+
+
+@pytest.mark.parametrize(("make", "named", "limit_bytes"), GRAPHS.values(), ids=GRAPHS.keys())
+def test_onnx_bomb(ground: Ground, scratch: Path, make: Callable[[], bytes], named: str, limit_bytes: int) -> None:
+    """A small graph that becomes gigabytes when it is read or run: refused by its name, with bounded memory."""
+    directory = scratch / f"onnx-{make.__name__}"
+    directory.mkdir()
+    (directory / "model.onnx").write_bytes(make())
+    with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
+        _is_refused(ground.attacker.push(directory), named)
+    assert memory.growth_bytes < limit_bytes
+    assert bystander.failures == []
+
+
+def test_json_bomb_in_a_header(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """A tokenizer of 16 MiB of commas, which as objects would be half a gigabyte: refused before it is made."""
+    directory = variant(tiny, scratch / "commas")
+    (directory / "tokenizer.json").write_bytes(b'{"a":[' + b"[]," * (5 << 20) + b"[]]}")
+    with MemoryWatch(ground.up.pid) as memory, Bystander(ground.victim.complete) as bystander:
+        _is_refused(ground.attacker.push(directory), "tokenizer.json")
+    assert memory.growth_bytes < GROWTH_BYTES
+    assert bystander.failures == []
+
+
+def test_panicking_regex(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """A tokenizer whose regular expression panics on one text: its caller is told 4xx with the file's name, never
+    `internal`; the replica goes on.
+    """
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+    def panics(tokenizer: Any) -> Any:
+        return tokenizer | {
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [pattern, tokenizer["pre_tokenizer"]]}
+        }
+
+    directory = variant(tiny, scratch / "panics", tokenizer=panics)
+    pushed = ground.attacker.push(directory, "panics")
+    if pushed["exit"]:
+        _is_refused(pushed, "tokenizer.json")
+        return
+    with Bystander(lambda: ground.attacker.complete(model="panics")) as bystander:
+        answer = ground.attacker.complete("a" * 60 + "b", model="panics")
+        assert 400 <= answer.status < 500, answer.raw
+        assert "tokenizer.json" in answer.json["error"]["message"]
+        bystander.wait_for(3)
+    assert bystander.failures == []
+
+
+def test_racing_pushes(ground: Ground, scratch: Path) -> None:
+    """Four pushes of one directory at once: all have the same version, and one alone says that it made it."""
+    directory = make_tiny(scratch / "race", seed=3)
+    answers = in_parallel(*[lambda: ground.victim.push(directory, "race")] * 4)
+    assert [answer["exit"] for answer in answers] == [0] * 4, answers
+    assert len({answer["version"] for answer in answers}) == 1
+    assert [answer["created"] for answer in answers].count(True) == 1
+
+
+def test_push_of_a_deleted_version(ground: Ground, scratch: Path) -> None:
+    """A version that was deleted and is pushed again is said to be back, and answers."""
+    first, second = make_tiny(scratch / "gone", seed=4), make_tiny(scratch / "stays", seed=5)
+    version = ground.victim.push(first, "back")["version"]
+    stays = ground.victim.push(second, "back")["version"]
+    ground.victim.run("deploy", f"back@{stays[:12]}")
+    ground.victim.run("versions", "delete", f"back@{version[:12]}")
+    assert ground.victim.complete(model=f"back@{version[:12]}").status == 404
+    again = ground.victim.push(first, "back")
+    assert (again["exit"], again["version"], again["restored"]) == (0, version, True), again
+    assert ground.victim.complete(model=f"back@{version[:12]}").status == 200
+
+
+def test_one_message_on_which_a_template_loops(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """A template that loops for one message alone passes the push. Who says it is refused by the template's name; a
+    conversation beside it on the same replica goes on.
+    """
+    template = "{% if messages[0].content == 'loop' %}" + NESTED_LOOPS + "{% endif %}{{ messages[0].content }}"
+    pushed = ground.attacker.push(with_template(tiny, scratch / "loops", template), "loops")
+    assert pushed["exit"] == 0, pushed
+
+    def chat(content: str) -> Any:
+        body = {"model": "loops", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+        return ground.attacker.post("/v1/chat/completions", body)
+
+    with Bystander(lambda: chat("w1")) as bystander:
+        bystander.wait_for(2)
+        refused = in_parallel(*[lambda: chat("loop")] * 4)
+        bystander.wait_for(3)
+    assert [answer.status for answer in refused] == [400] * 4, refused[0].raw
+    assert "template" in refused[0].json["error"]["message"]
+    assert bystander.failures == []
+    assert max(bystander.seconds) < 20
+    wait(lambda: ground.victim.complete().status == 200, "others are answered")
+    assert default_tenant(ground.up).kelvin("status")[0] == 0
