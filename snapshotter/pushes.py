@@ -8,6 +8,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused, Unavailable
 from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import encode_manifest, version_of
@@ -33,7 +34,7 @@ from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
 from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
-from snapshotter.policy.files import MODULES, is_of_recipe
+from snapshotter.policy.files import MAX_PATHS, MODULES, is_of_recipe
 from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.layout import Layout, assemble, lay_out, pads_are_zero
 from snapshotter.policy.predictor import predictor_facts
@@ -49,6 +50,7 @@ DIGESTS_AT_ONCE: Final = 4
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
+_COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
 _REHEARSALS_KEPT: Final = 4
 
 
@@ -99,7 +101,7 @@ class Pushes:
 
     async def plan(self, tenant: str, body: bytes | bytearray) -> Plan:
         """Judge, ask the gate, lay out, open."""
-        request = await asyncio.to_thread(decode, body, PlanRequest)
+        request = await asyncio.to_thread(_decode_plan, body)
         dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
         facts = await self._examine(tenant, intake)
@@ -290,6 +292,13 @@ class Pushes:
         while len(self._declared) > _PLANS_KEPT:
             self._declared.popitem(last=False)
         return declared
+
+
+def _decode_plan(body: bytes | bytearray) -> PlanRequest:
+    """Count before parsing: a path takes four bytes of the body and eighty of memory."""
+    if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
+        raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))
+    return decode(body, PlanRequest)
 
 
 @dataclass(frozen=True, slots=True)

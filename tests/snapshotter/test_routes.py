@@ -1,6 +1,7 @@
 """The push API over a real Unix socket: who may call, what is refused before any byte of weights, what is bounded."""
 
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from kelvin.progress import Silence
 from kelvin.push import push_directory
 from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
+from snapshotter.policy.files import MAX_PATHS
 from snapshotter.policy.layout import assemble
 from snapshotter.pushes import PLANS_AT_ONCE
 from tests.snapshotter.control import UNSERVED
@@ -73,6 +75,21 @@ def test_refused_before_any_chunk(house: House, files: dict[str, bytes], path: s
     assert reason in detail
     assert not (house.data / "staging" / "refused").exists()
     assert not (house.store / "refused").exists()
+
+
+def test_files_of_a_plan_are_counted_before_they_are_read(house: House) -> None:
+    """A long list of short names would take twenty times its bytes: it is refused at a small part of that."""
+    body = encode(PlanRequest(model="m", small_files=(), weights=(), other_paths=("a",) * 1_000_000))
+    with house.client("many") as client:
+        tracemalloc.start()
+        try:
+            status, code, detail = problem(client.post("/push/v1/plans", content=body))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (status, code) == (422, "artifact_rejected")
+    assert detail == f"model: a directory may hold at most {MAX_PATHS} files"
+    assert peak < 8 * len(body)
 
 
 def test_too_large_a_version(house: House) -> None:
