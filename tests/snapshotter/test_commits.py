@@ -12,7 +12,7 @@ from contracts.errors import Conflict, Refused, Unavailable
 from contracts.push import CommitStep, Committed, Committing
 from contracts.traffic_errors import Overloaded
 from snapshotter import commits as commits_module
-from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, Commits
+from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, RUNNING_OF_TENANT, Commits
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.eventually import eventually
@@ -120,21 +120,37 @@ def test_bounds() -> None:
     """So many run, no more; so many results are kept, the oldest go."""
 
     async def scenario(gate: Gate, commits: Commits) -> None:
-        plans = [record() for _ in range(RUNNING_LIMIT)]
+        plans = [record(tenant) for tenant in ("acme", "umbrella") for _ in range(RUNNING_OF_TENANT)]
+        assert len(plans) == RUNNING_LIMIT
         for plan in plans:
             commits.start(plan, DIGESTS)
         with pytest.raises(Refused) as caught:
-            commits.start(record(), DIGESTS)
+            commits.start(record("third"), DIGESTS)
         assert isinstance(caught.value.failure, Overloaded)
         gate.go.set()
         for plan in plans:
-            await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+            await commits.try_join(plan.tenant, plan.plan_id, DIGESTS, 5)
         for _ in range(RESULTS_KEPT):
             plan = record()
             commits.start(plan, DIGESTS)
             await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
         assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
         assert plans[0].plan_id not in commits
+
+    run(scenario)
+
+
+def test_tenant_with_many_commits_keeps_no_other_out() -> None:
+    """What it has beyond its part is told to come back."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        for _ in range(RUNNING_OF_TENANT):
+            commits.start(record("many"), DIGESTS)
+        with pytest.raises(Refused, match="this tenant's part") as caught:
+            commits.start(record("many"), DIGESTS)
+        assert isinstance(caught.value.failure, Overloaded)
+        commits.start(record("acme"), DIGESTS)
+        assert commits.is_running("acme")
 
     run(scenario)
 
