@@ -192,9 +192,11 @@ class Staging:
                 continue
             unfinished = [Path(entry) for entry in _scan(tenant) if entry.name.startswith(".") and entry.is_dir()]
             for path in (*self._plans(tenant.name), *unfinished):
-                if now_s - _mtime(path) <= max_age_s:
-                    continue
                 try:
+                    if now_s < _mtime(path) < float("inf"):  # the clock was ahead when it was touched
+                        os.utime(path, (now_s, now_s))
+                    if now_s - _mtime(path) <= max_age_s:
+                        continue
                     dropped += self._remove_idle(path, now_s, max_age_s)
                 except OSError as error:
                     log.warning("a push was not removed", extra={"plan": path.name, "error": str(error)})

@@ -156,6 +156,16 @@ def test_sweep(tmp_path: Path) -> None:
     staging.load("acme", young)
 
 
+def test_push_from_a_clock_that_was_ahead_is_idle_again(tmp_path: Path) -> None:
+    """Once the clock is right it counts from then. It does not fill the tenant's list until that day comes."""
+    staging = Staging(tmp_path, 1)
+    ahead = opened(staging, now_s=3e9)
+    assert staging.sweep(now_s=100.0, max_age_s=1e6) == 0
+    assert isinstance(failure_of(opened, staging, "acme", 101.0), Overloaded)
+    opened(staging, now_s=100.0 + IDLE_S)
+    assert isinstance(failure_of(staging.load, "acme", ahead), NotFound)
+
+
 def test_order_of_calls(tmp_path: Path) -> None:
     """A chunk is taken only after it was declared; a damaged record of either is as if it were not there."""
     staging = Staging(tmp_path, 2)
