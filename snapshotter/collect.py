@@ -12,7 +12,7 @@ from collections.abc import Callable
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
 from blobstore.places import decode_index
-from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.collect import CollectReport
 from contracts.errors import Refused, Unavailable
@@ -133,7 +133,9 @@ class Collector:
                 FoundSide(key, found, key.split("/")[2]) for key, found in await self._list(tenant, ATTESTATIONS)
             ),
             pack_lists=tuple(FoundSide(key, found, _last(key)) for key, found in await self._list(tenant, PACK_LISTS)),
-            inputs=tuple(await abreast(self._inputs, await self._list(tenant, INPUTS))),
+            inputs=tuple(
+                side for side in await abreast(self._inputs, await self._list(tenant, INPUTS)) if side is not None
+            ),
             packs=dict(await abreast(self._pack, await self._list(tenant, PACKS))),
             indexes={_last(key): found for key, found in await self._list(tenant, INDEX)},
         )
@@ -170,12 +172,15 @@ class Collector:
             raise
         return _last(key), FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
-    async def _inputs(self, listed: _Listed) -> FoundSide:
+    async def _inputs(self, listed: _Listed) -> FoundSide | None:
+        """None where it can't be read now: it is left, and stops nothing."""
         key, found = listed
         try:
             version = (await self._store.read(key)).decode(errors="replace")
         except BlobNotFound:  # taken away since it was listed: it speaks of no version
             version = ""
+        except BlobUnavailable:
+            return None
         return FoundSide(key, found, version)
 
     async def _pack(self, listed: _Listed) -> tuple[str, FoundPack]:

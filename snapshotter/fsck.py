@@ -252,7 +252,13 @@ class Fsck:
         for version in dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS]):
             prefix = attestations_prefix(tenant, version)
             missing = version not in there and not await self._is_there(manifest_key(tenant, version))
-            for entry in await self._attestations.entries(tenant, version):
+            try:
+                entries = await self._attestations.entries(tenant, version)
+            except BlobUnavailable as error:
+                sealed.add(version)  # as far as anybody knows
+                yield _out_of_reach(prefix, error, state)
+                continue
+            for entry in entries:
                 fault = entry.fault or _distrust(entry)
                 if fault is not None:
                     mend = f"delete it, then {PUSH_AGAIN}"
@@ -279,6 +285,9 @@ class Fsck:
                 version = (await self._store.read(key)).decode(errors="replace")
             except BlobNotFound:
                 continue
+            except BlobUnavailable as error:
+                yield _out_of_reach(key, error, state)
+                continue
             mend = "delete it; the next push of the model writes it anew"
             if version not in known:
                 yield FsckFinding(key=key, fault=f"it names version {version[:64]!r}, which does not exist", mend=mend)
@@ -300,6 +309,9 @@ class Fsck:
             try:
                 named = decode_pack_list(await self._store.read(key))
             except BlobNotFound:
+                continue
+            except BlobUnavailable as error:
+                yield _out_of_reach(key, error, state)
                 continue
             fault = None
             if named is None:
@@ -357,7 +369,7 @@ def _out_of_reach(key: str, error: BlobUnavailable, state: _State) -> FsckFindin
     if state.out_of_reach > OUT_OF_REACH:
         raise error
     mend = f"repair the disk or the line to the store; only if it stays so delete it, then {PUSH_AGAIN}"
-    return FsckFinding(key=key, fault="it, or its index, can't be read now", mend=mend)
+    return FsckFinding(key=key, fault="it, or what belongs to it, can't be read now", mend=mend)
 
 
 def _last(key: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.collect import CollectReport
 from contracts.errors import Refused
@@ -103,6 +104,25 @@ def test_foreign_object_stops_nothing(tmp_path: Path, stranger: str) -> None:
     findings, _ = check(tmp_path, named=named)
     in_format = stranger.startswith(f"{TENANT}/") and "lost+found" not in stranger
     assert [finding.key for finding in findings] == ([stranger] if in_format else [])
+    check_whole(tmp_path, named)
+
+
+def test_object_that_cannot_be_read_stops_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows which version the inputs speak of: they stay. What nothing needs goes."""
+    bench, named, deleted = store_of(tmp_path)
+    (sick,) = [key for key, raw in objects(tmp_path).items() if "/inputs/" in key and raw == deleted.encode()]
+    read = bench.store.read
+
+    async def read_but_one(key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if key == sick:
+            raise BlobUnavailable("EIO")
+        return await read(key, offset, length)
+
+    monkeypatch.setattr(bench.store, "read", read_but_one)
+    for _ in range(2):  # the first one condemns
+        collect(bench)
+    assert [key for key in objects(tmp_path) if deleted in key] == []
+    assert sick in objects(tmp_path)
     check_whole(tmp_path, named)
 
 
