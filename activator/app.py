@@ -14,7 +14,7 @@ import msgspec
 from activator.allowances import Allowances
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
-from activator.authority import Authority
+from activator.authority import Authority, BadAuthority
 from activator.backlogs import Backlogs
 from activator.budgets import Budgets
 from activator.cache import ResponseCache
@@ -98,7 +98,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
     name = PREFIX + new_request_id().removeprefix("req_")  # one process lifetime, and the spool's source
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_private(settings.data)
-    authority = Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
+    authority = _authority(settings)
     files = _certificate_files(settings)
     certificates = Certificates(authority, settings.domain, files, settings.edge.protocols)
     async with AsyncExitStack() as ladder:
@@ -316,6 +316,13 @@ def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
         return CertificateFiles(settings.certificates, settings.edge.protocols)
     except BadCertificate as bad:
         raise BadSetting("KELVIN_CERTIFICATES", str(settings.certificates), str(bad)) from bad
+
+
+def _authority(settings: ActivatorSettings) -> Authority:
+    try:
+        return Authority.load_or_make(settings.data / "ca.pem", settings.data / "tls" / "ca.key")
+    except BadAuthority as bad:
+        raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
 
 
 def _once_key(settings: ActivatorSettings) -> bytes:

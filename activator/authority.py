@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -20,13 +21,16 @@ CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 397
 BACKDATED: Final = datetime.timedelta(hours=1)  # a client's clock may be behind ours
 _RENEW_CA: Final = datetime.timedelta(days=90)  # before its end
+_OTHER_CA: Final = (
+    "restore both from a backup; without one, remove both: the next start makes another CA, for all callers to trust"
+)
 _NAME: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Kelvin local CA")])
 
 log = logging.getLogger(__name__)
 
 
 class BadAuthority(ValueError):
-    """CA certificate and key do not belong together, or one is missing."""
+    """The CA's files can't be used; the text says which one, why, and what to do. Neither is ever overwritten."""
 
 
 def utc_now() -> datetime.datetime:
@@ -59,11 +63,11 @@ class Authority:
         elif not certificate_path.exists():
             write_whole(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # cut between the two
         if not key_path.exists():
-            raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: restore or remove")
-        certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
+            raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: {_OTHER_CA}")
         key = _load_key(key_path)
+        certificate = _load_certificate(certificate_path)
         if certificate.public_key() != key.public_key():
-            raise BadAuthority(f"{certificate_path.name} and {key_path.name} do not belong together")
+            raise BadAuthority(f"{certificate_path.name} and {key_path.name} do not belong together: {_OTHER_CA}")
         authority = cls(certificate, key, certificate_path, now)
         authority.renew_if_due()
         return authority
@@ -168,7 +172,21 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it is encrypted
+        raise BadAuthority(f"{path.name} holds no private key that can be read: {_OTHER_CA}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise BadAuthority(f"{path.name} does not hold an elliptic-curve key")
+        raise BadAuthority(f"{path.name} does not hold an elliptic-curve key: {_OTHER_CA}")
     return key
+
+
+def _load_certificate(path: Path) -> x509.Certificate:
+    """A certificate that is made again from the same key is good for all callers."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        what = (
+            "restore it from a backup, or remove it: the next start makes it again from its key, for the same callers"
+        )
+        raise BadAuthority(f"{path.name} holds no certificate that can be read: {what}") from None

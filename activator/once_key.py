@@ -57,7 +57,8 @@ def ensure_once_key(path: Path) -> bytes:
     except ValueError:
         key = b""
     if len(key) != _BYTES:
-        raise BadOnceKey(f"{path.name}: must hold {_BYTES * 2} hex digits")
+        what = "restore it from a backup, or remove it: what was asked before then runs again where it is repeated"
+        raise BadOnceKey(f"{path.name}: must hold {_BYTES * 2} hex digits; {what}")
     return key
 
 

@@ -15,6 +15,7 @@ from controlplane.closings import currencies
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
 from controlplane.journal import LedgerJournal
+from controlplane.key_files import BadKeyFile
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
 from controlplane.policy.rating import PriceBook
@@ -71,7 +72,10 @@ async def open_installation(
     ladder.push_async_callback(examiner.close)
     registry = Registry(database, feed)
     access = Access(TenantStore(database, feed), KeyStore(database, feed))
-    await access.keys.bootstrap(settings.data, clock.wall_s())
+    try:
+        await access.keys.bootstrap(settings.data, clock.wall_s())
+    except BadKeyFile as bad:
+        raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
     await access.tenants.load(clock.wall_s())
     trail = Trail(database, clock)
     await trail.note_prices(book)

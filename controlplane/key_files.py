@@ -6,12 +6,15 @@ between the two is mended at the next start, from the file.
 
 import base64
 import hashlib
+import logging
 import secrets
 from pathlib import Path
 from typing import Final
 
 from contracts.secrets import KEY_TEXT
 from service.whole_file import drafted
+
+log = logging.getLogger(__name__)
 
 _ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz0123456789"
 _ID_LENGTH: Final = 12
@@ -36,10 +39,21 @@ def parse_key_text(text: str) -> tuple[str, str]:
     return match[1], hashlib.sha256(text.encode()).hexdigest()
 
 
+def warn_of_damaged(path: Path) -> None:
+    """Say in the log that this file holds no key. Its key, known here by its digest, stays good."""
+    try:
+        parse_key_text(path.read_text("latin-1").strip())
+    except FileNotFoundError:  # its owner moved it
+        return
+    except (OSError, BadKeyFile) as error:
+        what = "a key file is damaged: restore it from a backup; its key stays good, and no other is made"
+        log.warning(what, extra={"file": path.name, "error": str(error)})
+
+
 def ensure_key_file(path: Path) -> str:
     """The key text in `path`, made now where there was no such file. A reader sees a whole key or no file."""
     try:
-        return path.read_text().strip()
+        return path.read_text("latin-1").strip()
     except FileNotFoundError:
         pass
     text = new_key_text()
@@ -48,5 +62,5 @@ def ensure_key_file(path: Path) -> str:
         try:
             draft.keep(replace=False)
         except FileExistsError:  # another has made it meanwhile
-            return path.read_text().strip()
+            return path.read_text("latin-1").strip()
     return text

@@ -15,7 +15,7 @@ from contracts.control import KeyRow, Scope, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, Refused
 from controlplane import audit, schema
 from controlplane.audit import Actor
-from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
+from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text, warn_of_damaged
 from controlplane.key_rows import Key, find_key, insert_key, lasting_operators, load_keys, set_columns
 from controlplane.policy.access import (
     OPERATORS,
@@ -81,7 +81,8 @@ class KeyStore:
     async def bootstrap(self, data: Path, now_s: int) -> None:
         """Make the default tenant and its keys where it never had any, and publish all that are good.
 
-        A key whose file was removed after the first start stays good and is not made anew. Raises BadKeyFile.
+        A key whose file was removed after the first start stays good and is not made anew. A file that was damaged
+        after it is named in the log, and left as it is. Raises BadKeyFile.
         """
         present = await self._database.read(load_keys)
         made: list[Key] = []
@@ -94,6 +95,9 @@ class KeyStore:
                     raise BadKeyFile(f"{path}: {error}") from None
                 made.append(Key(key_id, DEFAULT_TENANT, each.name, digest, each.scopes, (), now_s))
             await self._database.write(lambda connection: _begin(connection, made, now_s))
+        else:
+            for each in BOOTSTRAPS:
+                warn_of_damaged(data / each.file_name)
         good = [key for key in (*present, *made) if key.state(now_s) is KeyState.ACTIVE]
         self._publish(now_s, *good)
 

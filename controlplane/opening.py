@@ -5,15 +5,17 @@ And stay the one who writes to it: a session that was cut has lost the lock, als
 
 import asyncio
 import logging
+import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from contracts.errors import Refused
+from contracts.settings import BadSetting
 from controlplane.clock import Clock
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import Database, open_database
@@ -22,14 +24,18 @@ log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 1.0
 LOOK_S: Final = 5.0
+READY_ONCE: Final = "url"  # in the data directory: `kelvin up` writes it when the installation is ready
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # in the low byte
+_MAGIC: Final = b"SQLite format 3\0"
+_WAL_MAGIC: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")  # https://www.sqlite.org/fileformat2.html (4.1)
 
 
 async def open_when_there(place: Path | PostgresPlace, stop: asyncio.Event) -> Database | None:
     """None where `stop` comes first. A file is opened at once, or not at all; of what is cancelled nothing stays open.
-    Raises as `open_database`.
+    Raises as `open_database`, and BadSetting for a file that is damaged.
     """
     if isinstance(place, Path):
-        return open_database(place)
+        return _open_file(place)
     told = ""
     while not stop.is_set():
         opening = _Opening(place)
@@ -46,6 +52,49 @@ async def open_when_there(place: Path | PostgresPlace, stop: asyncio.Event) -> D
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), AGAIN_S)
     return None
+
+
+def _open_file(path: Path) -> Database:
+    """Raises as `open_database`, and BadSetting where the file or its write-ahead log is damaged."""
+    _check_beginnings(path)
+    try:
+        return open_database(path)
+    except DatabaseError as error:
+        if not isinstance(error.orig, sqlite3.Error) or error.orig.sqlite_errorcode & 0xFF not in _DAMAGED:
+            raise
+        raise _damaged(path, f"{path.name} is damaged ({error.orig})") from error
+
+
+def _check_beginnings(path: Path) -> None:
+    """Refuse what SQLite would take for a new database: an empty file, or a log that does not begin as its own.
+
+    Of a file that is damaged it would drop the log, from which the file may be repaired.
+    """
+    log_path = path.with_name(f"{path.name}-wal")
+    begins, log_begins = _beginning(path), _beginning(log_path)
+    if log_begins and log_begins[:4] not in _WAL_MAGIC:
+        rest = f"or remove it, which loses what was committed last and is not in {path.name} yet"
+        raise _damaged(path, f"{log_path.name} is damaged", rest)
+    if begins and begins != _MAGIC:
+        raise _damaged(path, f"{path.name} is damaged (file is not a database)")
+    if log_begins and not begins:
+        raise _damaged(path, f"{path.name} is empty or missing, and its {log_path.name} is there")
+    # A start that was killed early leaves an empty file as well, but was never ready.
+    if begins == b"" and (path.parent / READY_ONCE).exists():
+        raise _damaged(path, f"{path.name} is empty", "or remove it to begin without models, keys and bills")
+
+
+def _beginning(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC))
+    except FileNotFoundError:
+        return None
+
+
+def _damaged(path: Path, what: str, otherwise: str = "") -> BadSetting:
+    to_do = f"restore a backup (kelvin restore) {otherwise}".strip()
+    return BadSetting("KELVIN_DATA", str(path.parent), f"{what}: {to_do}")
 
 
 class _Opening:

@@ -76,10 +76,10 @@ def _trusting(ca: Path) -> ssl.SSLContext:
 
 
 def _secret(key: Path) -> str:
-    text = key.read_bytes().strip()
-    if not text or not text.isascii() or len(text.split()) != 1:
+    text = key.read_text("latin-1").strip()
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
         raise DoorClosed(f"key file {key} holds no API key; it must be one line, as `kelvin keys create` prints it")
-    return text.decode()
+    return text
 
 
 def target() -> Target:

@@ -21,6 +21,10 @@ from contracts.wire import Wire
 from service.whole_file import write_whole
 
 _SECRET: Final = 0o600
+_OTHER_KEY: Final = (
+    "restore it from a backup; without one, remove key and public half, and push again what has to be attested by this "
+    "installation: the next start makes another key"
+)
 
 
 class BadKey(ValueError):
@@ -71,10 +75,15 @@ def ensure_signer(secret: Path, public: Path) -> Signer:
 
     Raises BadKey, OSError.
     """
+    if not secret.exists() and public.exists():
+        raise BadKey(f"{public.name} is there, its key {secret.name} is not: {_OTHER_KEY}")
     if not secret.exists():
         private = Ed25519PrivateKey.generate()
         write_whole(secret, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), _SECRET)
-    signer = load_signer(secret)
+    try:
+        signer = load_signer(secret)
+    except BadKey as bad:
+        raise BadKey(f"{bad}: {_OTHER_KEY}") from bad
     pem = signer._private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     if not public.exists() or public.read_bytes() != pem:
         write_whole(public, pem, 0o644)

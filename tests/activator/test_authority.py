@@ -41,6 +41,19 @@ def test_a_lost_or_strange_key_is_refused(tmp_path: Path) -> None:
         _load(tmp_path)
 
 
+@pytest.mark.parametrize("damaged", ["ca.pem", "tls/ca.key"])
+@pytest.mark.parametrize("content", [b"", b"\0" * 241, b"half"], ids=["empty", "zeroed", "torn"])
+def test_a_damaged_file_is_refused_and_kept(tmp_path: Path, damaged: str, content: bytes) -> None:
+    """The sentence names the file and what to do; neither file is written."""
+    _load(tmp_path)
+    path = tmp_path / damaged
+    path.write_bytes(path.read_bytes()[:100] if content == b"half" else content)
+    before = [(tmp_path / name).read_bytes() for name in ("ca.pem", "tls/ca.key")]
+    with pytest.raises(BadAuthority, match=rf"{path.name} holds no .* that can be read: restore .* remove"):
+        _load(tmp_path)
+    assert [(tmp_path / name).read_bytes() for name in ("ca.pem", "tls/ca.key")] == before
+
+
 def test_a_leaf_satisfies_strict_verification(tmp_path: Path) -> None:
     """Python's own strict mode (RFC 5280) takes chain and names."""
     server = _load(tmp_path).context(["localhost", "*.t.d.e"], ["127.0.0.1", "::1"])

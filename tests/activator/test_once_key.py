@@ -28,7 +28,7 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, content: str) -> None:
     """With the rule, without the content; it is not overwritten."""
     path = tmp_path / "once.key"
     path.write_text(content)
-    with pytest.raises(BadOnceKey, match=r"once\.key: must hold 64 hex digits"):
+    with pytest.raises(BadOnceKey, match=r"once\.key: must hold 64 hex digits; restore it"):
         ensure_once_key(path)
     assert path.read_text() == content
 

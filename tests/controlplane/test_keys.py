@@ -66,6 +66,17 @@ def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "admin.key").read_text() == "dear diary"
 
 
+@pytest.mark.parametrize("content", [b"", bytes(60), b"kv-abc"])
+def test_damaged_key_file_is_named_in_the_log(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """After the first start its key is good whatever became of its file, and no other is made in its place."""
+    _bootstrap(tmp_path)
+    (tmp_path / "admin.key").write_bytes(content)
+    before = _bootstrap(tmp_path)
+    assert len(before) == 2
+    assert [record.__dict__["file"] for record in caplog.records if "damaged" in record.message] == ["admin.key"]
+    assert (tmp_path / "admin.key").read_bytes() == content
+
+
 def test_no_reader_sees_half_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash while the key is written leaves no file of that name."""
 

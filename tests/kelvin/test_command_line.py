@@ -60,7 +60,7 @@ def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
     assert f"CA file {data / 'ca.pem'} holds no certificate" in text
 
 
-@pytest.mark.parametrize("key", [b"", b"\n", b"two words", b"two\nlines", "k\u00e4y".encode(), b"k\xffy"])
+@pytest.mark.parametrize("key", [b"", b"\n", b"two words", b"two\nlines", bytes(60), "k\u00e4y".encode(), b"k\xffy"])
 def test_bad_key_file_is_named(data: Path, key: bytes) -> None:
     """Its content is not shown."""
     (data / "admin.key").write_bytes(key)

@@ -78,6 +78,20 @@ def test_the_own_key_is_made_once(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "data").iterdir()} == {SECRET_FILE, PUBLIC_FILE}
 
 
+@pytest.mark.parametrize("content", [None, b"", bytes(119), b"-----BEGIN PRIVATE KEY-----\nMC4CAQ"])
+def test_a_damaged_own_key_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    """Missing, empty, zeroed or torn: no other key is made in its place, and the sentence says what to do."""
+    secret, public = tmp_path / SECRET_FILE, tmp_path / PUBLIC_FILE
+    ensure_signer(secret, public)
+    before = public.read_bytes()
+    secret.unlink()
+    if content is not None:
+        secret.write_bytes(content)
+    with pytest.raises(BadKey, match=rf"{SECRET_FILE}.*: restore it from a backup"):
+        ensure_signer(secret, public)
+    assert (secret.read_bytes() if secret.exists() else None, public.read_bytes()) == (content, before)
+
+
 def test_the_own_key_may_come_later(tmp_path: Path) -> None:
     """Who trusts it may have started before it was made."""
     trust = Trust(own_file=tmp_path / PUBLIC_FILE)

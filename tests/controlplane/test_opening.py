@@ -1,0 +1,96 @@
+"""A damaged database file is refused with a sentence, and never taken for a new one."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from contracts.settings import BadSetting
+from controlplane.opening import open_when_there
+from controlplane.store import Database, open_database
+
+
+def _open(path: Path) -> Database:
+    opened = asyncio.run(open_when_there(path, asyncio.Event()))
+    assert opened is not None
+    return opened
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """Return the database file that a process left which was killed: its write-ahead log is beside it."""
+    work, left = tmp_path / "work", tmp_path / "left"
+    work.mkdir()
+    with closing(open_database(work / "kelvin.db")) as database:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE late (x INTEGER)")
+        shutil.copytree(work, left)
+    assert (left / "kelvin.db-wal").stat().st_size
+    (left / "url").write_text("https://localhost:8443\n")
+    return left / "kelvin.db"
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def test_killed_database_opens(killed: Path) -> None:
+    """Nothing is damaged: the control of the tests below."""
+    _open(killed).close()
+
+
+@pytest.mark.parametrize("damage", [_empty, _zero, Path.unlink])
+@pytest.mark.parametrize("has_log", [True, False])
+def test_damaged_database_is_refused(killed: Path, damage: Callable[[Path], None], *, has_log: bool) -> None:
+    """With and without its log. What is left of it stays as it is, for whoever repairs it."""
+    log = killed.with_name("kelvin.db-wal")
+    if not has_log:
+        open_database(killed).close()  # which moves the log's content into the file
+        if damage is Path.unlink:
+            pytest.skip("nothing is left that tells it from a new installation")
+    damage(killed)
+    before = {path: path.read_bytes() for path in (killed, log) if path.exists()}
+    with pytest.raises(BadSetting, match=r"kelvin\.db is (empty|damaged|missing).*: restore a backup"):
+        _open(killed)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_torn_database_is_refused(killed: Path) -> None:
+    """Its second half is missing."""
+    open_database(killed).close()
+    _tear(killed)
+    with pytest.raises(BadSetting, match=r"kelvin\.db is damaged \(database disk image is malformed\)"):
+        _open(killed)
+
+
+def test_zeroed_log_is_refused(killed: Path) -> None:
+    """SQLite would drop it without a word, and with it every commit since the last checkpoint."""
+    _zero(killed.with_name("kelvin.db-wal"))
+    with pytest.raises(BadSetting, match=r"kelvin\.db-wal is damaged: restore a backup .* or remove it"):
+        _open(killed)
+
+
+@pytest.mark.parametrize("damage", [_empty, _tear, _zero])
+def test_damaged_shared_memory_is_made_again(killed: Path, damage: Callable[[Path], None]) -> None:
+    """It holds nothing that is not in the log."""
+    shared = killed.with_name("kelvin.db-shm")
+    shared.write_bytes(bytes(range(256)) * 128)
+    damage(shared)
+    _open(killed).close()
+
+
+def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
+    """An empty file of an installation that never was ready is a new database."""
+    (tmp_path / "kelvin.db").touch()
+    _open(tmp_path / "kelvin.db").close()
