@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SILENT_S: Final = 15.0  # of a process that has answered before
-START_S: Final = 120.0  # of one that has not answered yet: it imports, or waits for what it needs
+START_S: Final = 120.0  # of one that has not answered yet, unless it is given more: it imports, or brings up a database
 LOOK_S_MAX: Final = 6.0  # counted for one look, however long it took
 
 
@@ -25,7 +25,6 @@ class Silence:
             return Silence(has_answered=True)
         return Silence(self.has_answered, self.silent_s + min(look_s, LOOK_S_MAX))
 
-    @property
-    def hangs(self) -> bool:
-        """Whether it was silent for SILENT_S seconds, or for START_S if it has never answered."""
-        return self.silent_s >= (SILENT_S if self.has_answered else START_S)
+    def hangs(self, start_s: float) -> bool:
+        """Whether it was silent for SILENT_S seconds, or for `start_s` if it has never answered."""
+        return self.silent_s >= (SILENT_S if self.has_answered else start_s)

@@ -61,8 +61,11 @@ class Graves:
             self._write(page, meter, death)
 
     def lives(self) -> list[tuple[int, str]]:
-        """Return pid and runtime id of each meter page: replicas and standbys that live, and some that died."""
-        return [(pid, runtime_id) for _, pid, runtime_id in self._pages()]
+        """Return pid and runtime id of each meter page: replicas and standbys that live, and some that died.
+
+        A page whose pid belongs to another process by now is left out.
+        """
+        return [(pid, runtime_id) for page, pid, runtime_id in self._pages() if not _is_of_another(page, pid)]
 
     def so_far(self, pid: int) -> LifetimeRecord | None:
         """How a replica has lived until now, as if it ended; None where it is nobody's yet, or gone. A child."""
@@ -144,6 +147,15 @@ def recorded_lives(spools: Path) -> set[str]:
         with suppress(BadJson):  # what is no lifetime is the ledger's to refuse
             lives.add(decoder(_Named).decode(raw).runtime_id)
     return lives
+
+
+def _is_of_another(page: Path, pid: int) -> bool:
+    """Whether the page is older than the process that has this pid now."""
+    meter = _try_read(page)
+    try:
+        return meter is not None and meter.is_older_than(born_ns(pid))
+    except OSError:  # no process has it
+        return False
 
 
 def _try_read(page: Path) -> Meter | None:

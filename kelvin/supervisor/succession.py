@@ -70,7 +70,10 @@ class Succession:
     async def _follow(self) -> None:
         while self._is_ordered:
             self._is_ordered = False
-            await self._change()
+            try:
+                await self._change()
+            except OSError as error:  # such as a file system that links no sockets
+                self._failed(f"the door can't be changed: {error.strerror or error}")
 
     async def _change(self) -> None:
         old = next(child for child in self._children if child.spec.listens)
@@ -87,7 +90,8 @@ class Succession:
                 return
             self._children.append(new)
             limit = time.monotonic() + self._ready_s
-            while not await self._hands.is_at_door(new):
+            # It may die right after its answer: then nobody would be at the door once the old one has ended.
+            while not (await self._hands.is_at_door(new) and new.pid is not None):
                 if new.pid is None or time.monotonic() > limit:
                     await self._hands.end([new], KILL_AFTER_S)
                     give_back()

@@ -16,6 +16,7 @@ from typing import Final
 
 from contracts.deadline import Deadline
 from contracts.errors import Refused
+from kelvin.policy.hanging import START_S
 from kelvin.settings import UpSettings, child_environment
 from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, bring_back, specs_of
 from kelvin.supervisor.desk import LedgerDesk
@@ -281,7 +282,9 @@ async def supervise(settings: UpSettings) -> None:
             loops.start("shipper", shipper.run)
             loops.start("ledger recovery", desk.recover_forever)
             loops.start("log rotation", lambda: rotate_forever(settings.data / "logs"))
-            loops.start("watchdog", Watchdog(supervisor.watched, asking(directory), supervisor.on_hung).run)
+            start_s = max(START_S, settings.ready_s)  # who gives a start more time gives it to each process
+            watchdog = Watchdog(supervisor.watched, asking(directory), supervisor.on_hung, start_s)
+            loops.start("watchdog", watchdog.run)
             supervisor.start()
             try:
                 await _until(stop, supervisor.wait_ready())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
-from kelvin.policy.hanging import Silence
+from kelvin.policy.hanging import START_S, Silence
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
@@ -43,14 +43,16 @@ class Watchdog:
         watched: Callable[[], Collection[Watched]],
         answers: Callable[[Watched], Awaitable[bool]],
         on_kill: Callable[[Watched, str], None] = lambda hung, why: None,
+        start_s: float = START_S,
     ) -> None:
         """`watched` names the processes of the moment: children of ours that were not reaped yet, so no other process
         can have such a pid. `answers` asks one of them, for ANSWER_S at most. `on_kill` is told of each that is killed,
-        and why.
+        and why. A process has `start_s` for its first answer.
         """
         self._watched = watched
         self._answers = answers
         self._on_kill = on_kill
+        self._start_s = start_s
         self._silences: dict[Watched, Silence] = {}
 
     def __repr__(self) -> str:
@@ -73,7 +75,7 @@ class Watchdog:
         alive = set(self._watched())  # some may have died during the look, and been brought back with another pid
         for each in alive & answers.keys():
             silence = before.get(each, Silence()).after_look(answers[each], look_s)
-            if silence.hangs:
+            if silence.hangs(self._start_s):
                 why = f"it did not answer for {silence.silent_s:.0f} s"
                 log.error("a process hangs and is killed", extra={"child": each.name, "pid": each.pid, "why": why})
                 self._on_kill(each, why)

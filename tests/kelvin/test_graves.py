@@ -1,6 +1,7 @@
 """Each replica's life is written once, wherever the supervisor that writes it is killed."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from controlplane.ledger import append_lifetimes
 from controlplane.ledger_schema import conflicts, lifetime_records
 from kelvin.supervisor.graves import Graves, recorded_lives
 from kelvin.supervisor.reaper import Reaped
+from service.processes import born_ns
 from spool.home import Home
 from spool.recovery import recover
 from spool.shipper import Post
@@ -126,6 +128,15 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
     spool.close()
     assert pages(tmp_path) == []
     assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
+
+
+def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
+    """Its socket answers nobody: the process that has the pid now would be killed for it."""
+    leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - born_ns(os.getpid()) + 10**9)
+    leave_page(tmp_path, f"{os.getpid()}.rt-2")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1")
+    assert Graves(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [(os.getpid(), "rt-2")]
+    spool.close()
 
 
 def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:

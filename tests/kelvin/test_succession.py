@@ -110,6 +110,11 @@ def _dies(supervisor: Supervisor, child: Child) -> None:
     child.process = None
 
 
+def _dies_after_its_answer(supervisor: Supervisor) -> bool:
+    supervisor.children[-1].process = None
+    return True
+
+
 def _refused(supervisor: Supervisor, child: Child) -> None:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -123,6 +128,12 @@ def _refused(supervisor: Supervisor, child: Child) -> None:
             "logs/activator.log says why",
             [(None, signal.SIGTERM)],
             id="it dies",
+        ),
+        pytest.param(
+            lambda run: Supervisor(run, at_door=_dies_after_its_answer),
+            "logs/activator.log says why",
+            [(None, signal.SIGTERM)],
+            id="it dies after its answer",
         ),
         pytest.param(
             lambda run: Supervisor(run, on_start=_refused),
@@ -194,3 +205,16 @@ def test_a_change_leaves_the_new_one_its_name(tmp_path: Path) -> None:
     assert supervisor.doors == [(2, True)]
     assert [each.name for each in tmp_path.iterdir()] == ["activator.sock"]
     assert name.read_text() == "new"
+
+
+def test_a_file_system_that_links_no_sockets_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ordered the change hears of it at once, and the old one stays."""
+
+    def link(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    supervisor = Supervisor(tmp_path)
+    asyncio.run(supervisor.change())
+    assert "the door can't be changed: Operation not permitted" in supervisor.said
+    assert supervisor.doors == [(1, True)]

@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 from kelvin.tail import last_lines
 
 
-@given(data=st.lists(st.sampled_from([b"a", b"\n", b"bc\n", b"\r\n", b"\xff", b"x" * 70_000])), count=st.integers(1, 5))
+@given(
+    data=st.lists(st.sampled_from([b"a", b"\n", b"bc\n", b"\r\n", b"\xff", "\u2028\x85".encode(), b"x" * 70_000])),
+    count=st.integers(1, 5),
+)
 def test_last_lines_are_those_of_the_whole_file(
     tmp_path_factory: pytest.TempPathFactory, data: list[bytes], count: int
 ) -> None:
     """Wherever a block of the reader ends, and with or without a last newline."""
     path = tmp_path_factory.mktemp("tail") / "x.log"
     path.write_bytes(b"".join(data))
-    assert last_lines(path, count) == path.read_bytes().decode(errors="replace").splitlines()[-count:]
+    lines = path.read_bytes().splitlines()[-count:]
+    assert last_lines(path, count) == [line.decode(errors="replace") for line in lines]
 
 
 def test_a_long_file_is_not_read_whole(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kelvin.policy.hanging import START_S
 from kelvin.supervisor.watchdog import LOOK_S, Watchdog, Watched, asking
 from service.unix import SocketDirectory
 from tests.virtual_loop import run_virtually
@@ -28,14 +29,17 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 class Processes:
     """What the watchdog sees: who is there, and who answers."""
 
-    def __init__(self, *pids: int) -> None:
+    def __init__(self, *pids: int, start_s: float = START_S) -> None:
+        self._start_s = start_s
         self.there = [Watched(f"p{pid}", pid, "x.sock") for pid in pids]
         self.silent: set[int] = set()
         self.killed: list[tuple[int, str]] = []
 
     async def watch(self, seconds: float) -> None:
         """Run the watchdog for so long."""
-        watchdog = Watchdog(lambda: self.there, self.answers, lambda hung, why: self.killed.append((hung.pid, why)))
+        watchdog = Watchdog(
+            lambda: self.there, self.answers, lambda hung, why: self.killed.append((hung.pid, why)), self._start_s
+        )
         task = asyncio.create_task(watchdog.run())
         await asyncio.sleep(seconds)
         task.cancel()
@@ -77,6 +81,15 @@ def test_process_that_answers_lives(process: subprocess.Popen[bytes]) -> None:
         await watching
 
     run_virtually(scene())
+    assert processes.killed == []
+    assert process.poll() is None
+
+
+def test_process_that_is_given_more_time_to_start_is_not_killed_before(process: subprocess.Popen[bytes]) -> None:
+    """A control plane that migrates a large ledger says nothing until it has done that."""
+    processes = Processes(process.pid, start_s=3600.0)
+    processes.silent.add(process.pid)
+    run_virtually(processes.watch(3000))
     assert processes.killed == []
     assert process.poll() is None
 
