@@ -66,6 +66,7 @@ class RestoreReport(Wire, frozen=True):
     aside: str | None  # where what was there before is kept
     took_us: int
     audits: tuple[AuditChain, ...] = ()
+    unreadable: int = 0  # records of the backup's spools that this program can't read, and that were left out
 
     @property
     def sound(self) -> bool:

@@ -19,11 +19,9 @@ from typing import Final
 from sqlalchemy import select
 
 from contracts.backup import BACKUP_FORMAT, BackupIndex, BackupVersion
-from contracts.usage import LifetimeRecord, RequestRecord
-from contracts.wire import decode
 from controlplane import schema
 from controlplane.archive import Packing
-from controlplane.journal import LedgerJournal, payload_of
+from controlplane.journal import LIFETIME, REQUEST, LedgerJournal
 from controlplane.store import Database
 from spool.frame import encode_frame
 from spool.looking import unshipped
@@ -141,10 +139,12 @@ def _changed_ns(path: Path) -> int:
 
 
 def _unshipped(spools: Path) -> bytes:
-    """Every record that a spool holds and the ledger has not acknowledged, as frames of a journal."""
+    """Every record that a spool holds and the ledger has not acknowledged, as frames of a journal.
+
+    As it lies there: one that this program can't read must not keep all others from being backed up.
+    """
     frames: list[bytes] = []
     for source, frame in unshipped(spools):
-        kind = LifetimeRecord if source.startswith(_LIFETIMES) else RequestRecord
-        record = decode(frame.payload, kind, what="spooled record")
-        frames.append(encode_frame(len(frames) + 1, payload_of(record)))  # type: ignore[arg-type]
+        kind = LIFETIME if source.startswith(_LIFETIMES) else REQUEST
+        frames.append(encode_frame(len(frames) + 1, kind + frame.payload))
     return b"".join(frames)

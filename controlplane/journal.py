@@ -39,7 +39,7 @@ CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of 
 # Of one transaction at most: a batch is 5,000 records, a bill of CLOSING_BYTES fewer pieces than that.
 MAX_ENTRIES: Final = 8_192
 PIECE_BYTES: Final = 128 * 1024
-_REQUEST, _LIFETIME, _CLOSING, _PIECE, _DROPPED = b"R", b"L", b"C", b"P", b"D"
+REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED = b"R", b"L", b"C", b"P", b"D"
 _PART: Final = struct.Struct("<cII")  # kind, which piece of a closing, how many there are
 
 
@@ -88,9 +88,9 @@ def payload_of(entry: Entry) -> bytes:
     """As it lies in a frame. A closing is packed: a bill of many models would not fit one."""
     match entry:
         case RequestRecord():
-            return _REQUEST + encode(entry)
+            return REQUEST + encode(entry)
         case LifetimeRecord():
-            return _LIFETIME + encode(entry)
+            return LIFETIME + encode(entry)
         case Closing():
             return _CLOSING + zlib.compress(msgspec.json.encode(entry, order="deterministic"))
 
@@ -183,13 +183,13 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
     """
     directory = place / DIRECTORY
     dropped = deque[Dropped]()
-    for _, _, payload in _joined(frames_after(directory, after)):
+    for _, payload in _joined(frames_after(directory, after)):
         if payload[:1] == _DROPPED:
             mark = decode(payload[1:], Dropped, what="mark of the journal")
             if dropped and dropped[-1].until > mark.after:  # a transaction failed again
                 mark = Dropped(after=min(dropped.pop().after, mark.after), until=mark.until)
             dropped.append(mark)
-    for sequence, _, payload in _joined(frames_after(directory, after)):
+    for sequence, payload in _joined(frames_after(directory, after)):
         while dropped and dropped[0].until < sequence:
             dropped.popleft()
         is_dropped = bool(dropped) and dropped[0].after < sequence
@@ -198,20 +198,23 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
 
 
 def lost_after(place: Path, after: int) -> int | None:
-    """How many entries behind `after` can't be read; None where the journal ends before it. Raises OSError."""
+    """How many frames behind `after` can't be read; None where the journal ends before it. Raises OSError.
+
+    A closing that the disk took only in part is no loss: it was never committed, and comes again.
+    """
     last = extent_of(place).last
     if last < after:
         return None
-    return last - after - sum(count for _, count, _ in _joined(frames_after(place / DIRECTORY, after)))
+    return last - after - sum(1 for _ in frames_after(place / DIRECTORY, after))
 
 
-def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, int, bytes]]:
-    """Sequence, number of frames and payload of each entry. Pieces that are not all there are left out."""
+def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, bytes]]:
+    """Last sequence and payload of each entry. Pieces that are not all there are left out."""
     pieces: list[bytes] = []
     last = 0
     for frame in frames:
         if frame.payload[:1] != _PIECE:
-            yield frame.sequence, 1, frame.payload
+            yield frame.sequence, frame.payload
             continue
         _, number, count = _PART.unpack_from(frame.payload)
         if number == 0 or number != len(pieces) or frame.sequence != last + 1:
@@ -220,5 +223,5 @@ def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, int, bytes]]:
             pieces.append(frame.payload[_PART.size :])
         last = frame.sequence
         if len(pieces) == count:
-            yield frame.sequence, count, b"".join(pieces)
+            yield frame.sequence, b"".join(pieces)
             pieces = []

@@ -16,6 +16,7 @@ from pathlib import Path
 from sqlalchemy import delete, func, select, text
 
 from contracts.backup import BackupIndex, RestoreReport
+from contracts.errors import Refused
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
@@ -48,7 +49,8 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             _check_pages(database)
             # The journal first: it says whether a record that was unshipped came before or after its month was closed.
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
-            unshipped = replay(database.engine, _unshipped(staging / UNSHIPPED))
+            readable, unreadable = _unshipped(staging / UNSHIPPED)
+            unshipped = replay(database.engine, readable)
             with database.engine.begin() as connection:
                 connection.execute(delete(journal_position))  # the backup's is not where the journal is now
             with database.engine.connect() as connection:
@@ -62,6 +64,7 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
         passed_over=tuple(passed_over),
         made_at_us=index.made_at_us,
         unshipped=unshipped,
+        unreadable=unreadable,
         replayed=replayed,
         missing=missing,
         chains=found.ledger,
@@ -123,11 +126,18 @@ def _check_pages(database: Database) -> None:
         raise CannotRestore(f"the database is damaged: {found}")
 
 
-def _unshipped(path: Path) -> Iterator[Entry]:
+def _unshipped(path: Path) -> tuple[list[Entry], int]:
+    """The records that waited in spools, and how many there are that this program can't read."""
+    entries: list[Entry] = []
+    unreadable = 0
     content, offset = path.read_bytes(), 0
     while (frame := decode_frame(content, offset)) is not None:
-        yield entry_of(frame.payload)
+        try:
+            entries.append(entry_of(frame.payload))
+        except Refused:
+            unreadable += 1
         offset = frame.end
+    return entries, unreadable
 
 
 def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:

@@ -102,7 +102,7 @@ def restore_command(
     """Make a data directory of SOURCE: a backup's file, or the directory of scheduled ones, with the journal behind.
 
     Every digest and the ledger's chain are verified before anything is put in place. Exits with 2 where entries of the
-    journal are missing: what is there was restored, and the bill lacks some.
+    journal are missing, or records of the spools can't be read: the rest was restored, and the bill lacks some.
     """
     keep_secrets()
     if has_postgres() and not check:
@@ -123,9 +123,13 @@ def restore_command(
         _tell(report, check)
     for reason in report.passed_over:
         click.echo(f"passed over: {reason}", err=True)
+    if report.unreadable:
+        records = f"{report.unreadable} records of its spools can't be read by this program"
+        click.echo(f"the ledger is not whole: {records}", err=True)
     if report.missing != 0:
         lost = "the journal behind it is gone" if report.missing is None else f"{report.missing} entries are missing"
         click.echo(f"the ledger is not whole: {lost}", err=True)
+    if report.missing != 0 or report.unreadable:
         context.exit(MISSING_EXIT)
 
 

@@ -4,6 +4,7 @@ For copies: a writer may append and a shipper remove segments meanwhile. Whateve
 not yet shipped, is seen.
 """
 
+import logging
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -12,6 +13,8 @@ from spool.disk import segment_name, segments
 from spool.frame import Frame, decode_frame
 from spool.home import readable_sources
 from spool.reader import read_position
+
+log = logging.getLogger(__name__)
 
 
 def frames_after(directory: Path, after: int) -> Iterator[Frame]:
@@ -42,7 +45,13 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
 
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
-    """Source and frame of every record below `root` that its receiver has not acknowledged."""
+    """Source and frame of every record below `root` that its receiver has not acknowledged.
+
+    What the disk can't read of one source is logged, and keeps nobody from the others.
+    """
     for source in readable_sources(root):
-        for frame in frames_after(root / source, read_position(root / source)):
-            yield source, frame
+        try:
+            for frame in frames_after(root / source, read_position(root / source)):
+                yield source, frame
+        except OSError as error:
+            log.error("a spool can't be read to its end", extra={"source": source, "error": repr(error)})

@@ -41,10 +41,16 @@ def has_owner(directory: Path, source: str) -> bool:
 
 
 def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
-    """What lies in the spools of those sources, acknowledged or not, a segment at a time. Raises OSError."""
+    """What lies in the spools of those sources, acknowledged or not, a segment at a time.
+
+    What the disk can't read of one source is logged, and keeps nobody from the others.
+    """
     for source in readable_sources(directory):
         if wanted(source):
-            yield from (frame.payload for frame in frames_after(directory / source, 0))
+            try:
+                yield from (frame.payload for frame in frames_after(directory / source, 0))
+            except OSError as error:
+                log.error("a spool can't be read to its end", extra={"source": source, "error": repr(error)})
 
 
 def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -187,6 +187,23 @@ def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
 
 
+def test_a_spooled_record_that_can_not_be_read_keeps_no_other_from_a_backup(tmp_path: Path) -> None:
+    """A newer program wrote it, before this one was put back: it is in the backup, and a restore counts it."""
+
+    async def scenario(world: World) -> None:
+        directory = world.data / "spool" / "activator-1"
+        directory.mkdir(parents=True)
+        journal = Journal(directory)
+        journal.commit([lambda _: b'{"newer":1}', lambda _: encode(request_record(2))])
+        journal.close()
+        assert await world.loop().once() is not None
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.unshipped, report.unreadable) == (1, 1)
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-2"]
+
+
 def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
     """A record that lay in a spool when the backup was made, and came after its month was closed, is an adjustment of
     the next month again: the journal says in which order both happened.

@@ -1,6 +1,7 @@
 """Every state that a killed process, a power cut or a stranger can leave in the spool's directory is readable."""
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -139,3 +140,21 @@ def test_a_directory_of_another_user_is_logged_once(
     assert shipped == [b"record"]
     assert (tmp_path / "photos" / segment_name(1)).exists()
     assert len(caplog.records) == 1
+
+
+def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a start, which looks for recorded lives, nor a backup ends with it."""
+    for source in ("supervisor-1", "supervisor-2"):
+        _lay(tmp_path / source, {segment_name(1): FRAME})
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == tmp_path / "supervisor-1" / segment_name(1):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
+    assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-2"]
