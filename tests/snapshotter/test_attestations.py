@@ -84,6 +84,7 @@ def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> N
         assert blake3(raw).hexdigest() == version
         for _ in range(2):  # a repeat changes nothing
             assert attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(BUNDLE)), BUNDLE).status_code == 204
+        assert client.get(f"/push/v1/manifests/{version}").status_code == 404  # not lost: it was never there
         assert pushed(house, client, tmp_path) == version
         found = entries(client, version)
         assert found == {"seal": (INSTALLATION, None), "origin": ("release", None), "bundle": (None, None)}
