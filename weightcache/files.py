@@ -68,15 +68,16 @@ class ChunkFiles:
         """Take the directory and clear what a crash left half-written. Raises BlockingIOError where another has it."""
         self._staging.mkdir(parents=True, exist_ok=True)
         self._quarantine.mkdir(exist_ok=True)
-        self._lock_fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = _open_lock(self._root / ".lock")
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
             raise
         for path in self._staging.iterdir():
-            if path.is_file():  # anything else is a foreign entry
-                path.unlink()
+            with suppress(OSError):  # a disk that keeps it does no harm
+                if path.is_file():  # anything else is a foreign entry
+                    path.unlink()
 
     def close(self) -> None:
         """Another process may take it."""
@@ -91,7 +92,7 @@ class ChunkFiles:
                 continue
             try:
                 status = path.stat()
-            except FileNotFoundError:  # it was evicted meanwhile
+            except OSError:  # it was evicted meanwhile, or the disk does not tell: it is fetched anew
                 continue
             if not stat.S_ISREG(status.st_mode):
                 continue
@@ -184,6 +185,15 @@ def open_direct(path: Path, flags: int) -> int:
             raise
     # A file system that refuses at open may have made the file already.
     return os.open(path, flags & ~os.O_EXCL, 0o600)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # what the disk holds can still be served
 
 
 def _set_aside_at(path: Path) -> int:

@@ -308,6 +308,37 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with_tier(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode"])
+def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """What can be read is served, though leftovers stay, the budget shrank, or one file can't be looked at."""
+
+    async def keep(tier: NvmeTier) -> None:
+        for mark, name in enumerate(NAMES[:3], start=1):
+            assert await tier.admit("a", name, page(mark))
+            os.utime(tmp_path / "a" / name[:2] / name, (mark, mark))
+
+    with_tier(tmp_path, keep)
+    (tmp_path / ".staging" / "left").write_bytes(b"half")
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS if fault == "mounted read-only" else errno.EIO, "refused", str(path))
+
+    bad = NAMES[0]
+    stat = Path.stat
+    if fault == "one bad inode":
+        monkeypatch.setattr(Path, "stat", lambda path, **more: refuse(path) if path.name == bad else stat(path, **more))
+    else:
+        monkeypatch.setattr(Path, "unlink", refuse)
+    if fault == "mounted read-only":
+        monkeypatch.setattr(os, "open", read_only)
+
+    async def read(tier: NvmeTier) -> None:
+        found = [await fetched(tier, name) for name in NAMES[:3]]
+        assert found == [(Outcome.ABSENT, 0), (Outcome.VERIFIED, 2), (Outcome.VERIFIED, 3)]
+
+    with_tier(tmp_path, read, budget=2 * PAGE)
+
+
 def test_cancelled_admission(tmp_path: Path) -> None:
     """A cancelled admission ends with its thread, and leaves neither a file nor reserved bytes."""
 
