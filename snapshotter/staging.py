@@ -190,8 +190,13 @@ class Staging:
         for tenant in self._tenants():
             if only not in (None, tenant.name):
                 continue
-            unfinished = [Path(entry) for entry in _scan(tenant) if entry.name.startswith(".") and entry.is_dir()]
-            for path in (*self._plans(tenant.name), *unfinished):
+            try:
+                unfinished = [Path(entry) for entry in _scan(tenant) if entry.name.startswith(".") and entry.is_dir()]
+                found = (*self._plans(tenant.name), *unfinished)
+            except Refused:
+                log.warning("a tenant's pushes can't be listed", extra={"tenant": tenant.name})
+                continue
+            for path in found:
                 try:
                     if now_s < _mtime(path) < float("inf"):  # the clock was ahead when it was touched
                         os.utime(path, (now_s, now_s))
@@ -279,12 +284,12 @@ class Staging:
         reads such names.
         """
         for tenant in self._tenants():
-            for entry in _scan(tenant):
-                if entry.name.startswith("."):
-                    shutil.rmtree(entry, ignore_errors=True)
-            for plan in self._plans(tenant.name):
-                for file in _scan(plan / "chunks"):
-                    if file.name.startswith(".") and file.is_file():
+            with suppress(Refused):
+                for entry in _scan(tenant):
+                    if entry.name.startswith("."):
+                        shutil.rmtree(entry, ignore_errors=True)
+                for file in (file for plan in self._plans(tenant.name) for file in _scan(plan / "chunks")):
+                    if file.name.startswith("."):
                         with suppress(OSError):
                             Path(file).unlink()
 
@@ -307,11 +312,14 @@ def _is_push(plan: Path) -> bool:
 
 
 def _scan(path: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """Raises `Refused(Unavailable)` where the disk does not tell: that is not the same as nothing there."""
     try:
         with os.scandir(path) as entries:
             return list(entries)
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise Refused(Unavailable("the staging disk")) from error
 
 
 def _mtime(path: Path) -> float:

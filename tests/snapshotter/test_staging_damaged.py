@@ -60,6 +60,29 @@ def test_idle_push_that_is_committed_meanwhile_stays(tmp_path: Path) -> None:
     assert isinstance(failure_of(staging.load, "acme", push), NotFound)
 
 
+def test_start_passes_over_what_can_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One directory with an input/output error stops neither the start nor another tenant's pushes, nor their sweep.
+    Its own tenant is told that the disk does not answer.
+    """
+    staging = Staging(tmp_path, 2)
+    sick, well = opened(staging, "acme", a=b"one"), opened(staging, "umbrella", a=b"two")
+    scandir = os.scandir
+
+    def refuse(path: object) -> object:
+        if sick in str(path):
+            raise OSError(errno.EIO, "EIO")
+        return scandir(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    again = Staging(tmp_path, 2)
+    assert again.read("umbrella", well, A) == b"two"
+    assert failure_of(again.staged, "acme", [A]) == Unavailable("the staging disk")
+    (tmp_path / "acme" / sick).rename(tmp_path / "acme" / f".{sick}")
+    monkeypatch.setattr(os, "scandir", lambda path: refuse(sick) if "acme" in str(path) else scandir(path))
+    assert again.sweep(now_s=101.0, max_age_s=100.0) == 1
+    assert isinstance(failure_of(again.load, "umbrella", well), NotFound)
+
+
 STRANGERS = [
     pytest.param("stray", id="a file beside the tenants"),
     pytest.param("lost+found/", id="the file system's own directory"),
