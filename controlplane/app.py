@@ -80,8 +80,7 @@ async def _serve(
 ) -> None:
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("controlplane", settings.telemetry))
-        health.waits_for = "the database"
-        if (opened := await open_when_there(settings.database, stop)) is None:
+        if (opened := await open_when_there(settings.database, stop, health.wait_for)) is None:
             return
         database = ladder.enter_context(closing(opened))
         database.on_superseded = stop.set  # whoever starts it again has it read anew what there is

@@ -25,6 +25,10 @@ class Health:
         self._stop = stop
         self._app: ASGIApp | None = None
 
+    def wait_for(self, what: str) -> None:
+        """Say in readiness what is waited for."""
+        self.waits_for = what
+
     def __repr__(self) -> str:
         return f"<Health {f'waits for {self.waits_for}' if self._app is None else 'serves'}>"
 

@@ -5,35 +5,41 @@ And stay the one who writes to it: a session that was cut has lost the lock, als
 
 import asyncio
 import logging
-import sqlite3
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from controlplane.clock import Clock
+from controlplane.policy.database_faults import DatabaseFault
 from controlplane.postgres_place import PostgresPlace
-from controlplane.store import Database, open_database
+from controlplane.store import Database, fault_of, open_database
 
 log = logging.getLogger(__name__)
 
 AGAIN_S: Final = 1.0
 LOOK_S: Final = 5.0
 READY_ONCE: Final = "url"  # in the data directory: `kelvin up` writes it when the installation is ready
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # in the low byte
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_MAGIC: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")  # https://www.sqlite.org/fileformat2.html (4.1)
+READ_ONLY: Final = "25006"  # PostgreSQL's state of a transaction that may not write
 
 
-async def open_when_there(place: Path | PostgresPlace, stop: asyncio.Event) -> Database | None:
+async def open_when_there(
+    place: Path | PostgresPlace, stop: asyncio.Event, say: Callable[[str], None] = lambda _: None
+) -> Database | None:
     """None where `stop` comes first. A file is opened at once, or not at all; of what is cancelled nothing stays open.
-    Raises as `open_database`, and BadSetting for a file that is damaged.
+
+    `say` is told what is waited for, in words that name no host and no user. Raises as `open_database`, and BadSetting
+    for a file that is damaged.
     """
+    say("the database")
     if isinstance(place, Path):
         return _open_file(place)
     told = ""
@@ -44,11 +50,14 @@ async def open_when_there(place: Path | PostgresPlace, stop: asyncio.Event) -> D
         except asyncio.CancelledError:
             opening.leave()
             raise
-        except OperationalError as error:
+        except DBAPIError as error:
+            if fault_of(error) in (DatabaseFault.DEFECT, DatabaseFault.DAMAGED):
+                raise
             why = str(error.orig).strip()
             if why != told:
                 log.warning("the database can't be opened; asking again", extra={"database": str(place), "error": why})
                 told = why
+            say(f"the database: {_reason(error)}")
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), AGAIN_S)
     return None
@@ -59,8 +68,8 @@ def _open_file(path: Path) -> Database:
     _check_beginnings(path)
     try:
         return open_database(path)
-    except DatabaseError as error:
-        if not isinstance(error.orig, sqlite3.Error) or error.orig.sqlite_errorcode & 0xFF not in _DAMAGED:
+    except DBAPIError as error:
+        if fault_of(error) is not DatabaseFault.DAMAGED:
             raise
         raise _damaged(path, f"{path.name} is damaged ({error.orig})") from error
 
@@ -95,6 +104,22 @@ def _beginning(path: Path) -> bytes | None:
 def _damaged(path: Path, what: str, otherwise: str = "") -> BadSetting:
     to_do = f"restore a backup (kelvin restore) {otherwise}".strip()
     return BadSetting("KELVIN_DATA", str(path.parent), f"{what}: {to_do}")
+
+
+def _reason(error: DBAPIError) -> str:
+    from controlplane.postgres import Held  # its driver is an extra
+
+    if isinstance(error.orig, Held):
+        return "another control plane writes to it"
+    if getattr(error.orig, "sqlstate", None) == READ_ONLY:
+        return "its server is read-only, as a standby is"
+    match fault_of(error):
+        case DatabaseFault.REFUSED:
+            return "it denies access, the log says why"
+        case DatabaseFault.FULL:
+            return "its disk is full"
+        case _:
+            return "it can't be reached, the log says why"
 
 
 class _Opening:

@@ -2,19 +2,28 @@
 
 Whoever writes holds an advisory lock in the session that it writes in: with that session both are gone, the lock and
 what was not committed. What another control plane wrote meanwhile shows in the number that each takes at its start.
+
+Each transaction that writes also counts itself, in the row of that number. A new session compares the count with the
+one in memory. So it shows whether a commit without an answer took place, and whether the server has lost commits that
+it answered: a failover to a standby that lagged, or a database that was put back.
 """
 
 import logging
-from collections.abc import Callable
+import math
+import secrets
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import ConnectionTimeout, LockNotAvailable, UndefinedColumn, UndefinedTable
+from psycopg.waiting import Ready
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from contracts.settings import BadSetting
-from controlplane import dependencies
+from controlplane import dependencies, silence
+from controlplane.policy.database_faults import DatabaseFault, fault_of_sqlstate
 from controlplane.postgres_place import PostgresPlace
 from service.listener import ASK_AGAIN_S, ASK_TIMES, QUIET_S
 
@@ -25,11 +34,12 @@ T = TypeVar("T")
 OLDEST: Final = 150_000  # as libpq numbers versions: 15, the oldest that the suite runs with
 LOCK: Final = int.from_bytes(b"kelvin", "big")  # an advisory lock is of one database
 _WAIT_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
+_LOCK_MS: Final = 3000  # less than the silence after which the client gives up, so that the server can say why
 _STATEMENT_MS: Final = int(dependencies.STATEMENT_S * 1000)
 _SESSION: Final = (
     "default_transaction_isolation=repeatable\\ read",  # whoever reads twice sees one state
     "synchronous_commit=on",
-    f"lock_timeout={_WAIT_MS}",
+    f"lock_timeout={_LOCK_MS}",
     f"statement_timeout={_STATEMENT_MS}",
     f"idle_in_transaction_session_timeout={_STATEMENT_MS}",
     # The server's own: a machine of ours that is gone holds the lock no longer than connections between hosts last.
@@ -38,8 +48,22 @@ _SESSION: Final = (
     f"tcp_keepalives_count={ASK_TIMES}",
 )
 _READ_ONLY: Final = "default_transaction_read_only=on"
-_TRANSACTION: Final = text("SELECT CAST(pg_current_xact_id_if_assigned() AS TEXT)")
-_OUTCOME: Final = "SELECT pg_xact_status(CAST(%s AS xid8))"
+_WRITERS: Final = (
+    "CREATE TABLE IF NOT EXISTS writers (number BIGINT NOT NULL PRIMARY KEY)",
+    # Numbers of a history that was lost are given again, so a number alone is no name.
+    "ALTER TABLE writers ADD COLUMN IF NOT EXISTS token BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE writers ADD COLUMN IF NOT EXISTS commits BIGINT NOT NULL DEFAULT 0",
+)
+_BEGIN: Final = (
+    "INSERT INTO writers (number, token) SELECT COALESCE(MAX(number), 0) + 1, %s FROM writers RETURNING number"
+)
+_NEWEST: Final = "SELECT number, token, commits FROM writers ORDER BY number DESC LIMIT 1"
+# A transaction that has written has an id by now. One that has not stays without, and costs no write.
+_COUNT: Final = text(
+    "UPDATE writers SET commits = commits + 1 "
+    "WHERE number = :number AND pg_current_xact_id_if_assigned() IS NOT NULL RETURNING commits"
+)
+LOST: Final = "the database has lost what it had committed: a failover to a standby that lagged, or a restore"
 
 
 class Held(psycopg.OperationalError):
@@ -47,16 +71,19 @@ class Held(psycopg.OperationalError):
 
 
 class Superseded(psycopg.OperationalError):
-    """The database holds what this process does not know of: it has to begin anew."""
+    """The database holds what this process does not know of, or lacks what it knows: it has to begin anew."""
 
 
 class Writer:
-    """One control plane as the database knows it: by a number above that of all before it."""
+    """One control plane as the database knows it: by a number above that of all before it, and a random token."""
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.commits = 0  # of its transactions, as far as it knows
         self.superseded = False
-        self._unsure: set[str] = set()  # transactions whose commit was not answered
+        self._token = secrets.randbits(62)
+        self._is_unsure = False  # one commit more was not answered
+        self._may_be_behind = False  # and what it did is not in memory, should it have taken place
 
     def hold(self, connection: "psycopg.Connection[Any]") -> None:
         """Take the lock in this session; it is let go with it. Raises Held, Superseded."""
@@ -66,35 +93,93 @@ class Writer:
             raise Held("another control plane writes to this database") from None
         connection.commit()  # a transaction sees what there was when it began, which was before the wait
         if self.number is None:
-            connection.execute("CREATE TABLE IF NOT EXISTS writers (number BIGINT NOT NULL PRIMARY KEY)")
-            began = "INSERT INTO writers SELECT COALESCE(MAX(number), 0) + 1 FROM writers RETURNING number"
-            self.number = _one(connection, began)
-        elif _one(connection, "SELECT MAX(number) FROM writers") != self.number:
+            for statement in _WRITERS:
+                connection.execute(statement)
+            row = connection.execute(_BEGIN, (self._token,)).fetchone()
+            connection.commit()
+            assert row is not None
+            self.number = row[0]
+        else:
+            try:
+                newest = connection.execute(_NEWEST).fetchone()
+            except (UndefinedTable, UndefinedColumn):  # older than this program's first start, or another database
+                newest = None
+            self._compare(newest)
+            connection.commit()
+
+    def committed(self) -> None:
+        """Count a transaction whose commit was answered."""
+        self.commits += 1
+
+    def is_unsure(self, *, may_be_behind: bool) -> None:
+        """Whether one more transaction was committed could not be learned yet.
+
+        `may_be_behind`: nobody waits for the answer any more, and nobody repeats the transaction. If it turns out to
+        be committed, what is in memory is behind.
+        """
+        self._is_unsure, self._may_be_behind = True, may_be_behind
+
+    def _compare(self, newest: tuple[Any, ...] | None) -> None:
+        """Settle what was not answered, in a session that holds the lock: earlier ones have ended. Raises Superseded.
+
+        Each case: (1) another control plane wrote; (2) the commit without an answer took place; (3) the server lacks
+        commits that it had answered, or has some that nobody made.
+        """
+        number, token, commits = newest or (0, 0, 0)
+        # (1)
+        if self.superseded or (self.number is not None and number > self.number):
             self._end("another control plane has written to this database")
-        for transaction in tuple(self._unsure):
-            if self.has_committed(connection, transaction):
+        # (2)
+        if self._is_unsure and token == self._token and commits == self.commits + 1:
+            if self._may_be_behind:
                 self._end("a change of which nobody was told has been committed")
-            self._unsure.discard(transaction)
-        connection.commit()
-
-    def has_committed(self, connection: "psycopg.Connection[Any]", transaction: str) -> bool:
-        """Whether that transaction is in the database. After its session has ended it can't be under way."""
-        return bool(_one(connection, _OUTCOME, transaction) == "committed")
-
-    def is_unsure_of(self, transaction: str) -> None:
-        """Whether it was committed could not be learned; what is in memory may be behind."""
-        self._unsure.add(transaction)
+            self.commits = commits
+        # (3)
+        if (number, token, commits) != (self.number, self._token, self.commits):
+            self._end(LOST)
+        self._is_unsure = self._may_be_behind = False
 
     def _end(self, why: str) -> None:
+        if not self.superseded:
+            log.error("this control plane ends, to begin anew with what the database holds", extra={"why": why})
         self.superseded = True
         raise Superseded(why)
+
+
+class _Session(psycopg.Connection[Any]):
+    """A session that is ended where the server says nothing for longer than its thread waits. See `silence`."""
+
+    def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+        """As psycopg's. Raises OperationalError where the server is silent; the session is closed then."""
+        try:
+            return super().wait(_heeding_silence(gen), *arguments, **options)
+        except silence.Silent as error:
+            with suppress(Exception):  # a server that works on lets go of its locks sooner
+                self.cancel_safe(timeout=silence.CANCEL_S)
+            self.close()
+            raise psycopg.OperationalError(str(error)) from None
+
+
+def _heeding_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Run psycopg's generator, to which its caller sends what the socket is ready for, ten times a second at least."""
+    silence.begin()
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if ready & Ready.R:
+                silence.heard()
+            silence.check()
+            wanted = gen.send(ready)
+    except StopIteration as done:
+        return done.value
 
 
 class Postgres:
     """Two engines over one database: a session that writes, and some that read. Close it where you opened it."""
 
     def __init__(self, place: PostgresPlace, readers: int) -> None:
-        """Connects. Raises OperationalError where it can't, or where another writes; BadSetting for what won't do."""
+        """Connects. Raises DBAPIError where it can't, or where another writes; BadSetting for what won't do."""
         self.place = place
         self.writer = Writer()
         self.writing = _engine(place, 1, lambda: _connect(place, *_SESSION), self.writer.hold)
@@ -110,28 +195,31 @@ class Postgres:
         return f"<Postgres {self.place} writer={self.writer.number}>"
 
     def commit(self, work: Callable[[Connection], T], *, repeated: bool) -> T:
-        """Run `work` in a transaction of the session that writes; a lost answer to its commit is asked for once more.
+        """Run `work` in a transaction of the session that writes. A commit without an answer is asked about once.
 
-        Raises OperationalError where the database is away; then it was most likely not committed. Where it was after
-        all, and `work` is not one that is `repeated` until it is answered, the writer is superseded.
+        Raises DBAPIError. Then it was most likely not committed. Where it was after all, and `work` is not one that is
+        `repeated` until it is answered, the writer is superseded.
         """
         with self.writing.connect() as connection:
             transaction = connection.begin()
             try:
                 done = work(connection)
-                name = connection.execute(_TRANSACTION).scalar_one()
+                has_written = connection.execute(_COUNT, {"number": self.writer.number}).scalar() is not None
             except BaseException:
                 transaction.rollback()
                 raise
             try:
                 transaction.commit()
-            except OperationalError as error:
-                if name is None or not error.connection_invalidated:
+            except DBAPIError as error:
+                if not has_written or not (error.connection_invalidated or _is_unknown(error)):
                     raise
+                connection.invalidate()
                 lost = error
             else:
+                if has_written:
+                    self.writer.committed()
                 return done
-        if not self._was_committed(name, repeated):
+        if not self._was_committed(repeated):
             raise lost
         return done
 
@@ -140,17 +228,16 @@ class Postgres:
         self.writing.dispose()
         self.reading.dispose()
 
-    def _was_committed(self, name: str, repeated: bool) -> bool:
+    def _was_committed(self, repeated: bool) -> bool:
         """In a session of its own: where the lock is ours again, the one that was lost has ended."""
+        before = self.writer.commits
+        self.writer.is_unsure(may_be_behind=False)
         try:
-            with self.writing.connect() as connection:
-                driver = connection.connection.driver_connection
-                assert driver is not None
-                return self.writer.has_committed(driver, name)
-        except OperationalError:
-            if not repeated:
-                self.writer.is_unsure_of(name)
-            return False
+            self.writing.connect().close()
+        except (DBAPIError, silence.Silent):
+            if self.writer.commits == before:
+                self.writer.is_unsure(may_be_behind=not repeated)
+        return self.writer.commits > before
 
 
 def reading_engine(place: PostgresPlace) -> Engine:
@@ -167,7 +254,8 @@ def _engine(
     def connected() -> "psycopg.Connection[Any]":
         connection = connect()
         try:
-            begin(connection)
+            with silence.within(silence.LIMIT_S):
+                begin(connection)
         except BaseException:
             connection.close()
             raise
@@ -192,15 +280,26 @@ def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
     except OSError as error:
         raise psycopg.OperationalError(f"the file with its password can't be read: {error.strerror}") from None
     given = {} if password is None else {"password": password}
-    return psycopg.connect(
-        place.url,
-        options=" ".join(f"-c {each}" for each in session),
-        application_name="kelvin",
-        client_encoding="utf8",
-        connect_timeout=int(dependencies.DATABASE.timeout_s),
-        tcp_user_timeout=_WAIT_MS,
-        **given,  # type: ignore[arg-type]
-    )
+    silence.begin()
+    try:
+        silence.check()
+        left_s = min(silence.left_s(), dependencies.DATABASE.timeout_s)
+        connection = _Session.connect(
+            place.url,
+            options=" ".join(f"-c {each}" for each in session),
+            application_name="kelvin",
+            client_encoding="utf8",
+            connect_timeout=math.ceil(left_s / place.hosts()),  # it is for each of them
+            tcp_user_timeout=_WAIT_MS,
+            **given,  # type: ignore[arg-type]
+        )
+    except ConnectionTimeout:
+        silence.give_up()
+        raise
+    except silence.Silent as error:
+        raise psycopg.OperationalError(str(error)) from None
+    silence.heard()
+    return connection
 
 
 def _check(connection: "psycopg.Connection[Any] | None") -> None:
@@ -213,7 +312,6 @@ def _check(connection: "psycopg.Connection[Any] | None") -> None:
         raise BadSetting("KELVIN_DATABASE", shown, f"its encoding is {encoding}; make it with ENCODING 'UTF8'")
 
 
-def _one(connection: "psycopg.Connection[Any]", query: str, *values: object) -> Any:
-    row = connection.execute(query, values).fetchone()
-    assert row is not None
-    return row[0]
+def _is_unknown(error: DBAPIError) -> bool:
+    code = getattr(error.orig, "sqlstate", None)
+    return code is not None and fault_of_sqlstate(code) is DatabaseFault.UNKNOWN

@@ -25,6 +25,13 @@ class PostgresPlace:
     def __str__(self) -> str:
         return self.url
 
+    def hosts(self) -> int:
+        """Return how many hosts the URL names; libpq tries one after the other."""
+        from psycopg import conninfo  # an extra, and only who names a PostgreSQL needs it
+
+        parts = conninfo.conninfo_to_dict(self.url)
+        return max(str(parts.get(name, "")).count(",") for name in ("host", "hostaddr")) + 1
+
     def password(self) -> str | None:
         """Read anew for each connection, so that it can be changed. Raises OSError."""
         return None if self.password_file is None else self.password_file.read_text().rstrip("\r\n")

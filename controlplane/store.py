@@ -6,11 +6,13 @@ throughout.
 """
 
 import asyncio
+import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,22 +22,23 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoSession
 
 from contracts.errors import CapacityExceeded, Conflict, Refused, Unavailable
-from controlplane import dependencies
+from controlplane import dependencies, silence
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import migrate
+from controlplane.policy.database_faults import DatabaseFault, fault_of_result, fault_of_sqlstate
 from controlplane.postgres_place import PostgresPlace
 
 if TYPE_CHECKING:  # its driver is an extra
     from controlplane.postgres import Postgres
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
+DAMAGED_S: Final = 60.0  # until it is worth asking again: somebody has to repair it
 _READ_ONLY: Final = "kelvin_read_only"
-_LOCKED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # in the low byte; the rest says which kind of it
-_DISK_FULL: Final = "53100"  # PostgreSQL's, which its driver takes for an OperationalError
-_STANDBY: Final = "25006"  # PostgreSQL's state of a server that takes no writes: it has become another's replica
 
 
 def sqlite_engine(path: Path, busy_ms: int = BUSY_MS) -> Engine:
@@ -71,33 +74,36 @@ def disposing(engine: Engine) -> Iterator[Engine]:
 
 
 @contextmanager
-def _passing_is_unavailable() -> Iterator[None]:
-    """A lock that another process holds for too long, and a database that is away, are passing states, said as such. A
-    full disk is told as that.
-    """
+def _refusing_faults() -> Iterator[None]:
+    """Tell what keeps the database from doing its work as `Refused`; what is left raises as it is, and is a defect."""
     try:
         yield
-    except NoSession as error:
+    except (NoSession, silence.Silent) as error:
         raise Refused(Unavailable("the database")) from error
     except DBAPIError as error:
-        if _is_full(error):
-            raise Refused(CapacityExceeded("bytes on the disk of the database", 1, 0)) from error
-        if _passes(error):
-            raise Refused(Unavailable("the database")) from error
-        raise
+        match fault_of(error):
+            case DatabaseFault.DEFECT:
+                raise
+            case DatabaseFault.FULL:
+                raise Refused(CapacityExceeded("bytes on the disk of the database", 1, 0)) from error
+            case DatabaseFault.DAMAGED:
+                log.error("the database is damaged", exc_info=error)
+                raise Refused(Unavailable("the database, whose files are damaged,", DAMAGED_S)) from error
+            case DatabaseFault.REFUSED:
+                log.error("the database denies access", exc_info=error)
+                raise Refused(Unavailable("the database")) from error
+            case DatabaseFault.RETRYABLE | DatabaseFault.UNKNOWN:
+                raise Refused(Unavailable("the database")) from error
 
 
-def _is_full(error: DBAPIError) -> bool:
+def fault_of(error: DBAPIError) -> DatabaseFault:
+    """Return what an error of either database stands for."""
     if isinstance(error.orig, sqlite3.Error):
-        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-    return getattr(error.orig, "sqlstate", None) == _DISK_FULL
-
-
-def _passes(error: DBAPIError) -> bool:
-    if isinstance(error.orig, sqlite3.Error):
-        code = getattr(error.orig, "sqlite_errorcode", 0)  # text that is no UTF-8 fails in the driver, which sets none
-        return isinstance(error, OperationalError) and code & 0xFF in _LOCKED
-    return isinstance(error, OperationalError) or getattr(error.orig, "sqlstate", None) == _STANDBY
+        return fault_of_result(getattr(error.orig, "sqlite_errorcode", 0))  # the driver's own errors have none
+    if (code := getattr(error.orig, "sqlstate", None)) is not None:
+        return fault_of_sqlstate(code)
+    # The client library has no code where it lost the server, or found none.
+    return DatabaseFault.UNKNOWN if isinstance(error, OperationalError) else DatabaseFault.DEFECT
 
 
 @contextmanager
@@ -130,16 +136,20 @@ class Database:
     def __repr__(self) -> str:
         return f"<Database {self._postgres or self.engine.url.database}>"
 
-    async def write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
+    async def write(
+        self, work: Callable[[Connection], T], *, repeated: bool = False, silence_s: float | None = None
+    ) -> T:
         """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing.
 
         Raises `Refused(Unavailable)` where another process holds the lock for longer than the engine waits, and where
-        the database is away, `Refused(CapacityExceeded)` where its disk is full. `repeated` is work that is asked for
-        again until it was answered, and changes nothing the second time.
+        the database is away, silent, or damaged, `Refused(CapacityExceeded)` where its disk is full. `repeated` is work
+        that is asked for again until it was answered, and changes nothing the second time. A statement that may take
+        long passes as `silence_s` for how long PostgreSQL may be silent.
         """
+        asked_s = time.monotonic()
 
         def transaction() -> T:
-            with _passing_is_unavailable():
+            with _refusing_faults(), self._within(silence_s or silence.LIMIT_S, asked_s):
                 done = self._commit(work, repeated)
             self.writes += 1
             return done
@@ -153,9 +163,11 @@ class Database:
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` over one consistent snapshot. Raises as `write`."""
+        asked_s = time.monotonic()
 
         def transaction() -> T:
-            with _passing_is_unavailable(), snapshot(self._reading) as connection:
+            limit = self._within(silence.LIMIT_S, asked_s)
+            with _refusing_faults(), limit, snapshot(self._reading) as connection:
                 return work(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)
@@ -185,6 +197,10 @@ class Database:
         if self._postgres is not None:
             self._postgres.close()
 
+    def _within(self, limit_s: float, asked_s: float) -> AbstractContextManager[None]:
+        """A file answers, or its lock is waited for by SQLite itself."""
+        return nullcontext() if self._postgres is None else silence.within(limit_s, asked_s)
+
     def _commit(self, work: Callable[[Connection], T], repeated: bool) -> T:
         if self._postgres is not None:
             return self._postgres.commit(work, repeated=repeated)
@@ -193,7 +209,7 @@ class Database:
 
 
 def open_database(place: Path | PostgresPlace) -> Database:
-    """Migrated. Raises OperationalError where PostgreSQL is away or another control plane writes to it; BadSetting;
+    """Migrated. Raises DBAPIError where PostgreSQL is away or another control plane writes to it; BadSetting;
     NewerDatabase, NewerLedger.
     """
     with ExitStack() as unless_opened:

@@ -13,7 +13,7 @@ from contracts.audit import AuditWindows
 from contracts.control import Principal
 from contracts.errors import Refused
 from contracts.problem import code_of
-from controlplane import schema
+from controlplane import dependencies, schema
 from controlplane.audit import INSTALLATION, Actor, Event, events, record
 from controlplane.audit_expiry import expire, tenants_of
 from controlplane.audit_windows import days_of, set_days
@@ -110,7 +110,10 @@ class Trail:
         found: dict[str, int] = {}
         for each in tenants:
             now_s = self._clock.wall_s()
-            count = await self._database.write(lambda connection: expire(connection, by, each, now_s))  # noqa: B023
+            count = await self._database.write(
+                lambda connection: expire(connection, by, each, now_s),  # noqa: B023
+                silence_s=dependencies.STATEMENT_S,  # one statement, for however many entries
+            )
             if count:
                 found[each] = count
         return found

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import controlplane.postgres
+import controlplane.silence
 from controlplane.postgres_place import PostgresPlace
 from tests.controlplane.backends import POSTGRESQL, SQLITE, Backend, backends
 from tests.controlplane.ground import Run, fake_zygote
@@ -35,6 +36,7 @@ def server() -> Iterator[PostgresServer]:
     """
     with PostgresServer() as made, pytest.MonkeyPatch.context() as patched:
         patched.setattr(controlplane.postgres, "_SESSION", waiting_for_locks("60s"))
+        patched.setattr(controlplane.silence, "LIMIT_S", 90.0)
         yield made
 
 
@@ -44,6 +46,8 @@ def postgres(server: PostgresServer) -> Iterator[PostgresServer]:
     yield server
     if not server.runs:
         server.start()
+    server.stall(resumed=True)
+    server.promote()
 
 
 @pytest.fixture

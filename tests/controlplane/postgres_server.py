@@ -140,6 +140,46 @@ class PostgresServer:
         else:
             stop(self._process.pid)
 
+    def stall(self, *, resumed: bool = False) -> None:
+        """All its processes say nothing, and their connections stay open, until it is `resumed`."""
+        assert self._process is not None
+        processes = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
+        for each in processes:
+            with suppress(ProcessLookupError):  # a worker that had nothing more to do
+                if resumed:
+                    os.kill(each.pid, signal.SIGCONT)
+                else:
+                    stop(each.pid)
+
+    def keep(self) -> None:
+        """Copy what it holds now, as a standby that will lag from here on."""
+        self.kill()
+        kept = self._place / "kept"
+        shutil.copytree(self._own / "data", kept)
+        for path in (kept, *kept.rglob("*")):
+            self._give(path)
+        self.start()
+
+    def fail_over(self) -> None:
+        """It is gone, and what was kept takes its place: everything committed since is lost."""
+        self.kill()
+        shutil.rmtree(self._own / "data")
+        (self._place / "kept").rename(self._own / "data")
+        self.start()
+
+    def become_standby(self) -> None:
+        """It is started again as a standby: it answers, and takes no writes, until it is `promote`d."""
+        self.kill()
+        signal_file = self._own / "data" / "standby.signal"
+        signal_file.touch()
+        self._give(signal_file)
+        self.start()
+
+    def promote(self) -> None:
+        """It takes writes on return: a standby begins a timeline of its own."""
+        if self.ask("SELECT pg_is_in_recovery()") == [(True,)]:
+            assert self.ask("SELECT pg_promote()") == [(True,)]
+
     def ask(self, query: str | sql.Composed, database: str = "postgres") -> list[Any]:
         """One statement by hand, in a session of its own; its rows, where it has any."""
         with closing(
@@ -164,6 +204,11 @@ class PostgresServer:
     def drop(self, place: PostgresPlace) -> None:
         """With whatever sessions it has."""
         self.ask(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name_of(place))))
+
+    def _give(self, path: Path) -> None:
+        """It is whose the server runs as."""
+        if self._as:
+            os.chown(path, self._as["user"], self._as["group"])
 
     def _migrate(self) -> None:
         self.ask(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(_MIGRATED)))

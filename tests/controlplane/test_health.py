@@ -31,7 +31,7 @@ def test_a_start_that_waits(
                 await asyncio.sleep(0)
             while "the database can't be opened" not in caplog.text:
                 assert ((await says("/healthz"))[0], (await says("/readyz"))[0]) == (200, 503)
-            assert await says("/readyz") == (503, "waits for the database")
+            assert await says("/readyz") == (503, "waits for the database: it can't be reached, the log says why")
             postgres.start()
             while (await says("/readyz"))[0] != 200:
                 assert (await says("/healthz"))[0] == 200

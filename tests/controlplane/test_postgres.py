@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import select as select_module
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from contracts.control import RequestBatch
 from contracts.errors import Conflict, Refused, Unavailable
 from controlplane import postgres as subject
-from controlplane import schema
+from controlplane import schema, silence
 from controlplane.clock import SystemClock
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import received, request_records
@@ -44,6 +46,10 @@ def tenants(connection: Connection) -> list[str]:
     return list(connection.execute(select(schema.tenants.c.tenant).order_by(schema.tenants.c.tenant)).scalars())
 
 
+def _read_only(connection: Connection) -> None:
+    tenants(connection)
+
+
 class HurriedClock(SystemClock):
     """Sleeps little."""
 
@@ -62,7 +68,7 @@ def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(subject, "_SESSION", SHIPPED)
     bounds = {
-        "synchronous_commit": "on", "transaction_isolation": "repeatable read", "lock_timeout": "5s",
+        "synchronous_commit": "on", "transaction_isolation": "repeatable read", "lock_timeout": "3s",
         "statement_timeout": "30s",
     }  # fmt: skip
 
@@ -333,6 +339,207 @@ def test_a_server_that_says_nothing_is_away(
             postgres.start()
             assert await database.read(tenants) == ["t"]
             await database.write(lambda connection: add(connection, "u"))
+
+    asyncio.run(main())
+
+
+def test_stalled_server_refuses_each_call_in_time(
+    postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that keeps its connections and says nothing is away after the limit, also for calls that wait behind
+    others, and for a commit. Once it answers again, so do calls. Control: nothing is cut while it answers.
+    """
+    limit_s = silence.LIMIT_S
+
+    async def outcome(call: Awaitable[object]) -> object:
+        try:
+            return await call
+        except Refused as refused:
+            return refused.failure
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            await database.write(lambda connection: add(connection, "t"))
+            assert await database.read(tenants) == ["t"]
+
+            def stalls(connection: Connection) -> None:
+                add(connection, "half")
+                postgres.stall()
+
+            monkeypatch.setattr(silence, "LIMIT_S", 0.5)
+            async with asyncio.timeout(30):  # 41 calls of 5 s each are minutes
+                calls = [outcome(database.write(stalls))]
+                calls += [outcome(call(tenants)) for call in (database.write, database.read) for _ in range(20)]
+                found = await asyncio.gather(*calls)
+            postgres.stall(resumed=True)
+            monkeypatch.setattr(silence, "LIMIT_S", limit_s)
+            # Readers may have been quicker than the stall.
+            assert found[:21] == [AWAY] * 21
+            assert all(each in (AWAY, ["t"]) for each in found[21:])
+            assert await database.read(tenants) == ["t"]
+            await database.write(lambda connection: add(connection, "u"))
+            assert await database.read(tenants) == ["t", "u"]
+
+    asyncio.run(main())
+
+
+def test_slow_statement_is_cancelled_at_the_server(
+    postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is dropped and holds the lock no longer, so that the next call is served."""
+    active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
+    limit_s = silence.LIMIT_S
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            monkeypatch.setattr(silence, "LIMIT_S", 0.5)
+            with pytest.raises(Refused) as refused:
+                await database.write(lambda connection: connection.execute(text("SELECT pg_sleep(600)")))
+            monkeypatch.setattr(silence, "LIMIT_S", limit_s)
+            assert refused.value.failure == AWAY
+            await eventually(lambda: postgres.ask(active) == [(0,)], "it is cancelled")
+            await database.write(lambda connection: add(connection, "t"))
+
+    asyncio.run(main())
+
+
+def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresPlace) -> None:
+    """What was answered is gone from the database, and still in memory. The writer is superseded, and says why."""
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            ended = asyncio.Event()
+            database.on_superseded = ended.set
+            await database.write(lambda connection: add(connection, "t"))
+            postgres.keep()
+            await database.write(lambda connection: add(connection, "u"))
+            postgres.fail_over()
+            with pytest.raises(Refused) as refused:
+                await database.write(tenants)
+            assert refused.value.failure == AWAY
+            assert ended.is_set()
+        with closing(open_database(place)) as database:
+            assert await database.read(tenants) == ["t"]
+
+    asyncio.run(main())
+
+
+def test_failover_behind_the_first_start_begins_anew(postgres: PostgresServer) -> None:
+    """The server has lost the control plane's own row, and another one took its number meanwhile."""
+
+    async def main() -> None:
+        place = postgres.database()
+        try:
+            postgres.keep()
+            with closing(open_database(place)) as database:
+                ended = asyncio.Event()
+                database.on_superseded = ended.set
+                await database.write(lambda connection: add(connection, "t"))
+                postgres.fail_over()
+                open_database(place).close()
+                with pytest.raises(Refused):
+                    await database.write(tenants)
+                assert ended.is_set()
+        finally:
+            postgres.drop(place)
+
+    asyncio.run(main())
+
+
+def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, place: PostgresPlace) -> None:
+    """A standby that had everything is promoted: a new timeline, and the same control plane."""
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            ended = asyncio.Event()
+            database.on_superseded = ended.set
+            await database.write(lambda connection: add(connection, "t"))
+            postgres.become_standby()
+            with pytest.raises(Refused) as refused:
+                await database.write(lambda connection: add(connection, "u"))
+            assert refused.value.failure == AWAY
+            assert await database.read(tenants) == ["t"]
+            postgres.promote()
+            await database.write(lambda connection: add(connection, "u"))
+            assert await database.read(tenants) == ["t", "u"]
+            assert not ended.is_set()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_commit_without_an_answer_and_a_failover(postgres: PostgresServer, place: PostgresPlace, is_lost: bool) -> None:
+    """The server that takes its place may know nothing of the transaction. It is a passing failure all the same, and
+    what follows is served; where the server lost earlier commits with it, the control plane begins anew.
+    """
+
+    async def main() -> None:
+        with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+            ended = asyncio.Event()
+            database.on_superseded = ended.set
+            if is_lost:
+                postgres.keep()
+                await database.write(lambda connection: add(connection, "s"))
+            else:
+                await database.write(lambda connection: add(connection, "s"))
+                postgres.keep()
+                await database.write(_read_only)  # a session anew
+            wire.lose, wire.shut = Lost.ANSWER, True
+            with pytest.raises(Refused) as refused:
+                await database.write(lambda connection: add(connection, "t"))
+            assert refused.value.failure == AWAY
+            postgres.fail_over()
+            wire.shut = False
+            if is_lost:
+                with pytest.raises(Refused):
+                    await database.write(tenants)
+            else:
+                await database.write(lambda connection: add(connection, "u"))
+                assert await database.read(tenants) == ["s", "u"]
+            assert ended.is_set() is is_lost
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ending", ["idle_in_transaction_session_timeout", "statement_timeout"])
+def test_session_that_the_server_ends_is_a_passing_failure(place: PostgresPlace, ending: str) -> None:
+    """A transaction of which nothing is heard is ended by the server, and so is a statement: neither is a defect."""
+
+    def late(connection: Connection) -> None:
+        add(connection, "t")
+        connection.execute(text(f"SET LOCAL {ending} = 1"))
+        if ending.startswith("idle"):
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            select_module.select([driver.fileno()], [], [], 60)  # the server has ended it
+        connection.execute(text("SELECT pg_sleep(60)"))
+
+    async def main() -> None:
+        with closing(open_database(place)) as database:
+            with pytest.raises(Refused) as refused:
+                await database.write(late)
+            assert refused.value.failure == AWAY
+            assert await database.read(tenants) == []
+            await database.write(lambda connection: add(connection, "u"))
+
+    asyncio.run(main())
+
+
+def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresPlace) -> None:
+    """A start on a read-only standby says in readiness what it waits for, and goes on once that takes writes."""
+    said: list[str] = []
+
+    async def main() -> None:
+        postgres.become_standby()
+        opening = asyncio.create_task(open_when_there(place, asyncio.Event(), said.append))
+        await eventually(lambda: opening.done() or len(said) > 1, "it says so")
+        assert not opening.done()
+        postgres.promote()
+        opened = await asyncio.wait_for(opening, 60)
+        assert opened is not None
+        opened.close()
+        assert said[0] == "the database"
+        assert "the database: its server is read-only, as a standby is" in said
 
     asyncio.run(main())
 

@@ -111,6 +111,37 @@ def test_the_next_one_takes_over(postgres: PostgresServer, place: PostgresPlace,
         asyncio.run(known())
 
 
+def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+    """The control plane ends, and says why. The next one tells activators of no key that can't be revoked any more."""
+    log = data.parent / "controlplane.log"
+
+    async def first() -> None:
+        await ready(data)
+        async with knocking(data) as door:
+            postgres.keep()
+            while (made := await door.admin("POST", "/keys", {"name": "lost", "scopes": ["infer"]}))[0] == 503:
+                pass  # its session was cut
+            assert made[0] == 201
+            assert "lost" in str(await door.admin("GET", "/keys"))
+            postgres.fail_over()
+            assert await asyncio.to_thread(process.wait, 60) == 0
+        assert "the database has lost what it had committed" in log.read_text()
+
+    async def second() -> None:
+        await ready(data)
+        async with knocking(data) as door, feed(door) as reader:
+            known = [row.key_id for row in (await reader.line()).keys]
+            _, listed = await door.admin("GET", "/keys")
+            assert "lost" not in str(listed)
+            assert len(known) == 2  # those of every installation
+
+    with program(data, database=place.url) as process:
+        asyncio.run(first())
+    (data / "run" / "control.sock").unlink(missing_ok=True)
+    with program(data, database=place.url):
+        asyncio.run(second())
+
+
 def test_it_is_not_there_yet(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
     """A control plane that finds none waits, and serves once it is there; told to end meanwhile, it ends."""
     postgres.kill()

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import stat
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import OperationalError
 
 from contracts.control import Scope
-from contracts.errors import CapacityExceeded, Refused
+from contracts.errors import CapacityExceeded, Refused, Unavailable
 from contracts.problem import is_retryable
 from controlplane import schema
 from controlplane.feed import FeedHub
@@ -161,6 +162,60 @@ def test_damaged_text_is_said_as_such(path: Path) -> None:
                 other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
             with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
                 await database.read(_tenants)
+
+    asyncio.run(main())
+
+
+def _overwrite(path: Path) -> None:
+    """Every page is wrong; nothing else of the file is."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(100)
+        file.write(b"\xff" * (size - 100))
+
+
+def _cut(path: Path) -> None:
+    """As a disk that ends: what lies behind the first page is gone."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        file.truncate(4096)
+
+
+@pytest.mark.parametrize("spoil", [pytest.param(_overwrite, id="corrupt"), pytest.param(_cut, id="cut")])
+def test_damaged_file_is_refused_by_name(path: Path, spoil: Callable[[Path], None]) -> None:
+    """It is neither a defect of the program nor a passing state that is asked for each second."""
+
+    async def main() -> None:
+        with closing(Database(sqlite_engine(path))) as database:
+            spoil(path)
+            for call in (database.read, database.write):
+                with pytest.raises(Refused) as refused:
+                    await call(_tenants)
+                assert refused.value.failure == Unavailable("the database, whose files are damaged,", 60.0)
+
+    asyncio.run(main())
+
+
+def test_read_only_file_is_refused(path: Path) -> None:
+    """As on a disk that was mounted so after an error. What is there can be read."""
+
+    def adds_nothing(connection: Connection) -> None:
+        connection.execute(text("PRAGMA query_only=ON"))
+        try:
+            _add(connection, "t")
+        finally:
+            connection.execute(text("PRAGMA query_only=OFF"))
+
+    async def main() -> None:
+        with closing(Database(sqlite_engine(path))) as database:
+            with pytest.raises(Refused) as refused:
+                await database.write(adds_nothing)
+            assert refused.value.failure == Unavailable("the database")
+            assert await database.read(_tenants) == set()
+            await database.write(lambda connection: _add(connection, "t"))
 
     asyncio.run(main())
 
