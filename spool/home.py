@@ -65,7 +65,8 @@ class Home:
         if _SOURCE.fullmatch(source) is None:
             raise ValueError(f"source {source!r}: must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        home = cls._try_create(root, source) or cls.try_claim(root, source)
+        # What is there is tried first, as a full disk takes no new directory; and last, as another may have made it.
+        home = cls.try_claim(root, source) or cls._try_create(root, source) or cls.try_claim(root, source)
         if home is None:
             raise BlockingIOError(errno.EWOULDBLOCK, "this source has a live owner", str(root / source))
         try:

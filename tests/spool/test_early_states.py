@@ -158,3 +158,18 @@ def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
     monkeypatch.setattr(Path, "read_bytes", failing)
     assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
     assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-2"]
+
+
+def test_a_source_that_is_there_is_claimed_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the journal of a full place of backups, whose control plane has to start."""
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    Home.claim(tmp_path, "journal").close()
+    monkeypatch.setattr(Path, "write_bytes", full)
+    home = Home.claim(tmp_path, "journal")
+    with pytest.raises(OSError, match="No space"):
+        Home.claim(tmp_path, "another")
+    home.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
