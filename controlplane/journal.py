@@ -5,15 +5,19 @@ again, to the last record that was acknowledged. Frames and segments are the spo
 
 Entries are written before their transaction commits. The transaction also stores how far the journal reached, so the
 database knows which entries it has. Entries of a transaction that did not commit get a mark behind them (`Dropped`)
-before anything else is written, and are not replayed. Entries without a mark were committed. That holds for journals of
-older programs, which have no marks, and for the last transaction before a disk was lost, of which nobody knows.
+before anything else is written, and are not replayed. Each journal has a number, by which the database knows it: a
+position in the journal of another place says nothing of this one. Entries without a mark were committed. That holds for
+journals of older programs, which have no marks, and for the last transaction before a disk was lost, of which nobody
+knows.
 """
 
 import logging
+import secrets
 import struct
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,8 +26,10 @@ import msgspec
 
 from contracts.billing import BillingReport
 from contracts.errors import Refused, Unavailable
+from contracts.numbers import whole_number
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Wire, decode, encode
+from service.whole_file import write_whole
 from spool.disk import Disk
 from spool.frame import Frame
 from spool.home import Home
@@ -34,6 +40,8 @@ from spool.reader import Tail, last_sequence, read_position
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "journal"
+NUMBER: Final = "number"  # the file with the journal's number
+_NUMBERS: Final = 2**31 - 1
 LIMIT_BYTES: Final = 64 << 30
 CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of its lines
 # Of one transaction at most: a batch is 5,000 records, a bill of CLOSING_BYTES fewer pieces than that.
@@ -104,6 +112,21 @@ def _frames_of(entry: Entry) -> list[bytes]:
     return [_PART.pack(_PIECE, number, len(pieces)) + piece for number, piece in enumerate(pieces)]
 
 
+def _number_of(directory: Path) -> int:
+    """The number that was drawn when the journal was made. Where it can't be read another one is drawn: then no entry
+    is taken for dropped. Raises OSError.
+    """
+    path = directory / NUMBER
+    with suppress(FileNotFoundError):
+        known = whole_number(path.read_bytes())
+        if known is not None and 0 < known <= _NUMBERS:
+            return known
+    drawn = 1 + secrets.randbelow(_NUMBERS)
+    with suppress(OSError):  # a full disk: it is drawn again at the next start
+        write_whole(path, str(drawn).encode(), 0o600)
+    return drawn
+
+
 class LedgerJournal:
     """The one writer of `place`/journal. Used on the database's writer thread; close it where you opened it."""
 
@@ -113,6 +136,7 @@ class LedgerJournal:
         try:
             self._journal = Journal(self._home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=LIMIT_BYTES)
             self._tail = Tail(self._home.path)
+            self.number = _number_of(self._home.path)
         except BaseException:
             self._home.close()
             raise

@@ -155,13 +155,14 @@ class Ledger:
     @staticmethod
     def _journalize(connection: Connection, journal: LedgerJournal, entries: Sequence[Entry]) -> None:
         """Append, and store in the same transaction how far the journal reaches. See `controlplane/journal.py`."""
-        position = connection.execute(select(journal_position.c.position)).scalar()
+        known = select(journal_position.c.position).where(journal_position.c.id == journal.number)
+        position = connection.execute(known).scalar()
         if position is not None:
             journal.drop_after(position)
         if entries:
             journal.append(entries)
         if position != journal.committed:
-            row = {"id": 1, "position": journal.committed}
+            row = {"id": journal.number, "position": journal.committed}
             connection.execute(_POSITION[connection.dialect.name], [row])
 
     async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer:

@@ -228,8 +228,8 @@ Index(
 journal_position = Table(
     "ledger_journal",
     metadata,
-    Column("id", Integer, primary_key=True),  # one row, 1; none: unknown, as after a restore
-    Column("position", BigInteger, nullable=False),  # the journal's last entry when the last transaction committed
+    Column("id", Integer, primary_key=True),  # the journal's number; of one without a row it is unknown
+    Column("position", BigInteger, nullable=False),  # its last entry when the last transaction with it committed
 )
 
 # What a digest covers, in this order: a released list is never edited. Of a request `marks_of` comes last.

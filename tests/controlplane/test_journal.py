@@ -262,6 +262,18 @@ def test_a_start_marks_what_a_killed_process_did_not_commit(tmp_path: Path) -> N
     assert lost_after(tmp_path / "place", 0) == 0
 
 
+def test_a_place_that_is_taken_again_drops_nothing_that_was_committed(tmp_path: Path) -> None:
+    """The database's position was in another place's journal meanwhile, and says nothing of this one."""
+    for place, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("a", 5)):
+        database, journal = Database(sqlite_engine(tmp_path / "kelvin.db")), LedgerJournal(tmp_path / place)
+        ledger = Ledger(database, journal)
+        asyncio.run(ledger.settle_journal())
+        asyncio.run(ledger.append_requests(RequestBatch(records=(request_record(number),))))
+        journal.close()
+        database.close()
+    assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 3, 4]
+
+
 def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
     """As an older program left it: its database knows no position, and its entries were committed."""
 
