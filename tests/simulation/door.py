@@ -365,7 +365,7 @@ class DoorWorld(World):
         """The feed's connection breaks."""
         self.control.cut_feed()
 
-    @operation(1)
+    @operation(3)
     async def exhaust_descriptors(self, random: Random) -> None:
         """For a moment nothing more can be opened."""
         self.poke.fails = True

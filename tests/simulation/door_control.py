@@ -43,7 +43,7 @@ from tests.simulation.network import Network
 T = TypeVar("T")
 
 HEARTBEAT_S: Final = 5.0
-START_S: Final = (0.2, 8.0)
+START_S: Final = ((0.2, 3.0), (3.0, 25.0))  # a quick one, a slow one
 RESTORE: Final = (Span(Stage.DECIDED, 1000), Span(Stage.READY, 30_000))
 PRICES: Final = TokenPrices(per_tokens=1, prompt=1, cached=0, completion=2, request=1)
 REPLICAS_MAX: Final = 4  # of one version
@@ -216,7 +216,7 @@ class FakeControl:
             self._starting[key] = asyncio.get_running_loop().create_task(self._start(key), name="start")
 
     async def _start(self, key: VersionKey) -> None:
-        takes_s = self.random.uniform(*START_S)
+        takes_s = self.random.uniform(*self.random.choice(START_S))
         forecast = Forecast(
             tenant=key.tenant, model=key.model, version=key.version,
             ready_in_ms=int(takes_s * self.random.choice((200, 1000, 3000))),
