@@ -1,8 +1,9 @@
 """Jobs that need the engine but serve nobody: the gate and the seal of a push. Each takes a standby and uses it up.
 
-One runs at a time: they are the platform's work. Tenants take turns by their weights. What a job judges is a
-stranger's, so a job has a bound of time and of memory. It ends when its caller leaves, or its tenant is suspended.
-Where standbys come from, and how they end, is said by whoever has a zygote.
+One gate and one seal run at a time: they are the platform's work, and a gate, which is short, waits for no seal.
+Tenants take turns by their weights. What a job judges is a stranger's, so a job has a bound of time and of memory. It
+ends when its caller leaves, or its tenant is suspended. Where standbys come from, and how they end, is said by
+whoever has a zygote.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class Jobs(Protocol):
 
 
 class JobDesk:
-    """Runs jobs on standbys, one after another. `standby` gives one that is parked; left, it ends.
+    """Runs jobs on standbys, each kind one after another. `standby` gives one that is parked; left, it ends.
 
     Cancelling a call ends its process.
     """
@@ -61,27 +62,36 @@ class JobDesk:
         self._standby = standby
         self._weight_of = weight_of
         self._is_suspended = is_suspended
-        self._turns = FairTurns("the queue of jobs", MAX_WAITING, MAX_WAITING_OF_TENANT)
+        self._gates = FairTurns("the queue of gates", MAX_WAITING, MAX_WAITING_OF_TENANT)
+        self._seals = FairTurns("the queue of seals", MAX_WAITING, MAX_WAITING_OF_TENANT)
 
     def __repr__(self) -> str:
-        return f"<JobDesk {self._turns!r}>"
+        return f"<JobDesk {self._gates!r} {self._seals!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
         """May this architecture be served? Raises Refused: the gate's reason, Overloaded, Unavailable."""
-        return await self._run(job.tenant, GATE_S, GATE_BYTES, lambda process: process.gate(job, LONGEST_S))
+        return await self._run(
+            self._gates, job.tenant, GATE_S, GATE_BYTES, lambda process: process.gate(job, LONGEST_S)
+        )
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Record a draft's known answers. Raises Refused likewise."""
         size = job.total_bytes or _UNSAID_BYTES
         limit_s = min(SEAL_S + size / SEAL_BYTES_S, LONGEST_S)
+        limit_bytes = SEAL_BYTES + _COPIES * size
         return await self._run(
-            job.tenant, limit_s, SEAL_BYTES + _COPIES * size, lambda process: process.seal(job, LONGEST_S)
+            self._seals, job.tenant, limit_s, limit_bytes, lambda process: process.seal(job, LONGEST_S)
         )
 
     async def _run(
-        self, tenant: str, limit_s: float, limit_bytes: int, work: Callable[[BornProcess], Awaitable[T]]
+        self,
+        turns: FairTurns,
+        tenant: str,
+        limit_s: float,
+        limit_bytes: int,
+        work: Callable[[BornProcess], Awaitable[T]],
     ) -> T:
-        async with self._turns.take(tenant, self._weight_of(tenant)):
+        async with turns.take(tenant, self._weight_of(tenant)):
             for _ in range(_ATTEMPTS):
                 async with self._standby() as process:
                     try:

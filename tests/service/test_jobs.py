@@ -157,6 +157,37 @@ async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
     assert order[:2] == ["many", "one"]
 
 
+@in_loop
+async def test_gate_does_not_wait_for_a_seal() -> None:
+    """A seal of a large draft may take a quarter of an hour. Others are told meanwhile whether they may push at all."""
+    sealing, judged = asyncio.Event(), list[str]()
+
+    class Scripted:
+        pid = 0
+
+        async def gate(self, job: GateJob, timeout_s: float) -> Any:
+            judged.append(job.tenant)
+
+        async def seal(self, job: SealJob, timeout_s: float) -> Any:
+            sealing.set()
+            await asyncio.Event().wait()
+
+        def signal(self, number: signal.Signals) -> None: ...
+
+    @asynccontextmanager
+    async def standby() -> AsyncIterator[BornProcess]:
+        yield Scripted()  # type: ignore[misc]
+
+    desk = JobDesk(standby)
+    seal = asyncio.create_task(desk.seal(SealJob(tenant="large", version="ab" * 32, total_bytes=1 << 40)))
+    await sealing.wait()
+    async with asyncio.timeout(20):
+        await desk.gate(_gate("one"))
+    assert judged == ["one"]
+    seal.cancel()
+    await asyncio.wait({seal})
+
+
 @pytest.mark.parametrize(
     ("total_bytes", "seconds"),
     [
