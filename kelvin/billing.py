@@ -54,7 +54,7 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
     elif form == "csv":
         write_csv(report, sys.stdout)
     else:
-        print_tables(report, Console())
+        print_tables(report, Console(emoji=False))
     if not report.balance.balanced:
         for line in problem_lines(report):
             click.echo(line, err=True)

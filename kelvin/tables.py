@@ -15,11 +15,11 @@ def print_table(table: Table, console: Console | None = None) -> None:
     On a terminal a table is as wide as the terminal, or wider where its longest words need that. In a pipe or a file
     no cell is wrapped, so that `grep` finds a whole row.
     """
-    console = Console() if console is None else console
-    options = console.options.update(max_width=_UNBOUNDED)
+    console = Console(emoji=False) if console is None else console
+    options = console.options.update(max_width=_UNBOUNDED, markup=False)
     for column in table.columns:
         cells = (column.header, *column.cells)
         column.min_width = max(Measurement.get(console, options, cell).minimum for cell in cells)
     if not console.is_terminal:
         console.width = console.measure(table, options=options).maximum
-    console.print(table, crop=False)
+    console.print(table, crop=False, markup=False)

@@ -33,3 +33,12 @@ def test_pipe_has_a_row_in_one_line() -> None:
     text = _printed(Console(file=io.StringIO(), width=80))
     (row,) = [line for line in text.splitlines() if KEY in line]
     assert all(each in row for each in OTHERS)
+
+
+@pytest.mark.parametrize("cell", ["gpu[a100]", "[/h100]", "x:gem:"])
+def test_cell_is_printed_as_it_is(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Device classes and the audit's words may hold what rich takes for its markup."""
+    table = Table("device")
+    table.add_row(cell)
+    print_table(table)
+    assert cell in capsys.readouterr().out
