@@ -1,6 +1,7 @@
 """The command `kelvin`: every command is mounted here, and nowhere else."""
 
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import os
@@ -58,6 +59,8 @@ class _Kelvin(click.Group):
         except json.JSONDecodeError as error:
             raise DoorClosed("the answer is not JSON; is this the address of an installation of Kelvin?") from error
         except OSError as error:
+            if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):  # as a write says it
+                raise DoorClosed(f"a file can't be written: {error.strerror}") from error
             if error.filename is None:
                 raise  # of no file that the user named
             raise DoorClosed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error

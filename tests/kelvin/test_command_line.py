@@ -1,5 +1,6 @@
 """What a user gets wrong is answered in one sentence, and never by a traceback."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -83,6 +84,16 @@ def test_odd_data_directory_is_named(command: str, place: str, why: str) -> None
     code, text = _run(command, "--data", place)
     assert code in (1, 2)
     assert why in text
+
+
+def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation can't start without room for its spool."""
+
+    def write(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert _run("up", "--data", str(tmp_path)) == (1, "Error: a file can't be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("words", ["scale m --target", "scale m --window", "scale m --grace", "timeline r --floor-ms"])
