@@ -299,10 +299,14 @@ class VersionRegistration(Fact, frozen=True):
 
 
 class Registered(Fact, frozen=True):
-    """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it."""
+    """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it.
+
+    `start_problem`: why the version could not start now, where that is known.
+    """
 
     is_new: bool
     was_deleted: bool = False
+    start_problem: StartProblem | None = None
 
 
 class NamedVersions(Fact, frozen=True):

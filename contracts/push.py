@@ -138,6 +138,7 @@ class Committed(Fact, frozen=True):
     total_bytes: int
     new_chunks: int
     restored: bool = False  # the model had deleted it, and has it again
+    start_problem: str | None = None  # a sentence: why it could not start now, where that is known
 
 
 class Original(Wire, frozen=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -97,6 +98,9 @@ def routes(internals: Internals) -> list[Route]:
         registration = await read(request, VersionRegistration)
         registered = await internals.registry.register(registration, internals.clock.wall_s())
         is_taken_in = registered.is_new or registered.was_deleted
+        if (obstacle := internals.running.obstacle) is not None:
+            problem = await obstacle(registration.tenant)
+            registered = msgspec.structs.replace(registered, start_problem=problem)
         return answer(registered, 201 if is_taken_in else 200)
 
     async def named(request: Request) -> Response:

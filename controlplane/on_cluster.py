@@ -128,7 +128,7 @@ async def on_cluster(
 
     router = cluster_api.router(inst.telemetry)
     # A pod may live more than once, under names of its own (`runtime`): the ledger hears of them from itself.
-    return Running(pods, outcomes, plane, jobs, ready, status, _unheard, None, (router,))
+    return Running(pods, outcomes, plane, jobs, ready, status, _unheard, None, (router,), plane.obstacle)
 
 
 def _unheard(records: tuple[RequestRecord, ...]) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from fastapi import APIRouter
 
-from contracts.control import Stats
+from contracts.control import StartProblem, Stats
 from contracts.usage import RequestRecord
 from controlplane.answers import ModelStatus, Status
 from controlplane.facts import Model, ScaleSettings, VersionKey
@@ -70,3 +70,5 @@ class Running:
     answered: Callable[[tuple[RequestRecord, ...]], None]  # hears of requests that ended
     alive: Callable[[], Collection[str]] | None  # names in the ledger of who has not died; None where nobody knows
     routers: tuple[APIRouter, ...]
+    # What keeps a tenant's versions from being started, whatever they are; None where nothing can.
+    obstacle: Callable[[str], Awaitable[StartProblem | None]] | None = None

@@ -18,6 +18,7 @@ from kelvin.bench import bench_command
 from kelvin.billing import billing_command
 from kelvin.cache import cache_command
 from kelvin.client import DoorClosed, Target, target
+from kelvin.cluster import cluster_group
 from kelvin.collect import collect_command
 from kelvin.database import copy_command, database_command
 from kelvin.doctor import doctor_command
@@ -151,6 +152,7 @@ main.add_command(drill_command)  # likewise
 main.add_command(runtime_command)  # it is none
 main.add_command(cache_command)  # likewise
 main.add_command(engine_command)  # likewise
+main.add_command(cluster_group)  # it asks no installation
 for _command in (
     audit_command,
     backup_command,

@@ -146,6 +146,8 @@ def _tell_pushed(pushed: Pushed, as_json: bool) -> None:
         f"{committed.new_chunks} new chunks, {pushed.sent_bytes / 1e6:.1f} of {committed.total_bytes / 1e6:.1f} MB sent"
     )
     click.echo(f"{committed.model}: {news}; {size}")
+    if committed.start_problem is not None:
+        click.echo(f"the version can't start yet: {committed.start_problem}", err=True)
     click.echo(committed.version)
 
 

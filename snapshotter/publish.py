@@ -108,6 +108,9 @@ class Publisher:
             total_bytes=manifest.total_bytes,
             new_chunks=len(new),
             restored=registered is not None and registered.was_deleted,
+            start_problem=None
+            if registered is None or registered.start_problem is None
+            else registered.start_problem.message,
         )
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:

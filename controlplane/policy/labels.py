@@ -8,6 +8,7 @@ MANAGER: Final = "kelvin"  # also the field manager that owns what we apply
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 OURS: Final = {MANAGED_BY: MANAGER}
 OURS_SELECTOR: Final = f"{MANAGED_BY}={MANAGER}"
+PART_OF: Final = {"app.kubernetes.io/part-of": MANAGER}  # of what an operator applies
 RUNTIME: Final = {**OURS, "app.kubernetes.io/component": "runtime"}  # of what serves versions
 
 # Labels, by which others choose.

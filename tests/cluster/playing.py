@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.policy.knative_service import service_name
+from controlplane.policy.labels import PART_OF
+from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, Needs, rendered
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.controlplane.builders import digest
@@ -30,11 +32,30 @@ SETTINGS: Final = {
 }  # fmt: skip
 
 
+# What SETTINGS ask of a tenant's namespace.
+NEEDS: Final = Needs(("inner", "store"), (), "privileged")
+
+
+def equip(server: ApiServer, tenant: str, needs: Needs = NEEDS) -> None:
+    """Make a tenant's namespace, as an operator does. Rights are not played here."""
+    for obj in rendered(tenant, needs, "platform"):
+        if tenant.startswith("-"):  # of pods that wait: no tenant's
+            obj["metadata"]["labels"] = {**PART_OF, ENFORCE: RESTRICTED}
+        if obj["kind"] != "RoleBinding":
+            server.create(obj)
+    for name in needs.secrets:
+        about = {"name": name, "namespace": f"kelvin-{tenant}"}
+        server.create({"apiVersion": "v1", "kind": "Secret", "metadata": about})
+
+
 class Knative:
     """Plays what is not there."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, *tenants: str) -> None:
+        """With the namespaces of these tenants; without any that of `default`."""
         self.server = server
+        for tenant in tenants or ("default",):
+            equip(server, tenant)
 
     def services(self) -> set[str]:
         """Names of those that are there."""

@@ -62,7 +62,6 @@ def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative, tmp_
     async def main() -> None:
         with running(tmp_path):
             async with inside(tmp_path) as door:
-                declaring.namespace(NAMESPACE)
                 declare(declaring, "Model", "m", tenant="default", scale={"min": 1, "max": 3})
                 await eventually(lambda: said(declaring, "Model", "m").get("Ready") == ("False", "NotPushed"), "told")
                 await register(door)
@@ -89,7 +88,6 @@ def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: Knat
     async def main() -> None:
         with running(tmp_path):
             async with inside(tmp_path) as door:
-                declaring.namespace(NAMESPACE)
                 with pytest.raises(Exception, match="average"):
                     declare(declaring, "Model", "m", tenant="default", scale={"average": "mean"})
                 declare(declaring, "Model", "m", tenant="default", scale={"average": "weighted"})
@@ -115,7 +113,6 @@ def test_a_backlog_is_declared_and_activators_hear_of_it(
     async def main() -> None:
         with running(tmp_path):
             async with inside(tmp_path) as door, feed(door) as reader:
-                declaring.namespace(NAMESPACE)
                 with pytest.raises(Exception, match="backlogSeconds"):
                     declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": -1})
                 await register(door)
@@ -162,7 +159,6 @@ def test_events_tell_how_it_fares(declaring: ApiServer, knative: Knative, tmp_pa
     async def main() -> None:
         with running(tmp_path):
             async with inside(tmp_path) as door:
-                declaring.namespace(NAMESPACE)
                 declare(declaring, "Model", "m", tenant="default", prod="c" * 12)
                 await register(door)
                 ready, refused = ("Model", "Normal", "Ready", 1), ("Model", "Warning", "Refused", 1)

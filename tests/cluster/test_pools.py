@@ -104,7 +104,7 @@ def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
     api_server.namespace("platform")
     monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
-    return Knative(api_server)
+    return Knative(api_server, "default", "-pools")
 
 
 def appears(knative: Knative, address: str = ADDRESS, port: int = 8012) -> None:

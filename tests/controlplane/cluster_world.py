@@ -79,7 +79,7 @@ class World:
         self.answered.set()
         self.hang_at: tuple[int, bool] | None = None  # the call that is never answered, and whether it was done
         self.hung = asyncio.Event()
-        self.watching: list[tuple[tuple[str, str], asyncio.Queue[Change]]] = []
+        self.watching: list[tuple[tuple[str, str, str], asyncio.Queue[Change]]] = []
         self._applied: dict[Ref, Json] = {}
         self._version = 100
         self._uid = 0
@@ -95,12 +95,16 @@ class World:
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
         await self._call("delete", ref, lambda: self._delete(ref, uid))
 
+    async def exists(self, ref: Ref) -> bool:
+        found: bool = await self._call("exists", ref, lambda: ref in self.objects)
+        return found
+
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         raise NotImplementedError
 
     async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         mine: asyncio.Queue[Change] = asyncio.Queue()
-        place = ((api_version, kind), mine)
+        place = ((api_version, kind, labels), mine)
         self.watching.append(place)
         try:
             await self.told.wait()
@@ -204,7 +208,7 @@ class World:
                 mine.get_nowait()
             mine.put_nowait(self._all(kind))
 
-    def _all(self, kind: tuple[str, str]) -> Synced:
+    def _all(self, kind: tuple[str, str, str]) -> Synced:
         shown = tuple(deepcopy(each) for each in self.objects.values() if _shown(each, kind))
         return Synced(shown, str(self._version))
 
@@ -216,9 +220,11 @@ class World:
                 mine.put_nowait(Gone(ref, before["metadata"]["uid"], str(self._version)))
 
 
-def _shown(obj: Json, kind: tuple[str, str]) -> bool:
+def _shown(obj: Json, kind: tuple[str, str, str]) -> bool:
+    if (obj["apiVersion"], obj["kind"]) != kind[:2]:
+        return False
     labels = obj["metadata"].get("labels") or {}
-    return (obj["apiVersion"], obj["kind"]) == kind and labels.get("app.kubernetes.io/managed-by") == "kelvin"
+    return not kind[2] or labels.get("app.kubernetes.io/managed-by") == "kelvin"
 
 
 def _merge(held: Json, obj: Json) -> None:

@@ -66,6 +66,9 @@ class DeclaredCluster:
         self.writes.append(("delete", ref))
         self._drop(ref)
 
+    async def exists(self, ref: Ref) -> bool:
+        return ref in self.objects
+
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         self.events.append((Ref.of(about), reason, message, warning))
 

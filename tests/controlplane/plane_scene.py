@@ -11,6 +11,8 @@ from contracts.control import Feed
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_service import Cluster, service_name
+from controlplane.policy.labels import TENANT as TENANT_LABEL
+from controlplane.policy.tenant_space import Needs, rendered
 from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Json, Ref
 from controlplane.scaling.knative.plane import SERVING, Plane
@@ -35,15 +37,31 @@ def at(letter: str, model: str = "m") -> Ref:
 
 
 OVERLAP_S = 60.0
+BARE = Needs()
 
 
 class Place(World):
-    """A cluster in memory that knows namespaces, too, and where a test plays Knative."""
+    """A cluster in memory whose tenant `default` has its namespace, and where a test plays Knative."""
+
+    def __init__(self, *tenants: str) -> None:
+        """With the namespaces of these tenants; without any that of `default`."""
+        super().__init__()
+        for tenant in tenants or ("default",):
+            self.equip(tenant)
 
     def _write(self, ref: Ref, obj: Json) -> Json:
         if ref.kind == "Service":
             return super()._write(ref, obj)
         return self.put({**self._new(ref), "metadata": {**self._new(ref)["metadata"], **obj["metadata"]}})
+
+    def equip(self, tenant: str, needs: Needs = BARE) -> None:
+        """As an operator does."""
+        for obj in rendered(tenant, needs, "kelvin"):
+            if tenant.startswith("-"):  # of pods that wait: no tenant's
+                obj["metadata"]["labels"].pop(TENANT_LABEL, None)
+            self.put({**obj, "metadata": {**obj["metadata"], "uid": obj["metadata"]["name"]}})
+        for name in needs.secrets:
+            self._put("v1", "Secret", name, namespace=f"kelvin-{tenant}")
 
     def services(self) -> set[str]:
         """Names of those that are there."""

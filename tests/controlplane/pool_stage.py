@@ -14,6 +14,7 @@ from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
 from controlplane.policy.knative_service import Control
 from controlplane.policy.placement import PoolSpec, Sharing
 from controlplane.policy.pool_service import COST
+from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Ref
 from controlplane.scaling.knative.plane import SERVING
 from controlplane.scaling.knative.pool_pods import PodState
@@ -92,7 +93,13 @@ class Pods:
 
 
 class Ground(Place):
-    """A cluster with pods of pools."""
+    """A cluster with pods of pools, and their namespace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        needs = Needs.of(CONTROLLED)
+        self.equip("default", needs)
+        self.equip("-pools", needs)
 
     def pool(self, name: str, *pods: str, leaving: tuple[str, ...] = ()) -> None:
         """Its pods, each at an address of its own name's number."""

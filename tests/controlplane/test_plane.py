@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
+from controlplane.policy.knative_service import Control
 from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.scaling.knative.cluster import Invalid, Ref, Upsert
+from controlplane.policy.tenant_space import Needs
+from controlplane.scaling.knative.cluster import Denied, Invalid, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.plane import SERVING
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry
@@ -28,7 +31,6 @@ def test_from_a_registration_to_its_deletion(tmp_path: Path) -> None:
     async def scenario(it: Scene) -> None:
         await it.register("a")
         assert it.place.services() == {at("a").name}
-        assert Ref("v1", "Namespace", None, NAMESPACE) in it.place.objects
         await it.heard()
         it.place.becomes_ready("a")
         it.place.pods("a", one=False)
@@ -105,6 +107,95 @@ def test_another_installation_has_its_service(tmp_path: Path) -> None:
         assert it.plane.refusals()["Foreign"] == 0
 
     play(tmp_path, scenario)
+
+
+CONTROLLED = replace(
+    CLUSTER, secret="kelvin-store",
+    control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="kelvin-inner-runtime"),
+)  # fmt: skip
+SECRETS = Needs.of(CONTROLLED)
+
+
+def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None:
+    """No Service is made there until the namespace is closed, restricted, ours to write to, and has its secrets.
+
+    Operators, callers and whoever pushes are told what it lacks.
+    """
+
+    def lacks(it: Scene) -> tuple[str, str]:
+        problem = it.outcomes.problem(key())
+        assert problem is not None
+        (row,) = it.feed.snapshot().start_problems
+        assert row.problem == problem, "callers are told the same"
+        said = problem.message.partition(" lacks ")[2].partition(";")[0]
+        return problem.reason, said
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        assert lacks(it) == ("refused_object", "the namespace itself")
+        push = await it.plane.obstacle(TENANT)
+        assert push is not None
+        assert push == it.outcomes.problem(key())
+        assert "`kelvin cluster tenant default`" in push.message
+        it.place.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
+        it.place.refuse[Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")] = deque([Denied("forbidden")])
+        await it.passes()
+        reason, said = lacks(it)
+        assert reason == "refused_object"
+        assert said.split(", ") == [
+            "the label kelvin.dev/tenant=default",
+            "the label pod-security.kubernetes.io/enforce=restricted",
+            "a NetworkPolicy that closes it",
+            "a NetworkPolicy that lets replicas be asked",
+            "a RoleBinding to the ClusterRole kelvin-tenant",
+        ]
+        it.place.equip("default")
+        await it.passes(6.0)
+        assert lacks(it) == ("missing_secret", "the secret kelvin-inner-runtime, the secret kelvin-store")
+        assert it.place.services() == set()
+        it.place.equip("default", SECRETS)
+        await it.passes(6.0)
+        assert it.place.services() == {at("a").name}
+        assert it.outcomes.problem(key()) is None
+        assert it.feed.snapshot().start_problems == ()
+        assert await it.plane.obstacle(TENANT) is None
+
+    play(tmp_path, scenario, Place("another"), cluster=CONTROLLED)
+
+
+def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
+    """One that serves is kept as it is wanted; only a new one has to wait."""
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        it.place.remove(Ref("networking.k8s.io/v1", "NetworkPolicy", NAMESPACE, "nobody"))
+        await it.registry.rescale(BY, TENANT, "m", ScaleChange(max=7), NOW_S)
+        await it.passes()
+        notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
+        assert notes["autoscaling.knative.dev/max-scale"] == "7"
+        await it.register("b")
+        await it.deploy("b")
+        assert it.place.services() == {at("a").name}
+        problem = it.outcomes.problem(key(letter="b"))
+        assert problem is not None
+        assert "a NetworkPolicy that closes it" in problem.message
+
+    play(tmp_path, scenario)
+
+
+def test_a_cluster_that_gives_no_answer_is_no_missing_secret(tmp_path: Path) -> None:
+    """What could not be asked for is asked for again, and nobody is told that it is missing."""
+
+    async def scenario(it: Scene) -> None:
+        secret = Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")
+        it.place.refuse[secret] = deque([Unreachable("away"), None])
+        it.place.equip("default", SECRETS)
+        await it.register("a")
+        assert (it.place.services(), it.outcomes.problem(key())) == (set(), None)
+        await it.passes(6.0)
+        assert it.place.services() == {at("a").name}
+
+    play(tmp_path, scenario, Place(), cluster=CONTROLLED)
 
 
 def test_another_version(tmp_path: Path) -> None:
@@ -493,9 +584,10 @@ def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
             scene = Scene(place, registry, feed, clock, tasks)
             running = asyncio.create_task(scene.plane.run())
             await scene.passes()
-            assert len(place.watching) == 5
-            for _, changes in place.watching[:1]:
-                changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+            assert len(place.watching) == 6
+            for kind, changes in place.watching:
+                if kind[1] == "Service":
+                    changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
             with pytest.raises(ExceptionGroup) as raised:
                 await running
             assert raised.group_contains(KeyError)

@@ -75,7 +75,7 @@ def test_takeover_keeps_what_has_pods() -> None:
 
 
 def test_rendered() -> None:
-    """A namespace for each tenant, and a Service for each version, scaled as its model; none of it twice."""
+    """A Service for each version in its tenant's namespace, scaled as its model; none of it twice."""
     scale = ScaleSettings(min=1, max=3, target=4.0, window_s=30.0, grace_s=10.0)
     models = [model(versions="a", scale=scale), model(name="n", versions="a"), model(tenant="acme", versions="a")]
     it = rendering()
@@ -85,21 +85,19 @@ def test_rendered() -> None:
     heads = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
     name, other = service_name("m", digest("a")), service_name("n", digest("a"))
     assert heads == [
-        ("Namespace", None, "kelvin-default"),
-        ("Namespace", None, "kelvin-acme"),
         ("Service", "kelvin-default", name),
         ("Service", "kelvin-default", other),
         ("Service", "kelvin-acme", name),
     ]
     assert all(each["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kelvin" for each in objects)
-    notes = objects[2]["spec"]["template"]["metadata"]["annotations"]
+    notes = objects[0]["spec"]["template"]["metadata"]["annotations"]
     assert {key.partition("/")[2]: value for key, value in notes.items() if "autoscaling" in key}.items() >= {
         "min-scale": "1", "max-scale": "3", "target": "4", "window": "30s", "scale-to-zero-pod-retention-period": "10s",
     }.items()  # fmt: skip
-    assert objects[2]["spec"]["template"]["spec"]["containerConcurrency"] == 72
+    assert objects[0]["spec"]["template"]["spec"]["containerConcurrency"] == 72
     assert it.places["kelvin-acme", name] == VersionKey("acme", "m", digest("a"))
     again, _ = it.objects(every, lambda tenant: False)
-    assert again[2] is objects[2], "what is the same is not rendered anew"
+    assert again[0] is objects[0], "what is the same is not rendered anew"
 
 
 def test_a_suspended_tenant() -> None:
@@ -108,7 +106,7 @@ def test_a_suspended_tenant() -> None:
     for suspended, least in ((False, "2"), (True, "0"), (False, "2")):
         suspects = {"default"} if suspended else set[str]()
         objects, _ = rendering().objects([(it, it.versions[0])], suspects.__contains__)
-        notes = objects[1]["spec"]["template"]["metadata"]["annotations"]
+        notes = objects[0]["spec"]["template"]["metadata"]["annotations"]
         assert notes["autoscaling.knative.dev/min-scale"] == least
 
 
@@ -156,7 +154,7 @@ def test_what_can_t_be_rendered(it: Model, says: str) -> None:
     fine = model(name="x" * 50, versions="a")
     every = [(each, each.versions[0]) for each in (fine, it)]
     objects, failed = rendering("kelvin-system").objects(every, lambda tenant: False)
-    assert {each["metadata"]["name"] for each in objects} == {"kelvin-default", service_name("x" * 50, digest("a"))}
+    assert [each["metadata"]["name"] for each in objects] == [service_name("x" * 50, digest("a"))]
     assert [(of.tenant, of.model) for of in failed] == [(it.tenant, it.model)]
     assert all(says in failure.message for failure in failed.values())
 

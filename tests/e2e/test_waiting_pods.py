@@ -122,7 +122,7 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
         autoscaler = StrictAutoscaler(NAME)
         await autoscaler.start()
         try:
-            await main(Knative(server), autoscaler)
+            await main(Knative(server, "default", "-pools"), autoscaler)
         finally:
             await autoscaler.stop()
         assert autoscaler.wrong == []

@@ -16,6 +16,8 @@ LED: Final = frozenset({"controlplane"})  # one of them is ready; the others wai
 OWNED: Final = (("modelversions", "models"),)  # what is made, and whose it is
 _RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _OWN_RIGHTS: Final = frozenset({"secrets", "roles", "clusterroles", "rolebindings", "clusterrolebindings"})
+_SECRET: Final = frozenset({"secrets", "configmaps"})
+_READS: Final = frozenset({"get", "list", "watch"})
 _RAISING: Final = frozenset({"escalate", "bind", "impersonate"})
 
 
@@ -83,7 +85,9 @@ def rights(objects: list[Json]) -> Iterator[str]:
             ]
             if any("*" in each for each in said):
                 yield f"{_name(obj)}: a wildcard"
-            if _OWN_RIGHTS & set(rule.get("resources", ())) or _RAISING & set(rule["verbs"]):
+            is_named = bool(rule.get("resourceNames")) and rule["verbs"] == ["get"]
+            own = set(rule.get("resources", ())) - ({"secrets"} if is_named else set())
+            if _OWN_RIGHTS & own or _RAISING & set(rule["verbs"]):
                 yield f"{_name(obj)}: a way to more rights"
         if obj["kind"] in ("RoleBinding", "ClusterRoleBinding"):
             role, home = obj["roleRef"], obj["metadata"].get("namespace")
@@ -92,6 +96,18 @@ def rights(objects: list[Json]) -> Iterator[str]:
             for each in obj["subjects"]:
                 if (each["kind"], each["namespace"], each["name"]) not in there or each["name"] == "default":
                     yield f"{_name(obj)}: no service account of ours"
+
+
+def bounds(objects: list[Json]) -> Iterator[str]:
+    """What holds for the whole cluster only reads, except for kinds of ours and events."""
+    everywhere = {each["roleRef"]["name"] for each in objects if each["kind"] == "ClusterRoleBinding"}
+    for obj in (each for each in objects if each["kind"] == "ClusterRole" and each["metadata"]["name"] in everywhere):
+        for rule in obj["rules"]:
+            written = set(rule["verbs"]) - _READS
+            if written and rule["apiGroups"] != ["kelvin.dev"] and rule["resources"] != ["events"]:
+                yield f"{_name(obj)}: writes {', '.join(rule['resources'])} everywhere"
+            if _SECRET & set(rule["resources"]):
+                yield f"{_name(obj)}: reads {', '.join(rule['resources'])} everywhere"
 
 
 def owners(objects: list[Json]) -> Iterator[str]:
@@ -256,7 +272,8 @@ def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    limits, probes, containment, images, rights, owners, accounts, secrets, availability, updates, drains, references,
+    limits, probes, containment, images, rights, bounds, owners, accounts, secrets, availability, updates, drains,
+    references,
 )  # fmt: skip
 
 

@@ -171,6 +171,7 @@ def test_as_a_tenants() -> None:
     assert pools.pop("orders")
     assert pools == tenants
     labels = find(objects, "Namespace", "kelvin-default")["metadata"]["labels"]
+    assert labels.pop("kelvin.dev/tenant") == "default"
     for also in ((), ("cache-agent",)):
         assert find(built_with("pools", *also), "Namespace", NAMESPACE)["metadata"]["labels"] == labels
 

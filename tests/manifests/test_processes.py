@@ -89,8 +89,13 @@ def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]
             database: postgres.database(migrated=False).url,
             "ws://autoscaler.knative-serving.svc:8080": hears,
         }
-        for each in (each for each in objects if each["kind"] == "Namespace"):
-            api.create(each)
+        for kind in ("Namespace", "NetworkPolicy"):
+            for each in (each for each in objects if each["kind"] == kind):
+                api.create(each)
+        for name in ("kelvin-inner-runtime", "kelvin-store"):
+            api.create(
+                {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "kelvin-default"}}
+            )
         api.features.update(find(objects, "ConfigMap", "config-features", "knative-serving")["data"])
         beside = {"KUBECONFIG": str(api.kubeconfig(place / "kubeconfig"))}
         yield Here(place, given(redis.url), ports_of(objects), instead, beside), api

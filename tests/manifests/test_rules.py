@@ -94,6 +94,18 @@ HARMS: tuple[tuple[Harm, str], ...] = (
         "rights: ClusterRoleBinding kelvin-controlplane: no service account of ours",
     ),
     (
+        lambda o: find(o, "ClusterRole", RIGHTS)["rules"][0]["verbs"].append("patch"),
+        "bounds: ClusterRole kelvin-controlplane: writes services everywhere",
+    ),
+    (
+        lambda o: find(o, "ClusterRole", "kelvin-tenant")["rules"][1].pop("resourceNames"),
+        "rights: ClusterRole kelvin-tenant: a way to more rights",
+    ),
+    (
+        lambda o: find(o, "ClusterRole", RIGHTS)["rules"].append(find(o, "ClusterRole", "kelvin-tenant")["rules"][1]),
+        "bounds: ClusterRole kelvin-controlplane: reads secrets everywhere",
+    ),
+    (
         lambda o: find(o, "ClusterRole", RIGHTS)["rules"].pop(),
         "owners: ClusterRole kelvin-controlplane: makes modelversions that are not to be of models",
     ),

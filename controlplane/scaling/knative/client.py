@@ -21,6 +21,7 @@ from controlplane.scaling.knative.watching import Watching
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 APPLY: Final = "application/apply-patch+yaml"
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # what a secret holds stays there
 TRIES: Final = 3  # of an apply that met another's write
 
 
@@ -66,6 +67,15 @@ class KubernetesCluster:
 
     def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         return Watching(self._transport, api_version, kind, self._clock, labels=labels, luck=self._luck).changes()
+
+    async def exists(self, ref: Ref) -> bool:
+        try:
+            await self._transport.ask("GET", path(ref), within_s=dependencies.CLUSTER.timeout_s, accept=METADATA)
+        except ClusterError as error:
+            if isinstance(error.trouble, Missing):
+                return False
+            raise
+        return True
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         await self._events.record(about, reason, message, warning=warning)

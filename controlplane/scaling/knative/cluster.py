@@ -155,6 +155,10 @@ class ClusterApi(Protocol):
         """
         ...
 
+    async def exists(self, ref: Ref) -> bool:
+        """Return whether there is an object of that name. Its contents are not read. Raises ClusterError."""
+        ...
+
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
         """An Event about an object. The same one again within minutes raises its count. Never raises ClusterError."""
         ...

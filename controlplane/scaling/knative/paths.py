@@ -6,10 +6,16 @@ from controlplane.scaling.knative.cluster import Ref
 
 
 def collection(api_version: str, kind: str, namespace: str | None) -> str:
-    """Of all of a kind, of a namespace where one is given. Every kind that we name has the plainest of plurals."""
+    """Of all of a kind, of a namespace where one is given."""
     root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
     where = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
-    return f"{root}{where}/{kind.lower()}s"
+    return f"{root}{where}/{plural(kind)}"
+
+
+def plural(kind: str) -> str:
+    """Return the name of a kind in paths. Holds for the kinds that are asked for here."""
+    name = kind.lower()
+    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
 
 
 def path(ref: Ref) -> str:

@@ -12,11 +12,12 @@ from contextlib import suppress
 from math import inf
 from typing import Final, Protocol
 
-from contracts.control import RestoreFailure, Stats
+from contracts.control import RestoreFailure, StartProblem, Stats
 from contracts.errors import Failure, Refused
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, VersionKey
+from controlplane.facts import Version as ModelVersion
 from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
 from controlplane.outcomes import Outcomes
@@ -32,10 +33,12 @@ from controlplane.policy.knative_seen import (
     service_of,
     start_failed,
 )
+from controlplane.policy.knative_service import namespace_of
 from controlplane.policy.knative_sight import News, Sight
 from controlplane.policy.labels import OURS_SELECTOR, Place
 from controlplane.policy.pending import Trouble
 from controlplane.policy.start_problem import problem_of
+from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.following import follow
@@ -43,6 +46,7 @@ from controlplane.scaling.knative.following import place_of as _place
 from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
+from controlplane.scaling.knative.tenant_spaces import TenantSpaces
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 from controlplane.takeover import Takeover
 from service.loops import Loops
@@ -51,7 +55,8 @@ log = logging.getLogger(__name__)
 
 SERVING: Final = "serving.knative.dev/v1"
 SLICES: Final = "discovery.k8s.io/v1"
-KINDS: Final = (Kind("v1", "Namespace", pruned=False), Kind(SERVING, "Service"))
+KINDS: Final = (Kind(SERVING, "Service"),)
+LOOKED_AT_S: Final = 2.0  # for a namespace that nobody asked about before to be looked at
 LOOK_S: Final = 2.0  # at what the cluster refuses
 
 
@@ -98,8 +103,9 @@ class Plane:
         self._pools = pools
         self._overlap_s = overlap_s
         self._sight = Sight()
-        self.nodes = NodeWaits(api, self._sight.service_at, self._explain, feed, clock)
         self._changed = asyncio.Event()
+        self._spaces = TenantSpaces(api, Needs.of(rendering.cluster), clock, self._changed.set)
+        self.nodes = NodeWaits(api, self._sight.service_at, self._explain, feed, clock)
         self.synced = asyncio.Event()  # all that there is was seen once
         self._begin()
 
@@ -171,6 +177,7 @@ class Plane:
             tasks.create_task(follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._revision, revisions))
             tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices))
             loops.start("node waits", self.nodes.run)
+            loops.start("tenant spaces", self._spaces.run)
             for first in (self._converger.synced, revisions, slices):
                 await first.wait()
             await self._pools.adopt()
@@ -193,15 +200,58 @@ class Plane:
                 model.meanwhile or (len(model.versions) > 1 and not self._is_settled_in(model)) for model in models
             )
             every = served(models, self._is_there, self._is_ready, self._is_awake, self._is_settled_in)
-            own = (each for each in every if not self._pools.shared.takes(*each))
+            own, lacking = self._placed(each for each in every if not self._pools.shared.takes(*each))
             objects, failed = self._rendering.objects(own, self._has_no_minimum)
-            self._converger.want([*objects, *self._pools.objects()])
+            failed |= lacking
+            self._converger.want([*objects, *filter(self._is_placed, self._pools.objects())])
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
                     self._fail(key, failure)
             for key in self._unrendered.keys() - failed.keys():
-                self._outcomes.clear_problem(key, "failed")
+                self._outcomes.clear_problem(key, problem_of(self._unrendered[key]).reason)
             self._unrendered = failed
+
+    def _placed(
+        self, every: Iterable[tuple[Model, ModelVersion]]
+    ) -> tuple[list[tuple[Model, ModelVersion]], dict[VersionKey, Failure]]:
+        """Split versions: those whose Service is there or may be made, and why others have to wait.
+
+        A Service that is there stays as it is wanted, whatever its namespace has lost.
+        """
+        placed, lacking, namespaces = [], dict[VersionKey, Failure](), set[str]()
+        for model, version in every:
+            key = version.key
+            try:
+                namespace, name = place_of(key, self._rendering.cluster)
+            except Refused:
+                namespace = self._rendering.own
+            if namespace == self._rendering.own:
+                placed.append((model, version))  # rendering it says why not
+                continue
+            namespaces.add(namespace)
+            is_complete = self._spaces.is_complete(namespace, key.tenant)
+            if is_complete or self._converger.seen(Ref(SERVING, "Service", namespace, name)) is not None:
+                placed.append((model, version))
+            elif (failure := self._spaces.failure(namespace, key.tenant)) is not None:
+                lacking[key] = failure
+        self._spaces.retain(namespaces | {namespace for namespace, _ in self._pools.places()})
+        return placed, lacking
+
+    def _is_placed(self, obj: Json) -> bool:
+        """Return whether a pool's Service is there, or may be made."""
+        ref = Ref.of(obj)
+        return self._spaces.is_complete(ref.namespace or "", "") or self._converger.seen(ref) is not None
+
+    async def obstacle(self, tenant: str) -> StartProblem | None:
+        """Return what keeps versions of the tenant from being started, as far as its namespace is the reason."""
+        with suppress(Refused):
+            namespace = namespace_of(tenant, self._rendering.cluster)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOKED_AT_S):
+                    await self._spaces.looked_at(namespace, tenant)
+            found = self._spaces.failure(namespace, tenant)
+            return None if found is None else problem_of(found)
+        return None
 
     async def _look(self) -> None:
         while True:

@@ -6,6 +6,7 @@ How many pods there are Knative decides, by what activators report for us (`plac
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -23,7 +24,7 @@ from controlplane.outcomes import Outcomes
 from controlplane.policy.breakeven import Step
 from controlplane.policy.knative_seen import Pods
 from controlplane.policy.knative_service import Cluster
-from controlplane.policy.labels import OURS, Place
+from controlplane.policy.labels import Place
 from controlplane.policy.placement import PoolSpec, Sharing, pool_for, reported
 from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, class_of, pool_place, pool_service
 from controlplane.policy.start_problem import problem_of
@@ -125,10 +126,7 @@ class Pools:
         self._explained: set[VersionKey] = set()  # versions that wait for a pod, as it was told
         self._clock = clock
         self._specs = {pool_place(each, cluster): each for each in settings.pools}
-        self._objects = [
-            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": OURS}}
-            for name in sorted({namespace for namespace, _ in self._specs})
-        ] + [pool_service(each, cluster, kv_bytes) for each in settings.pools]
+        self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
         self._revisions: dict[Place, str] = {}
         self._slices: dict[Place, tuple[Place, Pods]] = {}
         self._rows: tuple[PoolRow, ...] = ()
@@ -151,8 +149,12 @@ class Pools:
         self._slices.clear()
 
     def objects(self) -> list[Json]:
-        """Namespaces and Services."""
+        """Return the Services. Their namespace is an operator's to make."""
         return self._objects
+
+    def places(self) -> Iterable[Place]:
+        """Return where the Services are."""
+        return self._specs.keys()
 
     def service(self, place: Place, obj: Json | None) -> bool:
         """A Knative Service as it is now; whether it is one of ours."""

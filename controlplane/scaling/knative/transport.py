@@ -60,13 +60,14 @@ class Transport:
         *,
         within_s: float,
         content_type: str = JSON,
+        accept: str = JSON,
     ) -> Json:
         """The object answered. Raises ClusterError. Cut short, it may have been done all the same."""
         timeout = aiohttp.ClientTimeout(total=None)  # ours is of all of it, the configuration and a second try included
         try:
             async with (
                 asyncio.timeout(within_s),
-                self._answered(method, path, query or [], body, content_type, timeout) as answer,
+                self._answered(method, path, query or [], body, content_type, timeout, accept) as answer,
             ):
                 return _object(await _read(answer))
         except TimeoutError:
@@ -81,13 +82,20 @@ class Transport:
 
     @asynccontextmanager
     async def _answered(
-        self, method: str, path: str, query: Query, body: Json | None, content_type: str, timeout: aiohttp.ClientTimeout
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Json | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+        accept: str = JSON,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        answer = await self._send(method, path, query, body, content_type, timeout)
+        answer = await self._send(method, path, query, body, content_type, timeout, accept)
         try:
             if answer.status == 401 and await self._reload():
                 answer.release()
-                answer = await self._send(method, path, query, body, content_type, timeout)
+                answer = await self._send(method, path, query, body, content_type, timeout, accept)
             if answer.status >= 300:
                 raise ClusterError(trouble_of(answer.status, await _read(answer), answer.headers.get("Retry-After")))
             yield answer
@@ -95,12 +103,19 @@ class Transport:
             answer.release()  # which ends the connection unless all was read
 
     async def _send(
-        self, method: str, path: str, query: Query, body: Json | None, content_type: str, timeout: aiohttp.ClientTimeout
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Json | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+        accept: str,
     ) -> aiohttp.ClientResponse:
         client = await self._connected()
 
         async def once() -> aiohttp.ClientResponse:
-            headers = {"Accept": JSON, "Content-Type": content_type}
+            headers = {"Accept": accept, "Content-Type": content_type}
             method_, url, headers, sent, _ = await client.param_serialize(
                 method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
             )

@@ -1,5 +1,5 @@
-"""The objects that a cluster is to have for what the registry names: a Service for each version, a namespace of each
-tenant that has one. Having them is `converge`'s work.
+"""The objects that a cluster is to have for what the registry names: a Service for each version. Having them is
+`converge`'s work.
 """
 
 import logging
@@ -10,7 +10,7 @@ from contracts.errors import Conflict, Failure, InvalidRequest, Refused
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy.device_budget import Claim, divide
 from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
-from controlplane.policy.labels import OURS, TENANT, Place
+from controlplane.policy.labels import Place
 from controlplane.scaling.knative.cluster import Json
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Rendering:
     def objects(
         self, every: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
     ) -> tuple[list[Json], dict[VersionKey, Failure]]:
-        """Namespaces and Services, and of what can't have one, why."""
+        """Return Services, and of what can't have one, why."""
         found: dict[VersionKey, tuple[PodVersion, Json]] = {}
         places: dict[Place, VersionKey] = {}
         failed: dict[VersionKey, Failure] = {}
@@ -91,8 +91,7 @@ class Rendering:
             except Refused as refused:
                 failed[key] = refused.failure
         self._kept, self.places = found, places
-        tenants = {namespace: key.tenant for (namespace, _), key in places.items()}
-        return [*map(_namespace, tenants, tenants.values()), *(each for _, each in found.values())], failed
+        return [each for _, each in found.values()], failed
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
@@ -129,8 +128,3 @@ class Rendering:
             grace_s=scale.grace_s,
             average=scale.average,
         )
-
-
-def _namespace(name: str, tenant: str) -> Json:
-    labels = {**OURS, TENANT: tenant}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}

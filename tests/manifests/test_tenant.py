@@ -1,0 +1,129 @@
+"""The namespace of a tenant: what `kelvin cluster tenant` prints is what the manifests have for `default`."""
+
+import json
+from typing import Final
+
+import pytest
+from click.testing import CliRunner
+
+from controlplane.policy.tenant_space import Needs, Seen, closes, gaps, lets_runtimes_speak, rendered
+from kelvin.main import main
+from tests.manifests import rules
+from tests.manifests.built import MANIFESTS, Json, built_with, find, kustomize, of_base
+from tests.manifests.effects import renders
+from tests.manifests.reach import Pod, may
+from tests.manifests.schemas import problems
+from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, SNAPSHOTTER, STRANGER
+
+RUNTIME: Final = {"app.kubernetes.io/managed-by": "kelvin", "app.kubernetes.io/component": "runtime"}
+ACME: Final = Pod("kelvin-acme", RUNTIME)
+
+
+def printed(*more: str, tenant: str = "acme") -> tuple[list[Json], str]:
+    """What the command prints, and what it says beside."""
+    done = CliRunner().invoke(main, ["cluster", "tenant", tenant, *more])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["items"], done.stderr
+
+
+def lacks(objects: list[Json], tenant: str, needs: Needs) -> tuple[str, ...]:
+    """What the control plane would say of a namespace that consists of these."""
+    policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    seen = Seen(
+        find(objects, "Namespace", f"kelvin-{tenant}")["metadata"]["labels"],
+        any(map(closes, policies)),
+        any(map(lets_runtimes_speak, policies)),
+        may_write=any(each["kind"] == "RoleBinding" for each in objects),
+        absent=(),
+    )
+    return gaps(tenant, needs, seen)
+
+
+def test_manifests_and_command_agree() -> None:
+    """Object by object, for the tenant that the base has."""
+    base = of_base()
+    for made in rendered("default", Needs.of(renders(base)), "kelvin"):
+        (there,) = [
+            each
+            for each in base
+            if each["kind"] == made["kind"]
+            and each["metadata"]["name"] == made["metadata"]["name"]
+            and each["metadata"].get("namespace") == made["metadata"].get("namespace")
+        ]
+        assert there == made
+
+
+def test_a_printed_namespace_is_complete() -> None:
+    """The control plane finds nothing missing in it; without any one of the objects it does."""
+    objects, _ = printed()
+    needs = Needs.of(renders(of_base()))
+    assert [each for obj in objects for each in problems(obj)] == []
+    assert lacks(objects, "acme", needs) == ()
+    for left_out in objects[1:]:
+        assert lacks([each for each in objects if each is not left_out], "acme", needs) != (), left_out["kind"]
+
+
+def test_a_printed_namespace_is_closed() -> None:
+    """Activators reach its replicas, no other tenant's pod does, and its replicas reach no other tenant's."""
+    objects = [*of_base(), *printed()[0]]
+    assert may(objects, ACTIVATOR, ACME, 8012)
+    assert may(objects, ACME, CONTROLPLANE, 7500)
+    assert may(objects, ACME, SNAPSHOTTER, 7501)
+    other = Pod("kelvin-default", RUNTIME)
+    for source, target in ((STRANGER, ACME), (other, ACME), (ACME, other)):
+        assert not may(objects, source, target, 8012)
+
+
+def test_a_printed_namespace_lets_the_store_s_port_through() -> None:
+    """That of the URL; 443 where it names none."""
+    for url, port in (
+        ("s3://ours/versions", 443),
+        ("s3://ours/versions?endpoint=https://s3.example.com", 443),
+        ("s3://ours/versions?endpoint=http://s3.example.com", 80),
+        ("s3://ours/versions?endpoint=http://s3.example.com:9000", 9000),
+    ):
+        objects, _ = printed("--store", url)
+        assert [each for each in (80, 443, 9000) if may(objects, ACME, OUTSIDE, each)] == [port]
+
+
+def test_secrets_are_named_and_not_printed() -> None:
+    """On stderr, with their keys: one that pods don't need is left out."""
+    objects, said = printed("--trust", "kelvin-trust")
+    assert {each["kind"] for each in objects} == {"Namespace", "NetworkPolicy", "RoleBinding"}
+    assert "kelvin-acme" in said
+    for name in ("secret kelvin-inner-runtime", "secret kelvin-store", "config map kelvin-trust"):
+        assert name in said
+    assert "kelvin-store" not in printed("--store-secret", "")[1]
+
+
+def test_rights_are_the_tenant_s_namespace_s() -> None:
+    """The binding gives the control plane its rights there, by a role that the base has, and no rule is broken."""
+    base, (*_, binding) = of_base(), printed()[0]
+    assert binding["metadata"]["namespace"] == "kelvin-acme"
+    assert find(base, "ClusterRole", binding["roleRef"]["name"])
+    assert list(rules.rights([*base, binding])) == []
+
+
+def test_what_pods_mount_may_be_looked_for() -> None:
+    """The role lets the control plane ask for each secret that its settings name, and for nothing else."""
+    base = of_base()
+    role = find(base, "ClusterRole", "kelvin-tenant")
+    named = {name for rule in role["rules"] if rule["resources"] == ["secrets"] for name in rule["resourceNames"]}
+    assert named == set(Needs.of(renders(base)).secrets)
+
+
+@pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
+def test_a_cache_on_the_node() -> None:
+    """A namespace whose pods mount a directory of their node is as the component has it."""
+    objects, _ = printed("--node-cache", tenant="default")
+    labels = find(objects, "Namespace", "kelvin-default")["metadata"]["labels"]
+    there = find(built_with("cache-agent"), "Namespace", "kelvin-default")["metadata"]["labels"]
+    enforce = "pod-security.kubernetes.io/enforce"
+    assert labels[enforce] == there[enforce] == "privileged"
+    assert MANIFESTS.is_dir()
+
+
+def test_a_name_that_is_no_tenant_s_is_refused() -> None:
+    """Before anything is printed."""
+    done = CliRunner().invoke(main, ["cluster", "tenant", "-pools"])
+    assert (done.exit_code, done.stdout) == (2, "")
