@@ -4,7 +4,6 @@ Manifests are listed before packs, so that what is published meanwhile is not mi
 unfinished are faults only while no push of the tenant runs.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -44,6 +43,7 @@ from snapshotter.policy.sealing import Sealing, inputs_digest
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACK_LISTS, PACKS)
 
+AT_ONCE: Final = 4  # checks, of a tenant each: they last as long as their clients read
 OUT_OF_REACH: Final = 8  # objects that can't be read before a check ends
 PUSH_AGAIN: Final = "push the model again from its source"
 PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
@@ -66,8 +66,8 @@ class _State:
 
 
 class Fsck:
-    """One check at a time: it reads all there is. `is_running` says whether a push of the tenant is being committed, or
-    a collection frees objects, `named` which versions the tenant's models name.
+    """One check of a tenant at a time: it reads all there is. `is_running` says whether a push of the tenant is being
+    committed, or a collection frees objects, `named` which versions the tenant's models name.
     """
 
     def __init__(
@@ -81,26 +81,28 @@ class Fsck:
         self._attestations = attestations
         self._is_running = is_running
         self._named = named
-        self._turn = asyncio.Lock()
+        self._checking: set[str] = set()  # tenants
 
     def __repr__(self) -> str:
-        return f"<Fsck running={self._turn.locked()}>"
+        return f"<Fsck running={len(self._checking)}>"
 
     async def check(self, tenant: str) -> AsyncIterator[FsckLine]:
         """Findings and progress as they come, then a summary; a store that fails ends it with `FsckBroken`."""
-        if self._turn.locked():
-            yield FsckBroken(failure=to_wire(Overloaded("the list of running checks", 1, 30.0)))
+        if tenant in self._checking or len(self._checking) >= AT_ONCE:
+            what, limit = ("this tenant's checks", 1) if tenant in self._checking else ("the list of checks", AT_ONCE)
+            yield FsckBroken(failure=to_wire(Overloaded(what, limit, 30.0)))
             return
-        async with self._turn:
+        self._checking.add(tenant)
+        try:
             state = _State()
-            try:
-                async for line in self._lines(tenant, state):
-                    state.findings += isinstance(line, FsckFinding)
-                    yield line
-            except Refused as refused:
-                yield FsckBroken(failure=to_wire(refused.failure))
-                return
+            async for line in self._lines(tenant, state):
+                state.findings += isinstance(line, FsckFinding)
+                yield line
             yield self._summary(tenant, state)
+        except Refused as refused:
+            yield FsckBroken(failure=to_wire(refused.failure))
+        finally:
+            self._checking.discard(tenant)
 
     async def _lines(self, tenant: str, state: _State) -> AsyncIterator[FsckLine]:
         self._watch(tenant, state)

@@ -12,7 +12,7 @@ from blobstore.store import BlobStat, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
 from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
-from snapshotter.fsck import Fsck
+from snapshotter.fsck import AT_ONCE, Fsck
 from tests.snapshotter.bench import TENANT, Bench, attestations_over, push
 from tests.snapshotter.models import Model
 from tests.snapshotter.planted import FAULTS, Store
@@ -230,7 +230,9 @@ def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, 
 
 
 def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
-    """A second check is told to come back; after the first one's end, or its client's, there is room."""
+    """A second check of a tenant is told to come back; after the first one's end, or its client's, there is room. A
+    client that reads nothing of its check keeps no other tenant from theirs; there are so many in all.
+    """
 
     async def scenario() -> None:
         inner = VerifyingStore(FileStore(tmp_path / "store"))
@@ -240,6 +242,12 @@ def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
         (refused,) = [line async for line in fsck.check(TENANT)]
         assert isinstance(refused, FsckBroken)
         assert refused.failure.code == "overloaded"
+        others = [fsck.check(f"tenant-{number}") for number in range(AT_ONCE)]
+        for other in others[:-1]:
+            assert not isinstance(await anext(other), FsckBroken)
+        assert isinstance(await anext(others[-1]), FsckBroken)
+        for other in others:
+            await other.aclose()  # type: ignore[attr-defined]
         await first.aclose()  # type: ignore[attr-defined]
         assert isinstance([line async for line in fsck.check(TENANT)][-1], FsckSummary)
 
