@@ -34,7 +34,10 @@ def _rotate_all(directory: Path) -> None:
 
 
 def rotate(path: Path, limit_bytes: int) -> None:
-    """Move what `path` holds to `path.1` if it is larger than the limit. Raises OSError: nothing is lost then."""
+    """Move what `path` holds to `path.1` if it is larger than the limit.
+
+    Raises OSError: `path` is as it was then, but what `path.1` held may be lost.
+    """
     if path.stat().st_size <= limit_bytes:
         return
     older = path.with_name(path.name + SUFFIX)
