@@ -31,6 +31,7 @@ from controlplane.health import Health, open_health
 from controlplane.installation import Installation, book_of, keep_backups, open_installation
 from controlplane.internal_api import Internals
 from controlplane.leading import lead
+from controlplane.nul import refusing_nul
 from controlplane.on_cluster import connected, on_cluster
 from controlplane.one_machine import one_machine
 from controlplane.open_lives import cut_forever
@@ -108,7 +109,7 @@ async def _serve(
         since_us = clock.monotonic_us()
         inst.tasks.start_loop("lives without an end", lambda: cut_forever(inst.ledger.cut_lives, clock, since_us))
         inst.tasks.start(_end_with(inst.feed, stop), "end of the feed")
-        app = telemetry.exposing(compose(inst, running, keep_backups(inst)))
+        app = telemetry.exposing(refusing_nul(compose(inst, running, keep_backups(inst))))
         log.info("ready", extra={"replicas": len(tuple(running.replicas)), "data": str(settings.data)})
         with health.by(app):
             await inner.serve(app, directory.listen(SOCKET), RULES, stop, DRAIN_S)

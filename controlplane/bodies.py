@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from contracts.errors import BodyTooLarge, Refused
 from contracts.wire import decode, encode
+from controlplane.nul import check_json
 
 T = TypeVar("T")
 
@@ -14,13 +15,18 @@ SMALL_BYTES: Final = 64 << 10
 LARGE_BYTES: Final = 64 << 20  # batches of records, and the tensor tables of models
 
 
-async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
-    """The body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong."""
+async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES, *, is_stored: bool = True) -> T:
+    """The body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong.
+
+    What `is_stored` may hold no NUL character.
+    """
     raw = bytearray()
     async for piece in request.stream():
         raw += piece
         if len(raw) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
+    if is_stored:
+        check_json(raw)
     return decode(raw, kind)
 
 

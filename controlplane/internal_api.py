@@ -107,11 +107,11 @@ def routes(internals: Internals) -> list[Route]:
         return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
 
     async def gate(request: Request) -> Response:
-        job = await read(request, GateJob, LARGE_BYTES)
+        job = await read(request, GateJob, LARGE_BYTES, is_stored=False)
         return answer(await while_asked(request.receive, internals.running.jobs.gate(job)))
 
     async def seal(request: Request) -> Response:
-        job = await read(request, SealJob, SMALL_BYTES)
+        job = await read(request, SealJob, SMALL_BYTES, is_stored=False)
         return answer(await while_asked(request.receive, internals.running.jobs.seal(job)))
 
     async def timeline(request: Request) -> Response:

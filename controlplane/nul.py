@@ -1,0 +1,38 @@
+"""Refuse NUL characters in what callers send. PostgreSQL stores none, and SQLite would store what it can't compare.
+
+HTTP headers can't hold one. Path, query and body are checked where they are read, whatever database there is.
+"""
+
+import re
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from contracts.errors import InvalidRequest, Refused
+from service.failures import problem_response
+
+RULE: Final = "must hold no NUL character"
+_ESCAPED: Final = b"\\u0000"
+# An odd number of backslashes: behind an even number `u0000` is text.
+_ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def refusing_nul(app: ASGIApp) -> ASGIApp:
+    """Return the application with one change: a path or query with a NUL is 400 `invalid_request`."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            query = scope["query_string"]
+            for field, has_nul in (("path", "\0" in scope["path"]), ("query", b"%00" in query or b"\0" in query)):
+                if has_nul:
+                    await problem_response(InvalidRequest(field, "(%00)", RULE))(scope, receive, send)
+                    return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+def check_json(raw: bytes | bytearray) -> None:
+    """Raises Refused(InvalidRequest) for JSON with a NUL in any string. As a byte of its own it is no JSON."""
+    if _ESCAPED in raw and _ESCAPE.search(raw):
+        raise Refused(InvalidRequest("body", "(\\u0000)", RULE))
