@@ -5,10 +5,11 @@ cost nothing. The loop converges: what died is missed at the next look, and made
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, Protocol
 
-from contracts.control import Stats
+from contracts.control import ConcurrencyStat, Stats
 from contracts.errors import Failure, Refused
 from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
@@ -22,6 +23,7 @@ from controlplane.replicas import Replica
 from controlplane.scaled import Scaled
 from controlplane.takeover import Takeover
 from controlplane.tasks import Tasks
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -122,42 +124,28 @@ class Autoscaler:
         """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
         self._takeover.heard(stats.activator, self._now_s())
         for stat in stats.stats:
-            key = VersionKey(stat.tenant, stat.model, stat.version)
-            found = self._versions.find(key)
-            if found is None or self._feed.is_suspended(key.tenant):
-                continue  # a report about what does not exist is dropped, as Knative's collector does
-            scaled = self._ensure(key)
-            present = self._actuator.present(key)
-            asks = scaled.record(stat.concurrency, stat.requests, present, self._now_s())
-            if asks:
-                self.gaps.busy(key, self._now_s())
-                if found[1].stopped_at_s is not None:
-                    self._resume(key)
-            if asks and self._actuator.live(key) == 0:
-                if scaled.asked_us is None:
-                    scaled.asked_us = self._clock.monotonic_us()
-                self._look(scaled)
+            with _apart(VersionKey(stat.tenant, stat.model, stat.version)) as key:
+                self._observe(key, stat)
 
     def tick(self) -> None:
         """Look at every version that is in use or has a minimum."""
-        for key in self._actuator.in_use():
-            self._ensure(key)
-        for key, _ in self._minimums.every():
-            self._ensure(key)
+        for key in (*self._actuator.in_use(), *(key for key, _ in self._minimums.every())):
+            with _apart(key):
+                self._ensure(key)
         self._minimums.bound({key.tenant for key in self._awaiting_room})
         for scaled in tuple(self._scaled.values()):
-            try:
+            with _apart(scaled.key):
                 self._look(scaled)
-            except Exception:  # a defect in one version's affairs must not stop the others'
-                log.exception("a version could not be looked at", extra={"version": str(scaled.key)})
-            if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
-                self._drop_wish(scaled.key)
-                del self._scaled[scaled.key]
+            with _apart(scaled.key):
+                if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
+                    self._drop_wish(scaled.key)
+                    del self._scaled[scaled.key]
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """Take versions to zero now. Whether they may start again follows from the registry and the tenants."""
         for key in keys:
-            self._empty(self._ensure(key))
+            with _apart(key):
+                self._empty(self._ensure(key))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) for a higher minimum than the tenant's share of the device slots allows."""
@@ -190,7 +178,8 @@ class Autoscaler:
         if replica.key is not None and (scaled := self._scaled.get(replica.key)) is not None:
             scaled.process_died(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
-                self._look(scaled)
+                with _apart(scaled.key):
+                    self._look(scaled)
         self.room()
 
     def room(self) -> None:
@@ -199,7 +188,8 @@ class Autoscaler:
             if not self._actuator.has_room():
                 break
             del self._awaiting_room[key]
-            self._look(self._ensure(key))
+            with _apart(key):
+                self._look(self._ensure(key))
 
     def check_integrity(self) -> None:
         """Assert that every version's windows add up, and that who waits for room is known."""
@@ -209,6 +199,22 @@ class Autoscaler:
         assert set(self._short) <= set(self._scaled)
 
     # -- deciding --
+
+    def _observe(self, key: VersionKey, stat: ConcurrencyStat) -> None:
+        found = self._versions.find(key)
+        if found is None or self._feed.is_suspended(key.tenant):
+            return  # a report about what does not exist is dropped, as Knative's collector does
+        scaled = self._ensure(key)
+        present = self._actuator.present(key)
+        asks = scaled.record(stat.concurrency, stat.requests, present, self._now_s())
+        if asks:
+            self.gaps.busy(key, self._now_s())
+            if found[1].stopped_at_s is not None:
+                self._resume(key)
+        if asks and self._actuator.live(key) == 0:
+            if scaled.asked_us is None:
+                scaled.asked_us = self._clock.monotonic_us()
+            self._look(scaled)
 
     def _look(self, scaled: Scaled) -> None:
         found, key = self._versions.find(scaled.key), scaled.key
@@ -354,3 +360,12 @@ class Autoscaler:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / _US
+
+
+@contextmanager
+def _apart(key: VersionKey) -> Iterator[VersionKey]:
+    """A defect in one version's affairs must not stop the others'. It counts as an error of the loop that runs."""
+    try:
+        yield key
+    except Exception as error:
+        record_error(error, key)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.doubling import Doubling
+from contracts.errors import Refused
 from contracts.settings import BadSetting
 from controlplane.archive import BadBackup, read_index
 from controlplane.backup_place import SETTING, backups_in, claim_place, next_name, write_backup
@@ -17,6 +18,7 @@ from controlplane.clock import Clock
 from controlplane.journal import LedgerJournal
 from controlplane.policy.retention import NEWEST, keep
 from controlplane.store import Database
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class BackupLoop:
                     await self.once()
                 except Exception as error:  # a full disk, SQLite's own errors, a record that does not decode
                     log.error("no backup could be made", extra={"place": str(self._place), "error": repr(error)})
+                    if not isinstance(error, (Refused, OSError)):  # those are the disk's and the database's
+                        record_error(error, "a backup")
                     is_done = False
                 # At the first start the activator makes its CA meanwhile. Where it has none it never will.
                 retries = 0 if is_done and self._backups.has_all_files() else retries + 1

@@ -10,8 +10,10 @@ from typing import Final
 
 from contracts.errors import Refused
 from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
+from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.process import Process
+from service.loops import record_error
 from telemetry.policy.instruments import Page
 
 log = logging.getLogger(__name__)
@@ -52,17 +54,27 @@ class DamageLoop:
         except Refused:
             return
         self._told = {runtime_id for runtime_id in self._told if runtime_id in self._fleet.table}
-        for replica in self._fleet.table:
+        for replica in tuple(self._fleet.table):
             if replica.pid not in pids or replica.runtime_id in self._told:
                 continue
-            process = self._fleet[replica.runtime_id]
-            if replica.state in _SPEAKING:
-                self._condemn(process)
-            elif replica.state in _SILENT:
-                self._fleet.end(process)
-            else:
+            try:
+                is_sent = self._send_away(replica)
+            except Exception as error:  # a defect in one replica's affairs must not keep the others
+                record_error(error, replica.runtime_id)
+                continue
+            if not is_sent:
                 continue
             self._told.add(replica.runtime_id)
             self._counter.add(())
             seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
             log.error("a replica has memory that was found wrong", extra=seen)
+
+    def _send_away(self, replica: Replica) -> bool:
+        process = self._fleet[replica.runtime_id]
+        if replica.state in _SPEAKING:
+            self._condemn(process)
+        elif replica.state in _SILENT:
+            self._fleet.end(process)
+        else:
+            return False
+        return True

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
@@ -24,6 +25,7 @@ from controlplane.policy.access import TenantState
 from controlplane.policy.month import DAY_US, month_bounds_us, month_of
 from controlplane.policy.rating import PriceBook
 from controlplane.store import Database
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +98,16 @@ class Spending:
         noted, self._noted = self._noted, set()
         now_us = self._clock.wall_s() * 1_000_000
         try:
-            rows = await self._database.read(lambda connection: spending(connection, self._book, now_us, tenants))
+            rows, failed = await self._database.read(
+                lambda connection: spending(connection, self._book, now_us, tenants)
+            )
         except BaseException:
             self._noted |= noted
             raise
-        told = {} if tenants is None else dict(self._told)
+        for tenant, error in failed.items():
+            record_error(error, f"the budget of {tenant}")
+        kept = self._told if tenants is not None else {name: self._told[name] for name in failed if name in self._told}
+        told = dict(kept)
         news = []
         for row in rows:
             last = self._told.get(row.tenant)
@@ -116,14 +123,17 @@ class Spending:
 
 def spending(
     connection: Connection, book: PriceBook, now_us: int, among: Collection[str] | None = None
-) -> list[SpendingRow]:
-    """Of all tenants with a budget, or those `among` them, in one snapshot: what is seen of a spool is in the sums."""
+) -> tuple[list[SpendingRow], dict[str, Exception]]:
+    """Of all tenants with a budget, or those `among` them, in one snapshot: what is seen of a spool is in the sums.
+
+    A defect in one tenant's accounts must not stop the others' budgets: also returns what failed, by tenant.
+    """
     table = schema.tenants
     wanted = select(table.c.tenant).where(table.c.budget_micros.is_not(None), table.c.state != TenantState.DELETED)
     found = connection.execute(wanted.order_by(table.c.tenant)).scalars()
     tenants = [tenant for tenant in found if among is None or tenant in among]
     if not tenants:
-        return []
+        return [], {}
     month = month_of(now_us)
     _, ends_at_us = month_bounds_us(month)
     beside = {month_of(now_us - DAY_US), month_of(now_us + DAY_US)} - {month}
@@ -137,11 +147,20 @@ def spending(
     )
     ends = select(received.c.source, func.max(received.c.last).label("last")).where(received.c.source.in_(late))
     seen = {row.source: row.last for row in connection.execute(ends.group_by(received.c.source))}
-    return [
-        SpendingRow(
-            tenant=tenant, month=month, ends_at_us=ends_at_us, prices=told, seen=seen,
-            spent_micros=spent_micros(connection, book, tenant, month),
-            beside={other: spent_micros(connection, book, tenant, other) for other in sorted(beside)},
-        )
-        for tenant in tenants
-    ]  # fmt: skip
+    rows: list[SpendingRow] = []
+    failed: dict[str, Exception] = {}
+    for tenant in tenants:
+        try:
+            spent, *others = (spent_micros(connection, book, tenant, each) for each in (month, *sorted(beside)))
+        except DBAPIError:  # the snapshot is over
+            raise
+        except Exception as error:
+            failed[tenant] = error
+            continue
+        rows.append(
+            SpendingRow(
+                tenant=tenant, month=month, ends_at_us=ends_at_us, prices=told, seen=seen, spent_micros=spent,
+                beside=dict(zip(sorted(beside), others, strict=True)),
+            )
+        )  # fmt: skip
+    return rows, failed

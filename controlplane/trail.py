@@ -22,6 +22,7 @@ from controlplane.policy.rating import PriceBook
 from controlplane.policy.trail import Action, Changed, differing, made
 from controlplane.store import Database
 from controlplane.tenant_rows import find_tenant
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -105,15 +106,26 @@ class Trail:
         return await self._database.write(write)
 
     async def expire(self, by: Actor = INSTALLATION, tenant: str | None = None) -> dict[str, int]:
-        """Of one tenant, or of all, each in a transaction of its own: how many entries went, where some did."""
+        """Of one tenant, or of all, each in a transaction of its own: how many entries went, where some did.
+
+        Of all, an unexpected error of one tenant does not stop the others. Raises Refused.
+        """
         tenants = [tenant] if tenant is not None else await self._database.read(tenants_of)
         found: dict[str, int] = {}
         for each in tenants:
             now_s = self._clock.wall_s()
-            count = await self._database.write(
-                lambda connection: expire(connection, by, each, now_s),  # noqa: B023
-                silence_s=dependencies.STATEMENT_S,  # one statement, for however many entries
-            )
+            try:
+                count = await self._database.write(
+                    lambda connection: expire(connection, by, each, now_s),  # noqa: B023
+                    silence_s=dependencies.STATEMENT_S,  # one statement, for however many entries
+                )
+            except Refused:
+                raise
+            except Exception as error:
+                if tenant is not None:
+                    raise
+                record_error(error, f"audit of {each or 'the installation'}")
+                continue
             if count:
                 found[each] = count
         return found
@@ -142,8 +154,8 @@ class Trail:
             wait_s = EXPIRE_S
             try:
                 await self.expire()
-            except Exception as error:  # a full disk, a lock that another process holds
-                log.error("the audit's old entries are still there", extra={"error": repr(error)})
+            except Refused as refused:  # a full disk, a lock that another process holds
+                log.error("the audit's old entries are still there", extra={"error": str(refused)})
                 wait_s = RETRY_S
             await self._clock.sleep(wait_s)
 

@@ -13,6 +13,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -27,6 +28,7 @@ Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 BACKOFF: Final = Doubling(0.1, 10.0)
 FAILING_AFTER: Final = 5  # errors in a row
+ROUND_S: Final = 1.0  # errors of several parts within it are of one round
 STEADY_S: Final = 60.0  # without an error: the loop works again, and earlier errors no longer count
 # What a call raises whose other end is away. The loop should have expected it, but the process is as ready as before.
 AWAY: Final = (Refused, ConnectionError, TimeoutError)
@@ -48,6 +50,22 @@ class LoopHealth:
 
 
 PROCESS: Final = LoopHealth()
+
+
+_running: Final[ContextVar["_Loop | None"]] = ContextVar("running loop", default=None)
+
+
+def record_error(error: Exception, about: object) -> None:
+    """Record an unexpected error in one of several things that the running loop looks after, and go on with the others.
+
+    It is logged, and counts as an error of the loop, which is not started again. `about` says which thing it was. What
+    is called outside of a loop only logs.
+    """
+    loop = _running.get()
+    if loop is None:
+        log.error("one of several failed; the others go on", exc_info=error, extra={"about": str(about)})
+    else:
+        loop.record_part(error, about)
 
 
 def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIApp:
@@ -131,6 +149,7 @@ class _Loop:
         self._steady_s = steady_s
         self._errors_in_a_row = 0
         self._is_away = False  # the last error was one of AWAY
+        self._part_s: float | None = None  # when a part of its work failed last
         self._began_s: float | None = None  # None: it waits to be started again
         self._now_s = asyncio.get_running_loop().time
 
@@ -141,6 +160,7 @@ class _Loop:
 
     async def run(self, title: str, body: Body) -> None:
         self._health.loops.add(self)
+        _running.set(self)
         try:
             while not await self._try(title, body):
                 luck = random.random()  # noqa: S311 (spreads load, keeps no secret)
@@ -163,11 +183,29 @@ class _Loop:
             self._record(title, error)
         return False
 
-    def _record(self, title: str, error: BaseException) -> None:
+    def record_part(self, error: Exception, about: object) -> None:
+        """Count an error that does not end the body. Several of one round are one in the row."""
+        now_s = self._now_s()
+        if self._part_s is not None and now_s - self._part_s < ROUND_S:
+            self._health.errors[self.name] += 1
+        else:
+            self._count(error)
+        self._part_s = self._began_s = now_s  # it is steady once it goes on without an error from here
+        if is_told(self._errors_in_a_row):
+            log.error(
+                "a background loop goes on without a part of its work",
+                exc_info=error,
+                extra={"loop": self.name, "about": str(about), "errors_in_a_row": self._errors_in_a_row},
+            )
+
+    def _count(self, error: BaseException) -> None:
         self._errors_in_a_row = 1 if self._is_steady() else self._errors_in_a_row + 1
-        self._began_s = None
         self._is_away = isinstance(error, AWAY)
         self._health.errors[self.name] += 1
+
+    def _record(self, title: str, error: BaseException) -> None:
+        self._count(error)
+        self._began_s = None
         if is_told(self._errors_in_a_row):
             log.error(
                 "a background loop failed and is started again",

@@ -27,6 +27,7 @@ from controlplane.scaling.local import RESTORE_S, LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
 from service.client import ServiceClient
+from service.loops import record_error
 from service.unix import SocketDirectory, peer_pid
 
 log = logging.getLogger(__name__)
@@ -137,23 +138,32 @@ def _adopt(
 ) -> None:
     """Take each on from where it is. A replica of a version that does not exist is drained."""
     for each in found:
-        replica = _replica(each.report, fleet.clock.monotonic_us())
-        process = fleet.adopt(replica, each.pidfd)
-        log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
-        match replica.state:
-            case ReplicaState.STANDBY:
-                pool.adopt(process)
-            case ReplicaState.RESTORING:
-                fleet.tasks.start(_watch_restore(fleet, actuator, process), f"watch {process.runtime_id}")
-            case ReplicaState.READY if replica.key is not None and known(replica.key):
-                feed.publish(replicas=(replica_row(replica),))
-                actuator.announce(replica)
-            case ReplicaState.READY | ReplicaState.DRAINING:
-                actuator.drain(process)
-            case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if replica.key is not None and known(replica.key):
-                continue  # it sleeps on, for as long as the decider lets it
-            case _:
-                fleet.tasks.start(process.end(), f"end {process.runtime_id}")
+        try:
+            _adopt_one(fleet, pool, actuator, feed, known, each)
+        except Exception as error:  # a defect in one replica's affairs must not stop the others'
+            record_error(error, each.report.runtime_id)
+
+
+def _adopt_one(
+    fleet: Fleet, pool: StandbyPool, actuator: LocalActuator, feed: FeedHub, known: Known, found: Found
+) -> None:
+    replica = _replica(found.report, fleet.clock.monotonic_us())
+    process = fleet.adopt(replica, found.pidfd)
+    log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
+    match replica.state:
+        case ReplicaState.STANDBY:
+            pool.adopt(process)
+        case ReplicaState.RESTORING:
+            fleet.tasks.start(_watch_restore(fleet, actuator, process), f"watch {process.runtime_id}")
+        case ReplicaState.READY if replica.key is not None and known(replica.key):
+            feed.publish(replicas=(replica_row(replica),))
+            actuator.announce(replica)
+        case ReplicaState.READY | ReplicaState.DRAINING:
+            actuator.drain(process)
+        case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if replica.key is not None and known(replica.key):
+            pass  # it sleeps on, for as long as the decider lets it
+        case _:
+            fleet.tasks.start(process.end(), f"end {process.runtime_id}")
 
 
 def _replica(report: RuntimeReport, now_us: int) -> Replica:

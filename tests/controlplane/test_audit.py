@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from contracts.audit import AuditChain
@@ -15,6 +15,7 @@ from controlplane.audit_guards import TABLES
 from controlplane.audit_migration import TRIGGERS
 from controlplane.audit_verify import ALL, verify_audit, verify_chain
 from controlplane.audit_windows import set_days
+from controlplane.clock import SystemClock
 from controlplane.migrations import STEPS, migrate
 from controlplane.policy.trail import DAY_S, Action
 from tests.controlplane.backends import SQLITE, Backend
@@ -302,4 +303,32 @@ def test_a_loop_expires(tmp_path: Path) -> None:
         finally:
             database.close()
 
+    asyncio.run(main())
+
+
+def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of the tenants behind it go all the same. Asked for that tenant alone, the error is told."""
+    from controlplane import trail
+
+    seen: list[str] = []
+
+    def broken(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
+        seen.append(tenant)
+        if tenant == "":
+            raise ZeroDivisionError
+        return expire(connection, by, tenant, now_s)
+
+    async def main() -> None:
+        database = opened(tmp_path)
+        try:
+            note(database.engine, Action.KEY_CREATED)
+            await trail.Trail(database, SystemClock()).expire()
+            assert len(seen) > 1
+            with pytest.raises(ZeroDivisionError):
+                await trail.Trail(database, SystemClock()).expire(tenant="")
+        finally:
+            database.close()
+
+    monkeypatch.setattr(trail, "expire", broken)
+    monkeypatch.setattr(trail, "tenants_of", lambda _: ["", "default"])
     asyncio.run(main())

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from contracts.control import Stats
 from controlplane.facts import VersionKey
-from tests.controlplane.builders import key
+from tests.controlplane.builders import key, stats
 from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
 
 
@@ -255,4 +256,28 @@ def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.LogCapt
             assert w.actuator.live(good) == 0
 
     asyncio.run(main())
-    assert "a version could not be looked at" in caplog.text
+    assert "one of several failed; the others go on" in caplog.text
+
+
+def test_report_of_a_defective_version_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Versions behind it in the same report are woken, and so are those that wait behind it for a device slot."""
+
+    async def main() -> None:
+        async with world(slots=1) as w:
+            bad, good = w.catalogue.add("a", FAST), w.catalogue.add("b", FAST)
+            apply = w.actuator.apply
+
+            def broken(which: VersionKey, replicas: int, asked_us: int) -> None:
+                if which == bad:
+                    raise RuntimeError("defect")
+                apply(which, replicas, asked_us)
+
+            w.actuator.apply = broken  # type: ignore[method-assign]
+            both = (*stats(bad).stats, *stats(good).stats)
+            w.scaler.observe(Stats(activator="activator-0", stats=both))
+            assert [which for which, _ in w.actuator.starts] == [good]
+            w.scaler.stop((bad, good))
+            assert w.actuator.live(good) == 0
+
+    asyncio.run(main())
+    assert "defect" in caplog.text

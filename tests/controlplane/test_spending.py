@@ -16,6 +16,7 @@ from contracts.control import RequestBatch
 from contracts.spending import SpendingRow, TokenPrices
 from contracts.wire import encode
 from controlplane import schema
+from controlplane.billing import spent_micros
 from controlplane.clock import SystemClock
 from controlplane.ledger_schema import request_records
 from controlplane.policy.month import day_us
@@ -93,7 +94,7 @@ def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch
     monkeypatch.setattr(controlplane.spending, "AGAIN_S", 3600.0)
     errors, read = [ValueError("a row that no code of ours wrote"), OSError("disk I/O error")], spending
 
-    def fails(connection: Connection, book: PriceBook, now_us: int, *among: Any) -> list[SpendingRow]:
+    def fails(connection: Connection, book: PriceBook, now_us: int, *among: Any) -> Any:
         if errors and connection.execute(select(func.count()).select_from(request_records)).scalar_one():
             raise errors.pop()
         return read(connection, book, now_us, *among)
@@ -159,6 +160,24 @@ def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int)
     asyncio.run(main())
 
 
+def test_one_tenants_defect_stops_no_other_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accounts that can't be reckoned are left out and named; the last word on them stays."""
+
+    def reckon(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
+        if tenant == "bad":
+            raise ArithmeticError("defect")
+        return spent_micros(connection, book, tenant, month)
+
+    monkeypatch.setattr(controlplane.spending, "spent_micros", reckon)
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    budgets_of(database.engine, "acme", "bad", "zeta")
+    with database.engine.connect() as connection:
+        rows, failed = spending(connection, default_price_book(), day_us(date(2026, 12, 2)))
+    assert [row.tenant for row in rows] == ["acme", "zeta"]
+    assert list(failed) == ["bad"]
+    database.close()
+
+
 @pytest.mark.parametrize(
     ("day", "beside"),
     [
@@ -173,7 +192,7 @@ def test_the_month_beside_is_told_at_its_ends(tmp_path: Path, day: int, beside: 
     database = Database(sqlite_engine(tmp_path / "kelvin.db"))
     budgets_of(database.engine, "acme")
     with database.engine.connect() as connection:
-        (row,) = spending(connection, default_price_book(), day)
+        (row,), _ = spending(connection, default_price_book(), day)
     assert (row.month, set(row.beside)) == ("2026-12", beside)
     database.close()
 

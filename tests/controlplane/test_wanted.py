@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import Refused
+from contracts.errors import Internal, Refused
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
-from controlplane.policy.knative_service import Cluster, service_name
+from controlplane.policy.knative_service import Cluster, PodVersion, service, service_name
 from controlplane.policy.lifecycle import VersionState
+from controlplane.scaling.knative import wanted
 from controlplane.scaling.knative.wanted import Rendering, served
 from tests.controlplane.builders import NOW_S, digest, key, registration
 
@@ -64,6 +65,22 @@ def _letters(it: Model, there: str = "", ready: str = "", awake: str = "", *, se
 def test_served(it: Model, there: str, ready: str, awake: str, want: str) -> None:
     """By what is named, what is there, what was ready once, and what has pods."""
     assert _letters(it, there, ready, awake) == want
+
+
+def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be rendered is a failure of that version alone."""
+    good, bad = model(name="good"), model(name="bad")
+
+    def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
+        if pod.model == "bad":
+            raise ZeroDivisionError
+        return service(pod, cluster)
+
+    monkeypatch.setattr(wanted, "service", broken)
+    every = [(each, each.versions[0]) for each in (bad, good)]
+    objects, failed = rendering().objects(every, lambda _: False)
+    assert [each["kind"] for each in objects] == ["Namespace", "Service"]
+    assert failed == {bad.versions[0].key: Internal()}
 
 
 def test_takeover_keeps_what_has_pods() -> None:

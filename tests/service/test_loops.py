@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from contracts.errors import Refused, Unavailable
-from service.loops import FAILING_AFTER, PROCESS, STEADY_S, LoopHealth, Loops, ready_while_loops_work
+from service.loops import FAILING_AFTER, PROCESS, STEADY_S, LoopHealth, Loops, ready_while_loops_work, record_error
 from telemetry.telemetry import local
 from tests.virtual_loop import run_virtually
 
@@ -249,6 +249,59 @@ def test_process_is_not_ready_while_a_loop_keeps_failing() -> None:
             broken.repair()
             await asyncio.sleep(STEADY_S + 15.0)
             assert await _status_of("/readyz", health) == 200
+
+    run_virtually(main())
+
+
+def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The loop goes on with its other parts, in the same body. While a part keeps failing the loop counts as failing,
+    and once it does not for STEADY_S, the loop works. Control: many parts that fail once do not make a failing loop.
+    """
+    broken: list[str] = ["a", "b", "c", "d", "e", "f"]
+    rounds = 0
+
+    async def work() -> None:
+        nonlocal rounds
+        while True:
+            for part in broken:
+                record_error(KeyError(part), part)
+            rounds += 1
+            await asyncio.sleep(2.0)
+
+    async def main() -> None:
+        health = LoopHealth()
+        async with Loops(health) as loops:
+            loops.start("parts", work)
+            await asyncio.sleep(1.0)
+            assert health.errors == {"parts": 6}
+            assert health.failing() == ()
+            await asyncio.sleep(2.0 * FAILING_AFTER)
+            assert health.failing() == ("parts",)
+            broken.clear()
+            await asyncio.sleep(STEADY_S + 5.0)
+            assert health.failing() == ()
+        assert rounds > 30
+
+    with caplog.at_level(logging.ERROR, "service.loops"):
+        run_virtually(main())
+    assert getattr(caplog.records[0], "about", "") == "a"
+
+
+def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
+    """As where it ends the body."""
+
+    async def work() -> None:
+        while True:
+            record_error(Refused(Unavailable("the database")), "a part")
+            await asyncio.sleep(2.0)
+
+    async def main() -> None:
+        health = LoopHealth()
+        async with Loops(health) as loops:
+            loops.start("parts", work)
+            await asyncio.sleep(60.0)
+            assert health.errors["parts"] > FAILING_AFTER
+            assert health.failing() == ()
 
     run_virtually(main())
 

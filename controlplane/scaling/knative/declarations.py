@@ -24,6 +24,7 @@ from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json,
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.scaling.knative.view import View
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,9 @@ class Declarations:
             self._failures += 1
             if is_told(self._failures):
                 log.warning("%s was not seen to: %s", what, error, extra={"failures": self._failures})
+        except Exception as error:  # a defect in one object's affairs must not stop the others'
+            self._failures += 1
+            record_error(error, what)
 
     # -- models --
 

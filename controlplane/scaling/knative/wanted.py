@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from contracts.errors import Conflict, Failure, InvalidRequest, Refused
+from contracts.errors import Conflict, Failure, Internal, InvalidRequest, Refused
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy.device_budget import Claim, divide
 from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
 from controlplane.policy.labels import Place
 from controlplane.scaling.knative.cluster import Json
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ class Rendering:
                     raise Refused(Conflict("its Service", "another version has the same name within its namespace"))
             except Refused as refused:
                 failed[key] = refused.failure
+            except Exception as error:  # a defect in one version's affairs must not stop the others'
+                record_error(error, key)
+                failed[key] = Internal()
         self._kept, self.places = found, places
         return [each for _, each in found.values()], failed
 
