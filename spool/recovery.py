@@ -24,17 +24,6 @@ class Recovered:
     remaining: int  # not taken by the receiver now; call again
 
 
-def leftovers(directory: Path) -> list[str]:
-    """Sources in `directory` that no live process owns. One may find an owner, or be gone, a moment later."""
-    found = []
-    for source in readable_sources(directory):
-        home = Home.try_claim(directory, source)
-        if home is not None:
-            home.close()
-            found.append(source)
-    return found
-
-
 def has_owner(directory: Path, source: str) -> bool:
     """Whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError."""
     return Home.has_owner(directory, source)

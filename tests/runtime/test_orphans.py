@@ -17,7 +17,7 @@ from contracts.wire import decode, encode
 from runtime import orphans as module
 from runtime.accounts import Account
 from runtime.orphans import Orphans, batch_of, orphanage
-from spool import leftovers, recover
+from spool import recover
 from tests.runtime.fakes import MemoryRecords
 from tests.virtual_loop import run_virtually
 
@@ -283,8 +283,8 @@ def test_what_could_not_be_shipped_is_left_for_whoever_recovers_it(tmp_path: Pat
         recovered.extend(msgspec.json.decode(payload, type=RequestRecord).request_id for payload in payloads)
 
     asyncio.run(leave())
-    assert leftovers(tmp_path) == ["rt1"]
-    asyncio.run(recover(tmp_path, lambda _: back))
+    (report,) = asyncio.run(recover(tmp_path, lambda _: back))
+    assert report.source == "rt1"
     assert recovered == ["a"]
 
 

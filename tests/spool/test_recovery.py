@@ -6,11 +6,16 @@ from pathlib import Path
 
 from contracts.errors import Refused, Unavailable
 from spool.disk import segment_name, segments
-from spool.home import Home
-from spool.recovery import Recovered, has_owner, leftovers, recover
+from spool.home import Home, sources
+from spool.recovery import Recovered, has_owner, recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.spool.test_journal import make
+
+
+def leftovers(directory: Path) -> list[str]:
+    """Sources that no live process owns."""
+    return [source for source in sources(directory) if not has_owner(directory, source)]
 
 
 def leave(root: Path, source: str, records: int, size: int = 10) -> None:
