@@ -1,6 +1,7 @@
 """Attacks on the process that faces the world: its issuer, its replacement, its TLS, its idempotency keys."""
 
 import asyncio
+import os
 import signal
 import socket
 import struct
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
 NESTED: Final = b'{"keys":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 ABORTS: Final = 3000
+QUEUED: Final = 150  # more than the streams of two replicas
 PLATEAU_BYTES: Final = 16 * MIB
 
 
@@ -268,3 +270,37 @@ def test_activator_is_stopped_and_killed_under_load(door: Door) -> None:
         with suppress(psutil.NoSuchProcess):
             services(door.up)["activator"].send_signal(signal.SIGKILL)
         assert door.tenant.complete().status == 200
+
+
+def test_all_replicas_killed_while_requests_queue(door: Door) -> None:
+    """Two replicas and a queue behind them; both are killed at once, twice. Every request is answered, or lost with
+    its replica by name; what is answered is on the bill once. The activator is the same process, and as many requests
+    again find their slots.
+    """
+    door.up.admin.request("PUT", "/admin/v1/models/m/scale", {"max": 2})
+    before, billed = door.pid(), door.tenant.report()["requests"].get("ok", 0)
+    jobs = [lambda n=n: door.tenant.complete(f"w{n % 60}", max_tokens=48) for n in range(QUEUED)]
+
+    def kill_all() -> None:
+        for _ in range(2):
+            wait(lambda: _replicas(door), "replicas serve")
+            for pid in _replicas(door):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.5)
+
+    *answers, _ = in_parallel(*jobs, kill_all)
+    refused = [answer for answer in answers if answer.status != 200]
+    assert {answer.json["error"]["code"] for answer in refused} <= {"replica_lost", "breaker_open", "start_failed"}
+    assert door.pid() == before
+    wait(lambda: door.tenant.complete().status == 200, "it serves again")
+    again = in_parallel(*jobs)
+    assert [answer.raw for answer in again if answer.status != 200] == []
+    assert door.pid() == before
+    answered = len(answers) - len(refused) + QUEUED + 1
+    wait(lambda: door.tenant.report()["requests"]["ok"] >= billed + answered, "all are on the bill")
+    assert door.tenant.report()["requests"]["ok"] == billed + answered
+
+
+def _replicas(door: Door) -> list[int]:
+    return [row["pid"] for version in door.up.model("m")["versions"] for row in version["replicas"]]

@@ -1,0 +1,245 @@
+"""One tenant against another on one machine: floods of filters, prompts, slots and a shared model."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.attack.models import make_tiny, variant
+from tests.attack.outside import (
+    SETTINGS,
+    Bystander,
+    Tenant,
+    ask,
+    default_tenant,
+    in_parallel,
+    make_tenant,
+    p95,
+    wait,
+)
+from tests.e2e.calls import connect
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
+
+CARD: Final = "4111 1111 1111 1111"
+REGIONS: Final = ["AU", "BR", "CA", "CN", "DE", "ES", "FR", "GB", "IN", "IT", "JP", "KR", "MX", "NL", "SE", "US"]
+STOPS: Final = {"CREDIT_CARD": "stop"}
+# What filters have to work on most: every kind that reads digits, in every region, on a text that is all digits.
+POLICY_OF_THE_ATTACKER: Final = {
+    "format": 1,
+    "deadline_ms": 5000,
+    "filters": [{"filter": "pii", "input": {"PHONE_NUMBER": "redact", **STOPS}, "phone_regions": REGIONS}],
+}
+POLICY_OF_THE_VICTIM: Final = {
+    "format": 1,
+    "on_failure": "allow",
+    "deadline_ms": 5000,
+    "filters": [{"filter": "pii", "input": STOPS}],
+}
+DIGITS: Final = "0301 5556789 " * 300
+PROMPTS: Final = 30
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An installation with filters, an attacker and a victim, who both have a filtered model `m` and a plain `p`."""
+
+    up: Installation
+    attacker: Tenant
+    victim: Tenant
+
+
+def _filtered(source: Path, directory: Path, policy: object) -> Path:
+    variant(source, directory)
+    (directory / "kelvin-filters.json").write_text(json.dumps(policy))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
+    """Eight device slots."""
+    with running(
+        scratch / "neighbours", settings={**SETTINGS, "KELVIN_FILTERS": "on", "KELVIN_DEVICE_SLOTS": "8"}
+    ) as up:
+        found = Ground(up, make_tenant(up, "attacker", scratch), make_tenant(up, "victim", scratch))
+        for tenant, policy in ((found.attacker, POLICY_OF_THE_ATTACKER), (found.victim, POLICY_OF_THE_VICTIM)):
+            answer = tenant.push(_filtered(tiny, scratch / f"filtered-{tenant.name}", policy))
+            assert answer["exit"] == 0, answer
+            assert tenant.push(tiny, "p")["exit"] == 0
+            for model in ("m", "p"):
+                scale(tenant, model, max=1)
+                assert tenant.complete(model=model).status == 200
+        yield found
+
+
+def scale(tenant: Tenant, model: str, **values: object) -> Any:
+    """Set how a model scales; the answer."""
+    return ask(tenant.up, "PUT", f"/admin/v1/models/{model}/scale", tenant.admin, values)
+
+
+def test_flooded_filters(ground: Ground) -> None:
+    """One tenant's texts keep the filters busy all the time. The victim's requests are answered, and no card number
+    passes its stop rule, though that allows what was not looked at in time.
+    """
+    with ExitStack() as flood:
+        for _ in range(6):
+            flood.enter_context(Bystander(lambda: ground.attacker.complete(DIGITS), 0))
+        time.sleep(1)
+        with Bystander(lambda: ground.victim.complete("w1 w2 w3")) as bystander:
+            passed = [
+                answer
+                for _ in range(20)
+                if (answer := ground.victim.complete(f"pay with {CARD}")).json.get("error", {}).get("code")
+                != "content_filter"
+            ]
+            bystander.wait_for(5)
+    assert bystander.failures == []
+    assert passed == []
+
+
+FORMS: Final = {
+    "non-breaking hyphens": CARD.replace(" ", "\u2011"),
+    "thin spaces": CARD.replace(" ", "\u2009"),
+    "tabs": CARD.replace(" ", "\t"),
+    "dots": CARD.replace(" ", "."),
+    "full-width digits": CARD.translate({48 + n: 0xFF10 + n for n in range(10)}),
+    "zero-width spaces": "\u200b".join(CARD.replace(" ", "")),
+}
+
+
+@pytest.mark.parametrize("card", FORMS.values(), ids=FORMS.keys())
+def test_card_number_as_it_is_written(ground: Ground, card: str) -> None:
+    """A card number with other spaces, hyphens or digits is one; sixteen digits that are no card pass."""
+    answer = ground.victim.complete(f"pay with {card}")
+    assert (answer.status, answer.json["error"]["code"]) == (400, "content_filter"), answer.raw
+    assert ground.victim.complete("pay with 4111 1111 1111 1112").status == 200
+
+
+def _longest_gap(tenant: Tenant, tokens: int) -> float:
+    """The longest pause between two events of one stream."""
+    connection = connect(tenant.up)
+    headers = {"authorization": f"Bearer {tenant.infer.read_text().strip()}", "content-type": "application/json"}
+    body = {"model": "p", "prompt": "w1", "max_tokens": tokens, "temperature": 0, "stream": True}
+    gaps, words = [0.0], 0
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        last = time.monotonic()
+        for line in answer:
+            assert not line.startswith(b"event: error"), answer.read()
+            if line.startswith(b"data: {"):
+                gaps.append(time.monotonic() - last)
+                last, words = time.monotonic(), words + 1
+    finally:
+        connection.close()
+    assert words >= tokens // 2
+    return max(gaps[1:])
+
+
+def test_refused_prompts_beside_a_stream(ground: Ground) -> None:
+    """Prompts of a megabyte for a model of 4,096 positions, thirty in all, six at once. Each is refused by its length;
+    a stream of the same replica pauses no longer than ten times as before, or a second.
+    """
+    alone = _longest_gap(ground.victim, 600)
+    prompt = "w1 " * 330_000
+
+    def refuse() -> list[Any]:
+        return [ground.victim.complete(prompt, model="p") for _ in range(PROMPTS // 6)]
+
+    *refused, beside = in_parallel(*[refuse] * 6, lambda: _longest_gap(ground.victim, 1500))
+    for answer in (each for several in refused for each in several):
+        assert answer.status == 400, answer.raw
+        assert answer.json["error"]["code"] == "context_length_exceeded"
+    assert beside < max(1.0, 10 * alone), f"{beside:.2f} s beside them, {alone:.2f} s alone"
+
+
+def test_pinned_slots_while_another_waits(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """`scale --min 8` of one tenant on a machine of eight slots: refused with the numbers, or held within its share
+    while another tenant waits; that one's request is answered.
+    """
+    pinned = scale(ground.attacker, "p", min=8, max=8)
+    waiting = make_tenant(ground.up, "waiting", scratch)
+    try:
+        assert waiting.push(tiny)["exit"] == 0
+        began = time.monotonic()
+        answer = waiting.complete()
+        assert answer.status == 200, answer.raw
+        assert time.monotonic() - began < 60
+        if pinned.status != 200:
+            assert pinned.status < 500
+            assert "share" in pinned.raw.decode()
+    finally:
+        scale(ground.attacker, "p", min=0, max=1)
+    wait(lambda: ground.victim.complete(model="p").status == 200, "the victim is served")
+
+
+def test_spent_budget_ends_pinned_replicas(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """A tenant pins a replica and then has a budget of one micro-unit: requests are refused, and the replica leaves."""
+    spender = make_tenant(ground.up, "spender", scratch)
+    assert spender.push(tiny)["exit"] == 0
+    assert scale(spender, "m", min=1, max=1).status == 200
+    assert spender.complete().status == 200
+    code, out, err = default_tenant(ground.up).kelvin("tenants", "set", "spender", "--budget-micros", "1")
+    assert code == 0, out + err
+    wait(lambda: spender.complete().status == 429, "its requests are refused")
+    answers = [spender.complete() for _ in range(100)]
+    assert {answer.json["error"]["code"] for answer in answers} == {"insufficient_quota"}
+
+    def is_empty() -> bool:
+        found = ask(ground.up, "GET", "/admin/v1/models/m", spender.admin).json["versions"]
+        return not any(version["replicas"] for version in found)
+
+    wait(is_empty, "its pinned replica leaves", 90)
+    assert ground.victim.complete(model="p").status == 200
+
+
+def _first_token_s(tenant: Tenant, model: str) -> float:
+    connection = connect(tenant.up)
+    headers = {"authorization": f"Bearer {tenant.infer.read_text().strip()}", "content-type": "application/json"}
+    body = {"model": model, "prompt": "w1 w2", "max_tokens": 8, "temperature": 0, "stream": True}
+    began = time.monotonic()
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        first = next(time.monotonic() for line in answer if line.startswith(b"data: {"))
+        answer.read()
+    finally:
+        connection.close()
+    return first - began
+
+
+@pytest.mark.xfail(strict=False, reason="slots of a version are not yet shared by tenant")
+def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
+    """A guest keeps ten times the owner's load on a shared version. The owner's time to first token at its 95th
+    percentile is at most twice what it is when the guest asks as much as the owner does.
+    """
+    owner = make_tenant(ground.up, "owner", scratch)
+    guest = make_tenant(ground.up, "guest", scratch)
+    assert owner.push(make_tiny(scratch / "shared", seed=21), "shared")["exit"] == 0
+    scale(owner, "shared", max=1)
+    owner.run("models", "grant", "shared", "guest")
+    wait(lambda: guest.complete(model="owner/shared").status == 200, "the guest may call it")
+
+    def measure() -> float:
+        return p95([_first_token_s(owner, "shared") for _ in range(40)])
+
+    def crowd(clients: int) -> float:
+        with ExitStack() as stack:
+            for _ in range(clients):
+                ask_long = lambda: guest.complete(model="owner/shared", max_tokens=200)  # noqa: E731
+                stack.enter_context(Bystander(ask_long, 0))
+            time.sleep(2)
+            return measure()
+
+    alone = measure()
+    light, heavy = crowd(8), crowd(80)
+    # All share one core: a full batch makes each step longer. What is left to compare is the wait for a slot.
+    assert heavy < 2 * max(light, alone, 0.05), f"alone {alone:.3f} s, 8 guests {light:.3f} s, 80 guests {heavy:.3f} s"
