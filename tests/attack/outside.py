@@ -98,10 +98,12 @@ def ask(
     key: Path,
     body: object | None = None,
     headers: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
 ) -> Answer:
-    """Make one call on a connection of its own."""
+    """Make one call on a connection of its own. Raises TimeoutError where nothing comes for so long."""
     sent = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json", **(headers or {})}
     connection = connect(up)
+    connection.timeout = timeout_s
     try:
         connection.request(method, path, None if body is None else json.dumps(body), sent)
         return read(connection.getresponse())

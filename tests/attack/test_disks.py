@@ -177,6 +177,20 @@ def test_key_creation_on_a_full_disk(up: Installation, tenant: Tenant) -> None:
     assert [key["name"] for key in keys].count("after") == 1
 
 
+def test_push_on_a_full_store(up: Installation, tenant: Tenant, scratch: Path) -> None:
+    """The store has no room for a version: the push is refused by name, requests are answered, and the same push
+    succeeds once there is room.
+    """
+    directory = make_tiny(scratch / "no-room", seed=15)
+    with _full(up.data), Bystander(tenant.complete) as bystander:
+        answer = tenant.push(directory, "other")
+        assert answer["exit"] in (1, 4), answer
+        assert answer["error"]["code"] in ("capacity_exceeded", "unavailable", "overloaded"), answer
+        bystander.wait_for(3)
+    assert bystander.failures == []
+    assert tenant.push(directory, "other")["exit"] == 0
+
+
 def test_lost_manifest(up: Installation, scratch: Path) -> None:
     """A version's manifest is gone from the store: its caller is told that it is missing, `kelvin fsck` names it, and
     nobody says that there is no such model. Another model answers; with the manifest back it answers, too.

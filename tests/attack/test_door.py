@@ -104,6 +104,19 @@ def door(scratch: Path, tiny: Path) -> Iterator[Door]:
             yield Door(up, issuer, signer, file)
 
 
+def _to_zero(door: Door) -> None:
+    """Take the model to zero; what is not there yet is asked again."""
+
+    def is_at_zero() -> bool:
+        stopped = ask(door.up, "POST", "/admin/v1/models/m/stop", door.tenant.admin)
+        found = ask(door.up, "GET", "/admin/v1/models/m", door.tenant.admin)
+        if 503 in (stopped.status, found.status):
+            return False
+        return not any(version["replicas"] for version in found.json["versions"])
+
+    wait(is_at_zero, "the model is at zero")
+
+
 def _restart(door: Door) -> tuple[int, str, str]:
     return kelvin(door.up.data, "restart", "activator")
 
@@ -147,7 +160,7 @@ def test_door_change_that_fails(door: Door) -> None:
         bystander.wait_for(3)
         assert door.pid() == before
     assert bystander.failures == []
-    door.up.to_zero("m")
+    _to_zero(door)
     assert door.tenant.complete().status == 200, "the old door wakes nobody any more"
 
     killed: list[int] = []
@@ -170,7 +183,7 @@ def test_door_change_that_fails(door: Door) -> None:
         assert "Traceback" not in out + err, out + err
         bystander.wait_for(3)
     assert bystander.failures == []
-    door.up.to_zero("m")
+    _to_zero(door)
     assert door.tenant.complete().status == 200, f"after {code} {out} {err} nobody is woken"
 
     now = door.pid()
@@ -179,7 +192,7 @@ def test_door_change_that_fails(door: Door) -> None:
         assert code == 0, out + err
     assert bystander.failures == []
     assert door.pid() != now
-    door.up.to_zero("m")
+    _to_zero(door)
     assert door.tenant.complete().status == 200
 
 
@@ -263,33 +276,40 @@ def test_aborted_handshakes(door: Door) -> None:
     assert second - first < PLATEAU_BYTES, f"{first >> 20} MiB, then {second >> 20} MiB"
 
 
-def test_activator_is_stopped_and_killed_under_load(door: Door) -> None:
-    """SIGKILL to the door, three times: who connects meanwhile is answered, and a model at zero is started."""
-    door.up.to_zero("m")
+@pytest.mark.parametrize("service", ["activator", "controlplane", "zygote"])
+def test_killed_while_a_model_is_at_zero(door: Door, service: str) -> None:
+    """SIGKILL to what a start needs, three times, each just before the request that needs it: it is answered."""
     for _ in range(3):
-        with suppress(psutil.NoSuchProcess):
-            services(door.up)["activator"].send_signal(signal.SIGKILL)
+        _to_zero(door)
+        found = services(door.up)
+        for name, process in found.items():
+            if name.endswith(service):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+        assert any(name.endswith(service) for name in found), found
         assert door.tenant.complete().status == 200
 
 
-def test_all_replicas_killed_while_requests_queue(door: Door) -> None:
-    """Two replicas and a queue behind them; both are killed at once, twice. Every request is answered, or lost with
-    its replica by name; what is answered is on the bill once. The activator is the same process, and as many requests
-    again find their slots.
+@pytest.mark.parametrize("killed", [1, 2], ids=["one of two", "both"])
+def test_replicas_killed_while_requests_queue(door: Door, killed: int) -> None:
+    """Two replicas and a queue behind them; one or both are killed at once, twice. Every request is answered, or lost
+    with its replica by name; what is answered is on the bill once. The activator is the same process, and as many
+    requests again find their slots.
     """
-    door.up.admin.request("PUT", "/admin/v1/models/m/scale", {"max": 2})
+    door.up.admin.request("PUT", "/admin/v1/models/m/scale", {"min": 2, "max": 2})
+    wait(lambda: len(_replicas(door)) == 2, "two replicas are ready")
     before, billed = door.pid(), door.tenant.report()["requests"].get("ok", 0)
     jobs = [lambda n=n: door.tenant.complete(f"w{n % 60}", max_tokens=48) for n in range(QUEUED)]
 
-    def kill_all() -> None:
+    def kill() -> None:
         for _ in range(2):
-            wait(lambda: _replicas(door), "replicas serve")
-            for pid in _replicas(door):
+            wait(lambda: len(_replicas(door)) == 2, "two replicas serve")
+            for pid in _replicas(door)[:killed]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.5)
 
-    *answers, _ = in_parallel(*jobs, kill_all)
+    *answers, _ = in_parallel(*jobs, kill)
     refused = [answer for answer in answers if answer.status != 200]
     assert {answer.json["error"]["code"] for answer in refused} <= {"replica_lost", "breaker_open", "start_failed"}
     assert door.pid() == before
@@ -300,7 +320,9 @@ def test_all_replicas_killed_while_requests_queue(door: Door) -> None:
     answered = len(answers) - len(refused) + QUEUED + 1
     wait(lambda: door.tenant.report()["requests"]["ok"] >= billed + answered, "all are on the bill")
     assert door.tenant.report()["requests"]["ok"] == billed + answered
+    door.up.admin.request("PUT", "/admin/v1/models/m/scale", {"min": 0, "max": 1})
 
 
 def _replicas(door: Door) -> list[int]:
-    return [row["pid"] for version in door.up.model("m")["versions"] for row in version["replicas"]]
+    rows = [row for version in door.up.model("m")["versions"] for row in version["replicas"]]
+    return [row["pid"] for row in rows if row["state"] == "ready"]

@@ -4,15 +4,17 @@ All go to one installation; after each, a well-formed request on a connection of
 """
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from coldstart_bench.installation import Installation, running
-from tests.attack.outside import SETTINGS, Tenant, Wire, default_tenant, kelvin, make_tenant, request, wait
+from tests.attack.outside import SETTINGS, Bystander, Tenant, Wire, default_tenant, kelvin, make_tenant, request, wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
@@ -35,6 +37,7 @@ def victim(up: Installation) -> Iterator[Tenant]:
     assert tenant.complete().status == 200
 
 
+LOCKED_S: Final = 9.0  # longer than anything of ours waits for a lock
 UPGRADES: Final = {
     "unknown": ("Connection: upgrade", "Upgrade: x"),
     "h2c": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
@@ -134,3 +137,26 @@ def test_hint_leads_somewhere(up: Installation, victim: Tenant, scratch: Path) -
         assert time.monotonic() < limit, "its hints lead nowhere"
         time.sleep(float(answer.headers["retry-after"]))
     assert answer.status == 200, answer.raw
+
+
+def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: Path) -> None:
+    """Another process holds the database's write lock for longer than anybody waits for it. Requests are answered
+    meanwhile; afterwards a budget of one micro-unit lets nothing pass.
+    """
+    spender = make_tenant(up, "locked", scratch)
+    assert spender.push(tiny)["exit"] == 0
+    assert spender.complete().status == 200
+    with closing(sqlite3.connect(up.data / "kelvin.db", timeout=30, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        try:
+            with Bystander(victim.complete) as bystander:
+                time.sleep(LOCKED_S)
+                assert spender.complete().status == 200
+        finally:
+            other.execute("ROLLBACK")
+    assert bystander.failures == []
+    code, out, err = kelvin(up.data, "tenants", "set", "locked", "--budget-micros", "1")
+    assert code == 0, out + err
+    wait(lambda: spender.complete().status == 429, "the budget is told", 40)
+    codes = {spender.complete().json.get("error", {}).get("code") for _ in range(50)}
+    assert codes == {"insufficient_quota"}

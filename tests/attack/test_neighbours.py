@@ -1,18 +1,23 @@
 """One tenant against another on one machine: floods of filters, prompts, slots and a shared model."""
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from coldstart_bench.installation import Installation, running
 from tests.attack.models import make_tiny, variant
 from tests.attack.outside import (
+    ROOT,
     SETTINGS,
     Bystander,
     Tenant,
@@ -44,6 +49,8 @@ POLICY_OF_THE_VICTIM: Final = {
 }
 DIGITS: Final = "0301 5556789 " * 300
 PROMPTS: Final = 30
+STREAMS: Final = 64  # of a replica
+MEASURED: Final = 15
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,25 @@ def test_card_number_as_it_is_written(ground: Ground, card: str) -> None:
     answer = ground.victim.complete(f"pay with {card}")
     assert (answer.status, answer.json["error"]["code"]) == (400, "content_filter"), answer.raw
     assert ground.victim.complete("pay with 4111 1111 1111 1112").status == 200
+
+
+def test_what_passed_unseen_is_not_given_again(ground: Ground) -> None:
+    """The filters hang while a card number comes that may be cached and has an idempotency key: as the victim's rule
+    allows, it passes. The same request again, once they are back, is stopped.
+    """
+    body = {"model": "m", "prompt": f"pay {CARD}", "max_tokens": 2, "temperature": 0}
+    headers = {"x-kelvin-cache": "allow", "idempotency-key": f"unseen-{time.time_ns()}"}
+    (filters,) = [each for each in psutil.Process(ground.up.pid).children() if each.cmdline()[-1:] == ["filters"]]
+    filters.send_signal(signal.SIGSTOP)
+    try:
+        unseen = ground.victim.post("/v1/completions", body, headers)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            filters.send_signal(signal.SIGCONT)
+    assert unseen.status == 200, unseen.raw
+    wait(lambda: ground.victim.complete(f"pay with {CARD}").status == 400, "the filters are back")
+    again = ground.victim.post("/v1/completions", body, headers)
+    assert (again.status, again.json["error"]["code"]) == (400, "content_filter"), again.raw
 
 
 def _longest_gap(tenant: Tenant, tokens: int) -> float:
@@ -200,26 +226,45 @@ def test_spent_budget_ends_pinned_replicas(ground: Ground, scratch: Path, tiny: 
     assert ground.victim.complete(model="p").status == 200
 
 
-def _first_token_s(tenant: Tenant, model: str) -> float:
-    connection = connect(tenant.up)
+def _first_tokens(tenant: Tenant, model: str) -> float:
+    """The 95th percentile of the time to first token, over requests one after another on one connection."""
+    connection, found = connect(tenant.up), []
     headers = {"authorization": f"Bearer {tenant.infer.read_text().strip()}", "content-type": "application/json"}
-    body = {"model": model, "prompt": "w1 w2", "max_tokens": 8, "temperature": 0, "stream": True}
-    began = time.monotonic()
+    body = {"model": model, "prompt": "w1 w2", "max_tokens": 4, "temperature": 0, "stream": True}
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
-        first = next(time.monotonic() for line in answer if line.startswith(b"data: {"))
-        answer.read()
+        for _ in range(MEASURED):
+            began = time.monotonic()
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            found.append(next(time.monotonic() for line in answer if line.startswith(b"data: {")) - began)
+            answer.read()
     finally:
         connection.close()
-    return first - began
+    return p95(found)
+
+
+@contextmanager
+def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
+    """So many callers ask all the time, from a process of their own."""
+    words = [tenant.up.port, tenant.up.data / "ca.pem", tenant.infer, model, clients, 100]
+    command = [sys.executable, "-m", "tests.attack.crowd", *map(str, words)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "asking\n"
+        time.sleep(2)
+        yield
+    finally:
+        process.communicate(timeout=30)
 
 
 @pytest.mark.xfail(strict=False, reason="slots of a version are not yet shared by tenant")
 def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
-    """A guest keeps ten times the owner's load on a shared version. The owner's time to first token at its 95th
-    percentile is at most twice what it is when the guest asks as much as the owner does.
+    """A guest has a replica's slots and ten times as many requests again in the queue. The owner's time to first token,
+    at its 95th percentile, is at most twice what it is beside a guest who takes the same slots and does not queue.
+
+    The replica computes on one core for both, so a full batch is slower for everybody; that is not what is compared.
     """
     owner = make_tenant(ground.up, "owner", scratch)
     guest = make_tenant(ground.up, "guest", scratch)
@@ -227,19 +272,10 @@ def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
     scale(owner, "shared", max=1)
     owner.run("models", "grant", "shared", "guest")
     wait(lambda: guest.complete(model="owner/shared").status == 200, "the guest may call it")
-
-    def measure() -> float:
-        return p95([_first_token_s(owner, "shared") for _ in range(40)])
-
-    def crowd(clients: int) -> float:
-        with ExitStack() as stack:
-            for _ in range(clients):
-                ask_long = lambda: guest.complete(model="owner/shared", max_tokens=200)  # noqa: E731
-                stack.enter_context(Bystander(ask_long, 0))
-            time.sleep(2)
-            return measure()
-
-    alone = measure()
-    light, heavy = crowd(8), crowd(80)
-    # All share one core: a full batch makes each step longer. What is left to compare is the wait for a slot.
-    assert heavy < 2 * max(light, alone, 0.05), f"alone {alone:.3f} s, 8 guests {light:.3f} s, 80 guests {heavy:.3f} s"
+    alone = _first_tokens(owner, "shared")
+    with _crowd(guest, "owner/shared", STREAMS - 4):
+        beside = _first_tokens(owner, "shared")
+    with _crowd(guest, "owner/shared", 11 * STREAMS):
+        behind = _first_tokens(owner, "shared")
+    print(f"owner's time to first token: {alone:.3f} s alone, {beside:.3f} s beside, {behind:.3f} s behind the guest")
+    assert behind <= 2 * max(alone, beside)

@@ -274,3 +274,24 @@ def test_one_message_on_which_a_template_loops(ground: Ground, scratch: Path, ti
     assert max(bystander.seconds) < 20
     wait(lambda: ground.victim.complete().status == 200, "others are answered")
     assert default_tenant(ground.up).kelvin("status")[0] == 0
+
+
+def test_highest_number(ground: Ground, scratch: Path) -> None:
+    """`float32`'s highest number is taken in its shortest form, and given back; what is beyond it is 400."""
+    from onnx import helper
+
+    directory = scratch / "highest"
+    directory.mkdir()
+    (directory / "model.onnx").write_bytes(_onnx([helper.make_node("Identity", ["x0"], ["x1"])]))
+    pushed = ground.victim.push(directory, "highest")
+    assert pushed["exit"] == 0, pushed
+
+    def infer(number: str) -> Any:
+        data = json.loads(f"[[{number}, 0]]")
+        body = {"inputs": [{"name": "x0", "shape": [1, 2], "datatype": "FP32", "data": data}]}
+        return ground.victim.post("/v2/models/highest/infer", body)
+
+    answer = infer("3.4028235e38")
+    assert answer.status == 200, answer.raw
+    assert answer.json["outputs"][0]["data"][0] == pytest.approx(3.4028235e38)
+    assert infer("3.5e38").status == 400

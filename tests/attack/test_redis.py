@@ -1,0 +1,192 @@
+"""Kept answers that fill a Redis, evictions, a flush, an outage: under an installation whose limits lie there."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from coldstart_bench.installation import Installation, running
+from tests.activator.redis_server import RedisServer
+from tests.attack.outside import MIB, SETTINGS, Bystander, Tenant, ask, default_tenant, in_parallel, make_tenant, wait
+from tests.e2e.calls import Answer
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
+
+ROOM_BYTES: Final = 2 * MIB  # beside what an empty Redis takes
+KEPT: Final = 120  # answers that an attacker has kept
+TOKENS: Final = 120  # of each, as a stream: some 30 KB
+RPM: Final = 60
+OTHERS: Final = 9  # activators that Redis was told of
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An installation over a Redis, a tenant that fills it, and one with a budget and limits."""
+
+    up: Installation
+    redis: RedisServer
+    filler: Tenant
+    limited: Tenant
+
+
+@pytest.fixture(scope="module")
+def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
+    """All limits of the second tenant are wide but its rate."""
+    with RedisServer() as redis:
+        settings = {**SETTINGS, "KELVIN_REDIS": redis.url}
+        with running(scratch / "redis", settings=settings) as up:
+            limits = ("--budget-micros", "1000000000", "--tpm", "1000000", "--requests", "64")
+            found = Ground(up, redis, make_tenant(up, "filler", scratch), make_tenant(up, "limited", scratch, *limits))
+            for tenant in (found.filler, found.limited):
+                assert tenant.push(tiny)["exit"] == 0
+                assert tenant.complete().status == 200
+            yield found
+
+
+@pytest.fixture(autouse=True)
+def _empty(ground: Ground) -> Iterator[None]:
+    """Each attack begins with a Redis that answers, has no bound and holds nothing."""
+    ground.redis.ask("CONFIG SET maxmemory 0")
+    ground.redis.ask("FLUSHALL")
+    wait(lambda: b"kelvin:members" in ground.redis.ask("KEYS kelvin:members"), "the activator is there")
+    yield
+    ground.redis.ask("CONFIG SET maxmemory 0")
+
+
+def _bound(redis: RedisServer, policy: str) -> None:
+    used = next(
+        int(line.partition(b":")[2])
+        for line in redis.ask("INFO memory").splitlines()
+        if line.startswith(b"used_memory:")
+    )
+    assert redis.ask(f"CONFIG SET maxmemory {used + ROOM_BYTES}") == b"+OK"
+    assert redis.ask(f"CONFIG SET maxmemory-policy {policy}") == b"+OK"
+
+
+def _fill(ground: Ground, name: str) -> list[Answer]:
+    """Have as many answers kept, each for its key."""
+
+    def some(first: int) -> list[Answer]:
+        body = {"model": "m", "prompt": "w1", "max_tokens": TOKENS, "temperature": 0, "stream": True}
+        return [
+            ground.filler.post("/v1/completions", body, {"idempotency-key": f"{name}-{number}"})
+            for number in range(first, KEPT, 8)
+        ]
+
+    found = in_parallel(*[lambda first=first: some(first) for first in range(8)])
+    return [answer for several in found for answer in several]
+
+
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+def test_kept_answers_fill_redis(ground: Ground, policy: str) -> None:
+    """More answers are kept than Redis has room for. A tenant with a budget and limits is answered all the time, and
+    Redis itself answers within a second; so is the one that fills it.
+    """
+    _bound(ground.redis, policy)
+    slow: list[float] = []
+    ended = threading.Event()
+
+    def ping() -> None:
+        while not ended.wait(0.05):
+            began = time.monotonic()
+            assert ground.redis.ask("PING") == b"+PONG"
+            slow.append(time.monotonic() - began)
+
+    watcher = threading.Thread(target=ping)
+    watcher.start()
+    try:
+        with Bystander(ground.limited.complete) as bystander:
+            answers = _fill(ground, policy)
+            bystander.wait_for(10)
+    finally:
+        ended.set()
+        watcher.join()
+    assert bystander.failures == []
+    assert [answer.raw for answer in answers if answer.status != 200 or not answer.done] == []
+    assert sum(len(answer.raw) for answer in answers) > ROOM_BYTES, "the attack is too small"
+    assert slow
+    assert max(slow) < 1
+
+
+def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """Redis loses its data four times while a tenant asks as fast as it can: no request fails but by its own limit, and
+    of that a minute's worth more passes for each time.
+    """
+    fast = make_tenant(ground.up, "fast", scratch, "--rpm", str(RPM))
+    assert fast.push(tiny)["exit"] == 0
+    began = time.monotonic()
+    statuses: list[int] = []
+
+    def hammer() -> None:
+        while time.monotonic() < began + 8:
+            statuses.append(fast.complete(max_tokens=1).status)
+
+    def flush() -> None:
+        for _ in range(4):
+            time.sleep(1.5)
+            ground.redis.ask("FLUSHALL")
+
+    with Bystander(ground.limited.complete) as bystander:
+        in_parallel(hammer, hammer, hammer, hammer, flush)
+    assert bystander.failures == []
+    assert set(statuses) == {200, 429}
+    assert RPM <= statuses.count(200) <= 5 * RPM + RPM
+
+
+def test_claims_of_a_flushed_redis(ground: Ground) -> None:
+    """Redis loses its data while requests with one key run: each caller is answered, and the bill has one request."""
+    before = ground.filler.report()["requests"].get("ok", 0)
+    body = {"model": "m", "prompt": "w1 w2", "max_tokens": 800, "temperature": 0}
+    key = {"idempotency-key": f"flushed-{time.time_ns()}"}
+
+    def repeat() -> Answer:
+        while (answer := ground.filler.post("/v1/completions", body, key)).status == 409:
+            time.sleep(float(answer.headers["retry-after"]))
+        return answer
+
+    def flush() -> None:
+        time.sleep(0.3)
+        ground.redis.ask("FLUSHALL")
+
+    first, second, _ = in_parallel(repeat, repeat, flush)
+    assert [first.status, second.status, repeat().status] == [200] * 3
+    wait(lambda: ground.filler.report()["requests"].get("ok", 0) > before, "the run is on the bill")
+    time.sleep(1)
+    assert ground.filler.report()["requests"]["ok"] == before + 1
+
+
+def test_hint_above_a_share_leads_somewhere(ground: Ground, scratch: Path, tiny: Path) -> None:
+    """Redis dies while it knows of ten activators, so each has a tenth of every limit. A request that needs more than a
+    tenth of its tenant's minute is answered by the time that its hints say; others are answered meanwhile.
+    """
+    large = make_tenant(ground.up, "large", scratch, "--tpm", "6000")
+    assert large.push(tiny)["exit"] == 0
+    for _ in range(3):  # the activator hears of them with its next beat
+        for number in range(OTHERS):
+            ground.redis.ask(f"ZADD kelvin:members {ground.redis.now_s()} other-{number}")
+        time.sleep(1)
+    assert large.complete(max_tokens=1).status == 200
+    ground.redis.kill()
+    try:
+        with Bystander(lambda: default_call(ground)) as bystander:
+            limit, answers = time.monotonic() + 100, []
+            while (answer := large.complete(max_tokens=700)).status != 200:
+                answers.append(json.loads(answer.raw)["error"]["code"])
+                assert time.monotonic() < limit, f"its hints lead nowhere: {answers}"
+                assert answer.status == 429, answer.raw
+                time.sleep(float(answer.headers["retry-after"]))
+        assert bystander.failures == []
+    finally:
+        ground.redis.start()
+        wait(lambda: b"kelvin:members" in ground.redis.ask("KEYS kelvin:members"), "the activator is back")
+
+
+def default_call(ground: Ground) -> Answer:
+    """A call that no limit holds."""
+    operator = default_tenant(ground.up)
+    return ask(ground.up, "GET", "/v1/models", operator.infer)
