@@ -5,13 +5,18 @@ A connection per question: the zygote may be replaced at any time, and what a qu
 
 import asyncio
 import os
+import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 from contracts.errors import Internal, Refused, Unavailable
 from contracts.problem import WireFailure, from_wire
 from contracts.wire import Wire, decode, encode
+from service.born import socket_name
 from service.unix import SocketDirectory, peer_pid
 
 SOCKET: Final = "zygote.sock"
@@ -44,8 +49,17 @@ class ZygoteClient:
         self.pid: int | None = None
 
     async def fork(self, runtime_id: str, timeout_s: float) -> Born:
-        """Bear a standby. Raises Refused: Unavailable, or why the zygote won't. Cancelling may leave one unclaimed."""
-        reply, fds = await self._ask({"op": "fork", "runtime_id": runtime_id}, timeout_s)
+        """Bear a standby. Raises Refused: Unavailable, or why the zygote won't. Where the caller is cancelled, the
+        standby is killed as soon as it is born.
+        """
+        asking = asyncio.ensure_future(self._ask({"op": "fork", "runtime_id": runtime_id}, timeout_s))
+        try:
+            await asyncio.wait({asking})
+        except asyncio.CancelledError:
+            left = self._directory.path / socket_name(runtime_id)
+            asking.add_done_callback(partial(_end_unclaimed, left))
+            raise
+        reply, fds = asking.result()
         if reply.pid is None or len(fds) != 1:
             _close(fds)
             raise Refused(Internal())
@@ -92,6 +106,17 @@ class ZygoteClient:
             _close(fds)
             raise Refused(from_wire(reply.failure) if reply.failure is not None else Internal())
         return reply, fds
+
+
+def _end_unclaimed(left: Path, asking: asyncio.Task[tuple[_Reply, list[int]]]) -> None:
+    if asking.cancelled() or asking.exception() is not None:
+        return
+    _, fds = asking.result()
+    for fd in fds:
+        with suppress(OSError):  # it is dead already, or this is no pidfd
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    _close(fds)
+    left.unlink(missing_ok=True)
 
 
 def _close(fds: list[int]) -> None:

@@ -56,6 +56,7 @@ MAKERS = {
     "service/jobs.py": WORK,
     "service/loops.py": "makes the tasks of all loops",
     "service/run.py": SERVER,
+    "service/zygote.py": WORK,
     "snapshotter/commits.py": WORK,
     "weightcache/admissions.py": WORK,
     "weightcache/arena.py": WORK,

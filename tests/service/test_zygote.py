@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ import pytest
 from contracts.errors import Failure, Internal, InvalidRequest, Refused, RemoteFailure, Unavailable
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
+from tests.eventually import eventually
 
 Answer = Callable[[socket.socket, bytes], None]
 
@@ -77,6 +80,37 @@ def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
         assert asked == [b'{"op":"fork","runtime_id":"r1"}']
 
     asyncio.run(main())
+
+
+def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> None:
+    """Nobody else knows of it: parked, it would live on as long as its zygote."""
+    asked, may_answer = threading.Event(), threading.Event()
+    child, left = subprocess.Popen(["sleep", "600"]), tmp_path / "rt-r1.sock"
+    left.touch()
+
+    def answer(connection: socket.socket, _: bytes) -> None:
+        asked.set()
+        may_answer.wait(10)
+        pidfd = os.pidfd_open(child.pid)
+        socket.send_fds(connection, [b'{"ok":true,"pid":%d}' % child.pid], [pidfd])
+        os.close(pidfd)
+
+    async def main() -> None:
+        async with answering(tmp_path, answer) as zygote:
+            fork = asyncio.create_task(zygote.fork("r1", 5.0))
+            await asyncio.to_thread(asked.wait, 10)
+            fork.cancel()
+            await asyncio.wait({fork})
+            assert fork.cancelled()
+            may_answer.set()
+            assert await asyncio.to_thread(child.wait, 10) == -signal.SIGKILL
+            await eventually(lambda: not left.exists())
+
+    try:
+        asyncio.run(main())
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize(
