@@ -1,6 +1,7 @@
 """One version's replicas as the door sees them, and who waits for a slot of them. The throttler is their one writer."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from activator.policy.affinity import Ring
@@ -9,6 +10,7 @@ from activator.policy.breaker import Breaker
 from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
 from activator.policy.slot_parts import SlotLease
+from activator.policy.slot_shares import SlotShares
 from contracts.control import ReplicaRow
 from contracts.errors import Failure
 
@@ -21,6 +23,7 @@ class Replica:
     appeared_us: int
     poked_us: int | None
     running: int = 0
+    held: dict[str, int] = field(default_factory=dict)  # of these, by tenant
     breaker: Breaker | None = None  # since it was lost, until it answers
     lease: SlotLease | None = None  # of its slots, where other activators have some
     is_preferred: bool = True  # to those that others prefer
@@ -65,6 +68,7 @@ class Line:
     """One version: its replicas and who waits for them."""
 
     waiting: FairQueue[Waiter]
+    shares: SlotShares  # who may have which part of its slots
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
@@ -95,11 +99,18 @@ class Line:
         """Whether none of its replicas will take a request again, rested or not."""
         return all(replica.gone or replica.row.draining for replica in self.replicas.values())
 
+    def may_take(self, tenant: str) -> bool:
+        """Whether the tenant may have a free slot."""
+        free = self.free
+        return free > 0 and (self.shares.is_owner_alone or self.shares.may_take(tenant, self.slots, free))
 
-def next_waiter(line: Line) -> tuple[Waiter, Ask] | None:
-    """The next who still waits. A task's cancellation ends its future at once, and leaves the line a moment later."""
-    while len(line.waiting):
-        waiter, ask = line.waiting.take()
+
+def next_waiter(line: Line, may_take: Callable[[str], bool] | None = None) -> tuple[Waiter, Ask] | None:
+    """The next who still waits, of tenants that may have a slot. A task's cancellation ends its future at once, and
+    leaves the line a moment later.
+    """
+    while (found := line.waiting.take() if may_take is None else line.waiting.take(may_take)) is not None:
+        waiter, ask = found
         if not waiter.granted.done():
             return waiter, ask
         line.waiting.settle(ask, 0)

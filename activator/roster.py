@@ -143,9 +143,11 @@ class Roster:
         line.ring.remove(runtime_id)
         gone.gone = True  # its requests end by their own connections
         line.pace.lost(self._clock(), gone.running)
+        for tenant, slots in gone.held.items():
+            line.shares.give_back(tenant, slots)
         if self._keeper.is_wanted(key):
             self._waking.ensure(key)
-        self._keeper.tidy(key, line)
+        self._keeper.grant(key, line)  # shares of fewer slots are other ones
 
     def _fail(self, failed: RestoreFailure) -> None:
         failure: Failure = RemoteFailure(

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from activator.line import Line, Waiter, next_waiter
@@ -75,11 +76,12 @@ class Shedding:
 
     def next_in_time(self, line: Line, now: float) -> tuple[Waiter, Ask] | None:
         """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
-        while (found := next_waiter(line)) is not None:
+        may_take = partial(line.shares.may_take, slots=line.slots, free=line.free)
+        while (found := next_waiter(line, may_take)) is not None:
             waiter, ask = found
             remaining_s = waiter.until_s - now
             takes_s = needs_s(line.pace, ask, now - waiter.came_s, remaining_s)
-            if not len(line.waiting) or not comes_too_late(takes_s, remaining_s):
+            if not comes_too_late(takes_s, remaining_s) or not any(map(may_take, line.waiting.tenants())):
                 return found
             line.waiting.settle(ask, 0)
             self._tell(waiter, ask, Reason.LATE, DeadlineTooShort(takes_s, max(0.0, remaining_s), False))

@@ -20,6 +20,7 @@ from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, for_caller, wait_s
 from activator.policy.fair import Counters, FairQueue, Place, cost
 from activator.policy.shed import Reason, ends_in_s
+from activator.policy.slot_shares import SlotShares
 from activator.policy.traffic import Standing
 from activator.policy.turns import SharedCounters
 from activator.resting import Resting
@@ -81,9 +82,10 @@ class Throttler:
     def try_other(self, key: VersionKey, ask: Ask, deadline: Deadline, than: Replica) -> Slot | None:
         """A slot that is free now (so nobody waits for it) of another replica, at which nothing failed; end it."""
         line = self._lines.get(key)
-        if line is None or (other := take_other(line, than)) is None:
+        if line is None or not line.may_take(ask.tenant) or (other := take_other(line, than)) is None:
             return None
         line.pace.took(self._clock())
+        _hold(line, other, ask.tenant)
         return Slot(self, key, ask, deadline, held=other)
 
     def has_several(self, key: VersionKey) -> bool:
@@ -156,8 +158,10 @@ class Throttler:
         opened = self.resting.failed(replica)
         if code is not None and (opened or code in INTEGRITY):
             self.breakers.failed(replica.row.tenant, replica.row.version, code, self._clock())
-        if opened and self.is_wanted(key := key_of(replica.row)):
-            self._waking.ensure(key)
+        if opened and (line := self._lines.get(key := key_of(replica.row))) is not None:
+            self.grant(key, line)  # shares of fewer slots are other ones
+            if self.is_wanted(key):
+                self._waking.ensure(key)
 
     def report_began(self, replica: Replica) -> None:
         """It has begun an answer: it takes requests."""
@@ -177,8 +181,16 @@ class Throttler:
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now, self._why(key, ask))
         line = self.line_of(key)
-        free = line.free
-        facts = AdmissionFacts(free, ask, line.waiting.own, self.loads, self._limits, deadline)
+        if line.waiting:
+            if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
+                self.grant(key, line)
+        else:
+            if not line.shares.is_owner_alone:
+                line.shares.refresh(now, line.waiting.waiting_of)
+            line.shares.ask(ask.tenant, ask.weight, 0)
+        # Nobody waits who may have a free slot: where this tenant may, it has nobody before it.
+        is_free = line.may_take(ask.tenant)
+        facts = AdmissionFacts(is_free, ask, line.waiting.own, self.loads, self._limits, deadline)
         match decide(facts, now):
             case Admit():
                 line.waiting.pass_by(ask)
@@ -204,22 +216,32 @@ class Throttler:
         """Likewise, where the queue was told, or hears of another slot, what the ask took."""
         assert replica.running > 0
         replica.running -= 1
+        held = replica.held[ask.tenant] = replica.held[ask.tenant] - 1
+        if not held:
+            del replica.held[ask.tenant]
         if replica.breaker is not None:
             replica.breaker.leave(ask)
         line = self._lines.get(key)
         if line is not None:
             if not replica.gone:
+                line.shares.give_back(ask.tenant)
                 line.pace.came_back(self._clock(), cost(ask.tokens), took)
             if len(line.waiting) or not line.replicas:
                 self.grant(key, line)
 
     def check_integrity(self) -> None:
-        """No line has both waiters and free slots; loads add up; every replica is where it is said to be."""
+        """No line has both a free slot and a waiter who may have it; loads add up; every replica is where it is said to
+        be.
+        """
         total = 0
         for key, line in self._lines.items():
             line.waiting.check_integrity()
             total += len(line.waiting)
-            assert not (len(line.waiting) and line.free), f"{key} has waiters and free slots"
+            line.shares.check_integrity()
+            for tenant in line.waiting.tenants():
+                assert not line.may_take(tenant), f"{key} has a free slot, and {tenant} waits for it"
+                held = sum(replica.held.get(tenant, 0) for replica in line.replicas.values())
+                assert held == line.shares.running(tenant)
             assert line.pace.running == sum(replica.running for replica in line.replicas.values())
             assert all(replica.running >= 0 for replica in line.replicas.values())
         assert total == self.loads.in_all.entries
@@ -299,16 +321,15 @@ class Throttler:
         """Give what is free to who is next."""
         if self._slots is not None:
             self._slots.see(key, line)
-        free = 0
+        now = self._clock()
+        line.shares.refresh(now, line.waiting.waiting_of)
         if len(line.waiting):
-            free, now = line.free, self._clock()
             self.shedding.sweep(line, now)
-        while free and (found := self.shedding.next_in_time(line, now)) is not None:
+        while len(line.waiting) and line.free and (found := self.shedding.next_in_time(line, now)) is not None:
             line.pace.took(now)
             found[0].granted.set_result(self._take_slot(line, found[1]))
             if self._turns is not None:
                 self._turns.gave(key, line.waiting)
-            free -= 1
         if self._slots is not None and len(line.waiting):
             self._slots.lacks(key, line)
         self.tidy(key, line)
@@ -323,7 +344,9 @@ class Throttler:
         line = self._lines.get(key)
         if line is None:
             counters = Counters if self._turns is None else SharedCounters
-            line = self._lines[key] = Line(FairQueue(self._everyone, self._limits.per_version, counters))
+            line = self._lines[key] = Line(
+                FairQueue(self._everyone, self._limits.per_version, counters), SlotShares(key.tenant)
+            )
         return line
 
     async def _fetch(self, slots: SharedSlots, key: VersionKey, affinity: Affinity) -> None:
@@ -339,6 +362,7 @@ class Throttler:
 
     def _take_slot(self, line: Line, ask: Ask) -> Replica:
         replica = take_slot(line, ask, self._draw)
+        _hold(line, replica, ask.tenant)
         if replica.breaker is not None:
             replica.breaker.enter(ask, self._clock())
         return replica
@@ -355,3 +379,9 @@ class Throttler:
             self.grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
+
+
+def _hold(line: Line, replica: Replica, tenant: str) -> None:
+    """Count a slot that the tenant has just taken."""
+    replica.held[tenant] = replica.held.get(tenant, 0) + 1
+    line.shares.take(tenant)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,8 +26,9 @@ from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
 from runtime.accounts import Account
 from runtime.delivery import Delivery, Exchange, watch_connection
-from runtime.engine.interface import Request
+from runtime.engine.interface import GenerationRequest, Request
 from runtime.orphans import Orphans
+from runtime.policy.schedule import OWNER
 from runtime.replica import Replica
 from runtime.stream import Streams
 
@@ -152,6 +153,8 @@ class ServingApi:
     @contextmanager
     def _exchange(self, call: Call, streams: Streams, request: Request, bind: Bind, stream: bool) -> Iterator[Exchange]:
         """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
+        if isinstance(request, GenerationRequest):
+            request = replace(request, tenant=call.guest or OWNER)
         exchange = Exchange(call.request_id, streams.open(request), call.began_us, _now_us())
         self._exchanges[call.request_id] = exchange
         try:

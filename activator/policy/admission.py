@@ -27,7 +27,7 @@ class QueueLimits:
 class AdmissionFacts(msgspec.Struct, frozen=True):
     """What is known when a request arrives."""
 
-    free_slots: int
+    has_slot: bool  # free, for this tenant
     ask: Ask
     queued: Load  # for its version
     loads: Loads
@@ -37,7 +37,7 @@ class AdmissionFacts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A slot is free and nobody waits before this request."""
+    """A slot is free for this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ ADMIT: Final = Admit()
 
 
 def decide(facts: AdmissionFacts, now: float) -> Admission:
-    """First reason wins: missed deadline, a free slot, a full queue; the first in line is never overtaken."""
+    """First reason wins: missed deadline, a free slot, a full queue. Whoever waits may not have that slot."""
     if facts.deadline.passed(now):
         return Shed(DeadlineExceeded(0.0, "admitting"))
-    if facts.free_slots > 0 and facts.queued.entries == 0:
+    if facts.has_slot:
         return ADMIT
     ask, limits = facts.ask, facts.limits
     until_s = min(facts.deadline.at_s, now + limits.wait_s)

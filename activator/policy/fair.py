@@ -9,7 +9,7 @@ rank that waits gets at least its weight's share, which is what keeps a lower on
 weight is given twice as much.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Generic, TypeVar
@@ -21,6 +21,11 @@ from activator.policy.tally import Tally
 
 T = TypeVar("T")
 K = TypeVar("K")
+
+
+def _anybody(_: str) -> bool:
+    return True
+
 
 KEPT: Final = 4096  # tenants whose counters outlast their requests: who leaves and comes back sheds no debt
 
@@ -158,15 +163,28 @@ class FairQueue(Generic[T]):
         """One that was discarded is where it was, as if it had not left; for shedding it is the newest."""
         self._stand(Place(place.entry, place.ask, place.deadline_s, place.arrival, self))
 
-    def take(self) -> tuple[T, Ask]:
-        """The next, which is given what it asked for. Raises ValueError where nobody waits: look first."""
-        rank = min((rank for rank, lane in self._lanes.items() if lane.tenants), key=self._given.of)
+    def take(self, may_take: Callable[[str], bool] = _anybody) -> tuple[T, Ask] | None:
+        """The next of the tenants that may have something, which is given what it asked for. None where none of those
+        waits.
+        """
+        open_to = {rank: [name for name in lane.tenants if may_take(name)] for rank, lane in self._lanes.items()}
+        rank = min((rank for rank, tenants in open_to.items() if tenants), key=self._given.of, default=None)
+        if rank is None:
+            return None
         lane = self._lanes[rank]
-        tenant = min(lane.tenants, key=lane.given.of)
+        tenant = min(open_to[rank], key=lane.given.of)
         place = lane.tenants[tenant].pop()
         self._give(place.ask)
         self._left(place)
         return place.entry, place.ask
+
+    def waiting_of(self, tenant: str) -> int:
+        """How many of a tenant's wait."""
+        return self.crowd.loads.of(tenant).entries
+
+    def tenants(self) -> set[str]:
+        """Those that wait."""
+        return {tenant for lane in self._lanes.values() for tenant in lane.tenants}
 
     def tokens_before(self, ask: Ask, deadline_s: float) -> int:
         """Tokens of what waits and is certainly served before it: its tenant's of its rank with an earlier deadline.
@@ -188,8 +206,7 @@ class FairQueue(Generic[T]):
         return sum(backlog.tally.total() for backlog in backlogs if backlog is not None)
 
     def pass_by(self, ask: Ask) -> None:
-        """It is given what it asked for without waiting, as nobody waits."""
-        assert not self._places
+        """It is given what it asked for without waiting, as nobody waits who may have it."""
         tokens = cost(ask.tokens)
         self._given.pass_by(ask.rank, tokens / WEIGHTS[ask.rank])
         self._lanes[ask.rank].given.pass_by(ask.tenant, tokens / ask.weight)

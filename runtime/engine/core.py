@@ -5,6 +5,7 @@ What a step computes is decided by `policy.schedule`, how by the runner and its 
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -179,15 +180,23 @@ class ModelEngine:
         return self._poisoned
 
     def _enter(self) -> None:
-        """Strictly first come, first served: who does not fit yet is not overtaken, so nobody starves."""
+        """The tenant that holds the fewest blocks is next, and of each tenant who came first. Who is next and does not
+        fit yet is not overtaken, so nobody starves.
+        """
         while self._waiting and len(self._running) < self._max_running:
-            sequence = next(iter(self._waiting.values()))
+            sequence = self._next()
             blocks = self._pool.try_allocate(blocks_for(sequence.capacity_tokens))
             if blocks is None:
                 return
             sequence.hold(blocks, self._device)
             del self._waiting[sequence.request.request_id]
             self._running[sequence.request.request_id] = sequence
+
+    def _next(self) -> LiveSequence:
+        held: Counter[str] = Counter()
+        for sequence in self._running.values():
+            held[sequence.request.tenant] += len(sequence.blocks)
+        return min(self._waiting.values(), key=lambda sequence: held[sequence.request.tenant])  # the first of several
 
     def _end(self, sequence: LiveSequence) -> LiveSequence:
         self._waiting.pop(sequence.request.request_id, None)

@@ -33,6 +33,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
+    tenant: str = ""  # the guest that asks, "" for the owner; of tenants prompts are computed in equal parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

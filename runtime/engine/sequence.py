@@ -30,7 +30,7 @@ class LiveSequence:
     @property
     def progress(self) -> Progress:
         """What the scheduler needs to know."""
-        return Progress(len(self.tokens), self.computed)
+        return Progress(len(self.tokens), self.computed, self.request.tenant)
 
     @property
     def generated(self) -> int:

@@ -1,10 +1,14 @@
-"""Which tokens the next step computes: every decode, then as much prefill as the budget leaves, in order of arrival.
+"""Which tokens the next step computes: every decode, then as much prefill as the budget leaves: max-min fair over the
+tenants that have prompts to compute, of each tenant in order of arrival.
 
 Admission is by worst case (`blocks`), so nothing is ever preempted.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+OWNER: Final = ""  # the tenant whose version it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +20,11 @@ class Budget:
     lone_tokens: int  # of a step in which nothing does
     min_prefill_tokens: int  # prefill never starves behind decodes
 
-    def prefill_tokens(self, decodes: int) -> int:
-        """What a step of so many decodes leaves for prompts."""
-        if decodes == 0:
+    def prefill_tokens(self, decodes: int, *, has_guests: bool = False) -> int:
+        """What a step of so many decodes leaves for prompts, also those of guests: their steps stay short, as the owner
+        may come during one.
+        """
+        if decodes == 0 and not has_guests:
             return self.lone_tokens
         return max(self.min_prefill_tokens, self.mixed_tokens - decodes)
 
@@ -29,10 +35,16 @@ CUDA_BUDGET = Budget(mixed_tokens=2048, lone_tokens=8192, min_prefill_tokens=256
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One running sequence: tokens it has (prompt and generated), and how many of them have KV."""
+    """One running sequence: tokens it has (prompt and generated), how many of them have KV, and whose it is."""
 
     known: int
     computed: int
+    tenant: str = OWNER
+
+    @property
+    def uncomputed(self) -> int:
+        """Tokens without KV."""
+        return self.known - self.computed
 
     @property
     def is_decode(self) -> bool:
@@ -51,17 +63,23 @@ class Share:
 def plan(running: Sequence[Progress], budget: Budget) -> tuple[Share, ...]:
     """The step's shares, decodes first; `running` is in order of arrival and each has at least one token to compute."""
     decodes = [Share(index, 1) for index, progress in enumerate(running) if progress.is_decode]
-    left = budget.prefill_tokens(len(decodes))
-    prefills: list[Share] = []
+    prompts: dict[str, list[int]] = {}  # indices of each tenant
     for index, progress in enumerate(running):
-        if progress.is_decode:
-            continue
-        if left == 0:
-            break
-        count = min(left, progress.known - progress.computed)
-        prefills.append(Share(index, count))
-        left -= count
-    return (*decodes, *prefills)
+        if not progress.is_decode:
+            prompts.setdefault(progress.tenant, []).append(index)
+    left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER}))
+    prefills: list[Share] = []
+    # Who needs least goes first: what it leaves of its part is for the others.
+    due = sorted(prompts.values(), key=lambda own: sum(running[index].uncomputed for index in own))
+    for number, own in enumerate(due):
+        part = -(-left // (len(due) - number))
+        for index in own:
+            count = min(part, running[index].uncomputed)
+            if count:
+                prefills.append(Share(index, count))
+            part -= count
+            left -= count
+    return (*decodes, *sorted(prefills, key=lambda share: share.index))
 
 
 def divide(total: int, weights: Sequence[int]) -> tuple[int, ...]:

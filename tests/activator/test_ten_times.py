@@ -159,10 +159,12 @@ def _peak(size: Size = _exactly) -> float:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_goodput_keeps_its_peak(size: Size) -> None:
-    """At ten times: 95 % of it at least. Who pays for a third has it all, batch makes way; no more wait than may."""
+    """At ten times: 95 % of it at least. Who pays for a third has all but a request or two of it, with one slot kept
+    for an owner who asks for nothing; batch makes way; no more wait than may.
+    """
     seen = _run(10.0, size)
     assert seen.good_tokens >= 0.95 * _peak(size)
-    assert seen.part("paid", "good") == 1.0
+    assert seen.part("paid", "good") >= 0.98
     assert seen.part("bulk", "good") < min(seen.part("hog", "good"), seen.part("free", "good"))
     assert seen.part("bulk", "displaced") > 0 < seen.part("hog", "over_share")
     assert seen.most_waiting == WAITING

@@ -78,7 +78,9 @@ class Side:
 
     def take(self, took: float) -> tuple[str, int]:
         """The next is served, and took that part of what was thought; whose, and how many tokens."""
-        _, ask = self.queue.take()
+        found = self.queue.take()
+        assert found is not None
+        ask = found[1]
         self.waiting[ask.tenant] -= 1
         self.turns.gave(KEY, self.queue)
         tokens = max(1, int(ask.tokens * took))

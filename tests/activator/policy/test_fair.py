@@ -1,6 +1,7 @@
 """Fair in tokens, whatever comes, leaves, is served and costs more or less than it was thought to."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -18,10 +19,17 @@ TOKENS = st.integers(1, LARGEST)
 RANKS = st.sampled_from(list(Rank))
 
 
+def taken(queue: FairQueue[int]) -> tuple[int, Ask]:
+    """The next; somebody waits."""
+    found = queue.take()
+    assert found is not None
+    return found
+
+
 class Arrivals(FairQueue[int]):
     """The control: whoever came first is next."""
 
-    def take(self) -> tuple[int, Ask]:
+    def take(self, may_take: Callable[[str], bool] = lambda _: True) -> tuple[int, Ask]:
         entry, place = next(iter(self._places.items()))
         self.discard(entry)
         return entry, place.ask
@@ -49,7 +57,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def take(self, which: int) -> None:
         if self.held[which]:
-            entry, ask = self.queues[which].take()
+            entry, ask = taken(self.queues[which])
             assert self.held[which].pop(entry) == ask
             self.granted[which].append(ask)
 
@@ -104,12 +112,12 @@ def _unfairness(queue: FairQueue[int], before: list[tuple[str, int]], both: list
     """The largest difference while both wait, after `before` was served to whoever came."""
     for number, (tenant, tokens) in enumerate(before):
         queue.put(-1 - number, Ask(tenant, 0, tokens), 0.0)
-        queue.take()
+        taken(queue)
     for number, (tenant, tokens) in enumerate(both):
         queue.put(number, Ask(tenant, 0, tokens), 0.0)
     waiting, given, worst = Counter(tenant for tenant, _ in both), Counter[str](), 0
     while waiting["t"] and waiting["u"]:
-        _, ask = queue.take()
+        _, ask = taken(queue)
         waiting[ask.tenant] -= 1
         given[ask.tenant] += ask.tokens
         worst = max(worst, abs(given["t"] - given["u"]))
@@ -151,7 +159,7 @@ def test_who_leaves_sheds_no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
         count = 0
         queue.put(200, Ask("t", 0, 90), 0.0)
         for number in range(201, 301):
-            if queue.take()[1].tenant == "t":
+            if taken(queue)[1].tenant == "t":
                 count += 1
                 queue.put(number, Ask("t", 0, 90), 0.0)
         return count
@@ -173,7 +181,7 @@ def test_a_tenant_of_more_weight_is_given_more(weight: int, monkeypatch: pytest.
         for number in range(880):
             queue.put(number, Ask("tu"[number % 2], 0, 10, weight=weight if number % 2 else 1), 0.0)
         for _ in range(440):
-            given[queue.take()[1].tenant] += 1
+            given[taken(queue)[1].tenant] += 1
         return given["u"] / 440
 
     want = weight / (weight + 1)
@@ -197,7 +205,7 @@ def test_no_rank_starves(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(3 * 420):
             queue.put(number, Ask("t", 0, 10, Rank(number % 3)), 0.0)
         for _ in range(420):
-            given[queue.take()[1].rank] += 1
+            given[taken(queue)[1].rank] += 1
         return given[rank] / 420
 
     want = WEIGHTS[rank] / sum(WEIGHTS.values())
@@ -219,7 +227,7 @@ def test_the_earliest_deadline_of_a_tenant_is_next(deadlines: list[float], data:
     for number in leaving:
         queue.discard(number)
     want = sorted(set(range(len(deadlines))) - leaving, key=lambda number: (deadlines[number], number))
-    assert [queue.take()[0] for _ in range(len(queue))] == want
+    assert [taken(queue)[0] for _ in range(len(queue))] == want
 
 
 def test_the_order_of_arrival_knows_no_deadline() -> None:
@@ -227,7 +235,7 @@ def test_the_order_of_arrival_knows_no_deadline() -> None:
     queue = Arrivals(Crowd(UNBOUNDED))
     queue.put(0, Ask("t", 0, 10), 9.0)
     queue.put(1, Ask("t", 0, 10), 1.0)
-    assert queue.take()[0] == 0
+    assert taken(queue)[0] == 0
 
 
 # Settlement
@@ -268,7 +276,7 @@ def _quiet_waits(queue: FairQueue[int], slots: int, every: int) -> list[int]:
         if step % every == 0:
             sent[1000 + step] = step
             queue.put(1000 + step, Ask("quiet", 0, 10), 0.0)
-        entry, _ = queue.take()
+        entry, _ = taken(queue)
         if entry in sent:
             waits.append(step - sent.pop(entry))
     return waits + [400 - step for step in sent.values()]
@@ -287,7 +295,7 @@ def test_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         queue.put(number, Ask(f"t{number}", 0, 10), 0.0)
         assert len(queue._lanes[Rank.INTERACTIVE].given._given) <= 10
-    assert sorted(queue.take()[0] for _ in range(100)) == list(range(100))
+    assert sorted(taken(queue)[0] for _ in range(100)) == list(range(100))
     queue.check_integrity()
 
 

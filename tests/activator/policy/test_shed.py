@@ -15,6 +15,7 @@ from activator.policy.crowd import Crowd, Tier
 from activator.policy.expected import LEAST, Pace
 from activator.policy.fair import FairQueue, Place
 from activator.policy.shed import MOST, ends_in_s, needs_s, too_late, try_enter
+from tests.activator.policy.test_fair import taken
 
 F, S, B = Rank.INTERACTIVE, Rank.STANDARD, Rank.BATCH
 LIMITS = QueueLimits(Bound(3, 100, 100), Bound(3, 100, 100), Bound(4, 150, 150), 60.0)
@@ -103,7 +104,7 @@ def test_a_plan_that_comes_to_nothing_leaves_everything_as_it_was() -> None:
         assert queues.come(ask("t", B, tokens=2), 0, float(number)) == []
     assert queues.come(ask("u", tokens=2 * MOST + 1)) is None
     queues.check()
-    assert [queues.queues[0].take()[0] for _ in range(len(queues.queues[0]))] == list(range(50))
+    assert [taken(queues.queues[0])[0] for _ in range(len(queues.queues[0]))] == list(range(50))
     for number in range(50):
         assert queues.come(ask("t", B, tokens=2), 0, float(number)) == []
     assert len(queues.come(ask("u", tokens=2 * MOST)) or ()) == MOST
@@ -142,7 +143,7 @@ def test_bounds_hold_and_nobody_is_shed_twice(
                 assert queues.waiting()[which] >= {entry}
                 gone |= left
         elif what == "take" and len(queue):
-            gone.add(queue.take()[0])
+            gone.add(taken(queue)[0])
         elif what == "leave" and queue.discard(number):
             gone.add(number)
         queues.check()
@@ -167,7 +168,7 @@ def _served(pattern: list[tuple[int, int]]) -> Counter[Rank]:
         for each in [ask("v", B)] + [ask("u", S)] * standard + [ask("tu"[step % 2])] * urgent:
             asked[queues.next] = each
             queues.come(each, 0, float(step))
-        served[asked[queues.queues[0].take()[0]].rank] += 1
+        served[asked[taken(queues.queues[0])[0]].rank] += 1
     queues.check()
     return served
 

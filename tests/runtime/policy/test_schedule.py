@@ -14,6 +14,10 @@ def prompt(tokens: int, computed: int = 0) -> Progress:
     return Progress(tokens, computed)
 
 
+def of(tenant: str, tokens: int) -> Progress:
+    return Progress(tokens, 0, tenant)
+
+
 @pytest.mark.parametrize(
     ("running", "want"),
     [
@@ -28,6 +32,15 @@ def prompt(tokens: int, computed: int = 0) -> Progress:
         pytest.param([*[DECODE] * 9, prompt(9)], [*[(i, 1) for i in range(9)], (9, 4)], id="prefill never starves"),
         pytest.param([*[DECODE] * 12], [(i, 1) for i in range(12)], id="no decode is left out"),
         pytest.param([prompt(1), prompt(50)], [(0, 1), (1, 39)], id="a one-token prompt is a prefill, no decode"),
+        pytest.param([prompt(50), of("b", 5)], [(0, 5), (1, 5)], id="another tenant's short prompt does not wait"),
+        pytest.param([prompt(50), prompt(50), of("b", 50)], [(0, 5), (2, 5)], id="two tenants have equal parts"),
+        pytest.param([of("b", 50), of("c", 2), prompt(50)], [(0, 4), (1, 2), (2, 4)], id="what one leaves is others'"),
+        pytest.param(
+            [*[DECODE] * 9, *map(of, "abcdef", [9] * 6)],
+            [*[(i, 1) for i in range(9)], *[(i, 1) for i in range(9, 13)]],
+            id="of more tenants than tokens some have one",
+        ),
+        pytest.param([of("b", 50)], [(0, 10)], id="a guest's lone prompt is cut: the owner may come during the step"),
     ],
 )
 def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
@@ -39,7 +52,7 @@ def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
     running=st.lists(
         st.tuples(st.integers(1, 60), st.integers(0, 59))
         .filter(lambda pair: pair[0] > pair[1])
-        .map(lambda p: Progress(*p)),
+        .flatmap(lambda pair: st.builds(Progress, st.just(pair[0]), st.just(pair[1]), st.sampled_from("abc"))),
         max_size=20,
     )
 )

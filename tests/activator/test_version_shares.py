@@ -1,0 +1,119 @@
+"""A guest of a shared version, at many times the load of its owner, does not keep the owner waiting."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from activator.keys import VersionKey
+from activator.policy.ask import Ask
+from activator.policy.slot_shares import SlotShares
+from activator.throttler import Throttler
+from contracts.control import Feed
+from contracts.deadline import Deadline
+from tests.activator.control import VERSION, replica_row
+from tests.activator.test_throttler import LIMITS, Bell
+from tests.virtual_loop import run_virtually
+
+KEY = VersionKey("default", "m", VERSION)
+SLOTS = 16
+ANSWER_S = 3.0  # that a slot is held for
+
+
+class Load:
+    """Requests of one version on virtual time."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.throttler = Throttler(LIMITS, Bell(), clock=self.loop.time, draw=lambda n: 0)
+        self.throttler.apply(Feed(revision=1, replicas=(replica_row("a", SLOTS),)))
+        self.served: dict[str, list[float]] = {}
+
+    async def ask(self, tenant: str, weight: int = 1) -> None:
+        """One request, from its arrival to the end of its answer."""
+        began_s = self.loop.time()
+        ask = Ask(tenant, 10, 100, weight=weight)
+        async with self.throttler.slot(KEY, ask, Deadline(began_s + 50.0)):
+            self.served.setdefault(tenant, []).append(self.loop.time() - began_s)
+            self.throttler.check_integrity()
+            await asyncio.sleep(ANSWER_S)
+
+    async def clients(self, tenant: str, count: int, until_s: float, weight: int = 1) -> None:
+        """So many, each of which asks again at once."""
+
+        async def client(number: int) -> None:
+            await asyncio.sleep(number * 0.37)
+            while self.loop.time() < until_s:
+                await self.ask(tenant, weight)
+
+        await asyncio.gather(*(client(number) for number in range(count)))
+
+    async def arrivals(self, tenant: str, at_s: Iterator[float]) -> None:
+        """Requests at these times, whatever became of those before."""
+        asked = []
+        for time_s in at_s:
+            await asyncio.sleep(time_s - self.loop.time())
+            asked.append(asyncio.ensure_future(self.ask(tenant)))
+        await asyncio.gather(*asked)
+
+    def p95_s(self, tenant: str) -> float:
+        waits = sorted(self.served[tenant])
+        return waits[int(len(waits) * 0.95)]
+
+
+def _now_and_then(every_s: float, until_s: float = 200.0) -> Iterator[float]:
+    count = int(until_s / every_s)
+    return (5.0 + number * every_s for number in range(count))
+
+
+@pytest.mark.parametrize("every_s", [1.5, 4.0, 40.0], ids=["often", "one at a time", "after long pauses"])
+@pytest.mark.parametrize("kept", [True, False], ids=["shares", "control"])
+def test_guest_at_ten_times_the_load_keeps_no_owner_waiting(
+    every_s: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner finds a slot each time, so that its time to first token is that of its replica. The guest has all other
+    slots. The control gives slots to whoever is next: the owner waits for the end of one of the guest's answers.
+    """
+    if not kept:
+        monkeypatch.setattr(SlotShares, "may_take", lambda self, tenant, slots, free: free > 0)
+
+    async def scenario() -> None:
+        load = Load()
+        guest = asyncio.ensure_future(load.clients("guest", 40, 205.0))
+        await load.arrivals("default", _now_and_then(every_s))
+        await guest
+        assert (load.p95_s("default") == 0.0) is kept, load.p95_s("default")
+        if kept:
+            owner_slots = min(SLOTS / 2, ANSWER_S / every_s + 1)
+            assert len(load.served["guest"]) >= (SLOTS - owner_slots) * 200.0 / ANSWER_S * 0.95
+        load.throttler.check_integrity()
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_tenants_that_want_all_slots_get_them_by_weight(weight: int) -> None:
+    """Two guests of one weight or another, and an owner that does nothing: they share what is not the owner's."""
+
+    async def scenario() -> None:
+        load = Load()
+        await asyncio.gather(load.clients("g", 30, 300.0, weight), load.clients("h", 30, 300.0))
+        ratio = len(load.served["g"]) / len(load.served["h"])
+        assert weight * 0.8 <= ratio <= weight * 1.25, ratio
+        assert len(load.served["g"]) + len(load.served["h"]) >= (SLOTS - 1) * 300.0 / ANSWER_S * 0.95
+
+    run_virtually(scenario())
+
+
+def test_owner_alone_has_all_slots() -> None:
+    """Also once its guests have gone."""
+
+    async def scenario() -> None:
+        load = Load()
+        await load.clients("guest", 40, 30.0)
+        await asyncio.sleep(30.0)
+        began_s, before = load.loop.time(), len(load.served.get("default", ()))
+        await load.clients("default", 40, began_s + 60.0)
+        assert len(load.served["default"]) - before >= SLOTS * 60.0 / ANSWER_S * 0.95
+
+    run_virtually(scenario())
