@@ -49,7 +49,8 @@ FROM final AS control
 COPY --from=build-control /opt/kelvin /opt/kelvin
 
 FROM final AS cuda
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Which devices a container sees is the device plugin's to say, by what its pod asks for; here none is named.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=build-cuda /opt/kelvin /opt/kelvin
 
 # The last one is what a build without --target makes.

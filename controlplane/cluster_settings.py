@@ -73,7 +73,13 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
         priority_class=env.get("KELVIN_CLUSTER_PRIORITY_CLASS") or None,
         control=_control(env),
         cache=_cache(env, "KELVIN_CLUSTER_CACHE"),
+        verify=settings.choice(env, "KELVIN_VERIFY", "off", ("require", "warn", "off")),
+        trust=env.get("KELVIN_CLUSTER_TRUST") or None,
+        notice_s=settings.integer(env, "KELVIN_CLUSTER_NOTICE_S", 0, low=0, high=86_400) or None,
     )
+    if pods.verify != "off" and pods.trust is None:
+        rule = f"is required with KELVIN_VERIFY={pods.verify}: a config map of trust roots in each tenant's namespace"
+        raise BadSetting("KELVIN_CLUSTER_TRUST", "", rule)
     _check_features(env, pods)
     kubeconfig = Path(env["KUBECONFIG"]) if env.get("KUBECONFIG") else None
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
@@ -183,3 +189,6 @@ def _check_features(env: Mapping[str, str], pods: Cluster) -> None:
     for name, (is_asked, feature) in asked.items():
         if is_asked and feature.flag not in pods.features:
             raise BadSetting(name, env[name], f"needs {feature.flag} in KELVIN_CLUSTER_FEATURES")
+    if pods.cache is not None and NODE_SELECTOR.flag not in pods.features:
+        rule = f"needs {NODE_SELECTOR.flag} in KELVIN_CLUSTER_FEATURES: its pods go to nodes with a cache alone"
+        raise BadSetting("KELVIN_CLUSTER_CACHE", env["KELVIN_CLUSTER_CACHE"], rule)

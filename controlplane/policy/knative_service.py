@@ -25,6 +25,9 @@ PULL_S: Final = 300  # for an image that no node has yet
 QUIET_S: Final = 30  # of a pod's time to end, in which queue-proxy waits for requests and we are told nothing yet
 LAST_S: Final = 25  # for what a process does beyond its drain: last frames, last records
 SLOWEST_BYTES_S: Final = 50 << 20  # a store that is slower than this is not waited for
+NODE_S: Final = 1800  # within which a start may end whose node has to come first, with its image
+TRUST: Final = "/etc/kelvin/trust"
+CACHE_NODE: Final = {"kelvin.dev/cache": "true"}  # the label of nodes that have a cache agent
 LABEL: Final = 63
 BESIDE: Final = 8  # cancellations and receipts that pass queue-proxy while every stream of a pod is taken
 MOST_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (config-defaults)
@@ -101,6 +104,9 @@ class Cluster:
     priority_class: str | None = None
     control: Control | None = None
     cache: str | None = None  # a directory of the nodes: `kelvin cache` keeps a tenant's versions in DIR/TENANT
+    verify: str = "off"  # what becomes of a version that no trust root signed: KELVIN_VERIFY of its pods
+    trust: str | None = None  # a config map in a tenant's namespace that holds the trust roots
+    notice_s: int | None = None  # what a node is given from the word that it goes; None: as long as a pod
 
 
 def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
@@ -152,11 +158,21 @@ def start_s(version: PodVersion) -> int:
     return PULL_S + 2 * ceil(version.weight_bytes / SLOWEST_BYTES_S)
 
 
+def progress_s(version: PodVersion) -> int:
+    """Return after how many seconds Knative gives a revision up of which no pod is ready.
+
+    A start may begin with a node that has to be made. Knative's own 600 s, or what bytes alone take, would end it.
+    """
+    return max(NODE_S, start_s(version))
+
+
 def drain_s(cluster: Cluster) -> int:
     """What a drain may take. A pod's time to end is its revision's timeout, counted from its deletion; what outlives
-    the drain is ended with an error and recorded, what outlives the pod is not.
+    the drain is ended with an error and recorded, what outlives the pod is not. A node that may be taken away gives its
+    pods less, and they don't know why they end: a drain is never longer than that.
     """
-    return max(1, cluster.timeout_s - QUIET_S - LAST_S)
+    given_s = cluster.timeout_s if cluster.notice_s is None else min(cluster.timeout_s, cluster.notice_s)
+    return max(1, given_s - QUIET_S - LAST_S)
 
 
 def _labels(version: PodVersion) -> dict[str, str]:
@@ -185,7 +201,7 @@ def _scaling(version: PodVersion) -> dict[str, str]:
     told["target"] = format(target, "g")
     return {
         **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
-        "serving.knative.dev/progress-deadline": f"{start_s(version)}s",
+        "serving.knative.dev/progress-deadline": f"{progress_s(version)}s",
         **FULL_DUPLEX,
     }
 
@@ -229,6 +245,7 @@ def _container(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             {"name": "KELVIN_STORE", "value": cluster.store_url},
             {"name": "KELVIN_KV_BYTES", "value": str(version.kv_bytes)},
             {"name": "KELVIN_RUNTIME_DRAIN_S", "value": str(drain_s(cluster))},
+            *([{"name": "KELVIN_VERIFY", "value": cluster.verify}] if cluster.verify != "off" else ()),
             *(each for _, _, settings in _shared(version, cluster) for each in settings),
         ],
         "resources": _resources(version, cluster),
@@ -269,6 +286,11 @@ def _shared(version: PodVersion, cluster: Cluster) -> Iterator[tuple[_Json, _Jso
         told = {"KELVIN_CONTROL": control.url, "KELVIN_SNAPSHOTTER": control.snapshotter_url, "KELVIN_INNER_TLS": INNER}
         mount = {"name": "inner", "mountPath": INNER, "readOnly": True}
         yield volume, mount, [{"name": name, "value": value} for name, value in told.items()]
+    if cluster.trust is not None:
+        # Not optional: a pod that finds no trust roots must not start as if it had been told of none.
+        volume = {"name": "trust", "configMap": {"name": cluster.trust}}
+        mount = {"name": "trust", "mountPath": TRUST, "readOnly": True}
+        yield volume, mount, [{"name": "KELVIN_TRUST_ROOTS", "value": TRUST}]
     if cluster.cache is not None:
         _allow(cluster, HOST_PATH, cluster.cache)
         place = f"{cluster.cache}/{version.tenant}/run"
@@ -296,8 +318,10 @@ def _resources(version: PodVersion, cluster: Cluster) -> dict[str, dict[str, str
 def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     """What was asked for must be allowed; replicas are spread over zones where that is."""
     asked: list[tuple[Feature, Any]] = []
-    if cluster.node_selector:
-        asked.append((NODE_SELECTOR, dict(cluster.node_selector)))
+    # A pod that takes its weights from its node's agent starts on no other node.
+    nodes = {**cluster.node_selector, **(CACHE_NODE if cluster.cache is not None else {})}
+    if nodes:
+        asked.append((NODE_SELECTOR, nodes))
     if cluster.tolerations:
         asked.append((TOLERATIONS, [dict(each) for each in cluster.tolerations]))
     if cluster.priority_class is not None:

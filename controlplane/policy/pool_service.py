@@ -8,7 +8,7 @@ of it. What is not said here is as with a version's own pods (`knative_service`)
 from dataclasses import replace
 from typing import Any, Final
 
-from controlplane.policy.knative_service import FULL_DUPLEX, SPREAD, Cluster, PodVersion, pod_spec, start_s
+from controlplane.policy.knative_service import FULL_DUPLEX, SPREAD, Cluster, PodVersion, pod_spec, progress_s
 from controlplane.policy.labels import POOL, RUNTIME, Place
 from controlplane.policy.placement import PoolSpec
 
@@ -66,7 +66,7 @@ def _scaling(pool: PoolSpec, like: PodVersion) -> dict[str, str]:
     }
     return {
         **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
-        "serving.knative.dev/progress-deadline": f"{start_s(like)}s",
+        "serving.knative.dev/progress-deadline": f"{progress_s(like)}s",
         **FULL_DUPLEX,
     }
 

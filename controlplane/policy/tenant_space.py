@@ -23,6 +23,12 @@ RESTRICTED: Final = "restricted"
 RIGHTS: Final = "kelvin-tenant"  # the ClusterRole that a tenant's namespace binds to the control plane
 ACCOUNT: Final = "controlplane"
 STORE_PORT: Final = 443
+# With a namespace go its secrets, and they are nowhere else: no tool deletes it because it is no longer rendered.
+KEPT: Final = {
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "helm.sh/resource-policy": "keep",
+    "kustomize.toolkit.fluxcd.io/prune": "disabled",
+}
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 
@@ -41,7 +47,7 @@ class Needs:
         secrets += [] if cluster.secret is None else [cluster.secret]
         # Pods that mount a directory of their node are refused by any stricter level.
         level = RESTRICTED if cluster.cache is None else "privileged"
-        return cls(tuple(secrets), (), level)
+        return cls(tuple(secrets), () if cluster.trust is None else (cluster.trust,), level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def rendered(tenant: str, needs: Needs, installation: str, store_port: int = STO
     labels = {**PART_OF, TENANT: tenant}
     warned = {} if level == "privileged" else {"pod-security.kubernetes.io/warn": level}
     security = {ENFORCE: level, f"{ENFORCE}-version": "latest", **warned}
-    about = {"name": namespace, "labels": {**labels, **security}}
+    about = {"name": namespace, "labels": {**labels, **security}, "annotations": KEPT}
 
     def head(api_version: str, kind: str, name: str) -> Json:
         return {

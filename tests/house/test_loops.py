@@ -39,6 +39,7 @@ MAKERS = {
     "controlplane/scaling/knative/node_waits.py": TOGETHER,
     "controlplane/scaling/knative/plane.py": TOGETHER,
     "controlplane/scaling/knative/pools.py": WORK,
+    "controlplane/scaling/knative/tenant_spaces.py": TOGETHER,
     "controlplane/tasks.py": "owns pieces of work, each of which ends by itself",
     "kelvin/supervisor/pod.py": WORK,
     "kelvin/supervisor/succession.py": WORK,

@@ -80,6 +80,16 @@ def plain(place: Path = BASE) -> list[Json]:
     return objects
 
 
+def knative(which: str = "base") -> list[Json]:
+    """What Knative has to allow, as it is applied with the base, or with another overlay."""
+    return built(MANIFESTS / "knative" / which) if kustomize() else plain(MANIFESTS / "knative" / which)
+
+
+def crds() -> list[Json]:
+    """The kinds that are ours."""
+    return built(MANIFESTS / "crds") if kustomize() else plain(MANIFESTS / "crds")
+
+
 def of_base() -> list[Json]:
     """The best that is to be had here."""
     return built(BASE) if kustomize() else plain()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from controlplane.cluster_settings import ClusterSettings, read_cluster
-from controlplane.policy.knative_service import Cluster
+from controlplane.policy.knative_service import CACHE_NODE, Cluster, drain_s
 from controlplane.policy.labels import POOL, RUNTIME
 from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE
 from tests.manifests.built import Json, find, pod_of
@@ -68,6 +68,19 @@ def _sidecar(objects: list[Json], name: str) -> Mapping[str, str]:
     return found
 
 
+def _yields(objects: list[Json], name: str) -> bool:
+    """Whether no pod of that class ends another one."""
+    found = find(objects, "PriorityClass", name)
+    return bool(found.get("preemptionPolicy") == "Never")
+
+
+def _trusts(objects: list[Json], name: str, which: str) -> bool:
+    """Whether a container has the trust roots where its settings say."""
+    found = container(objects, name, which)
+    roots = environment_of(objects, found)["KELVIN_TRUST_ROOTS"]
+    return any(each["mountPath"] == roots for each in found["volumeMounts"])
+
+
 def _tolerated(objects: list[Json]) -> set[str]:
     return {each["key"] for each in renders(objects).tolerations}
 
@@ -97,7 +110,15 @@ EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
     ("spot", lambda o: renders(o).node_selector == {"kelvin.dev/capacity": "spot"}),
     ("spot", lambda o: "kelvin.dev/capacity" in _tolerated(o)),
     ("spot", lambda o: _platform_keeps(o, "requiredDuringSchedulingIgnoredDuringExecution", "kelvin.dev/capacity")),
+    # Queue-proxy's pause and the last records are part of the notice.
+    ("spot", lambda o: drain_s(renders(o)) <= 30),
     ("cache-agent", lambda o: renders(o).cache is not None),
+    # On nodes that were said to have one alone, and there replicas go, too; at nobody's cost.
+    ("cache-agent", lambda o: pod(o, "cache-agent", AGENTS)["nodeSelector"] == CACHE_NODE),
+    ("cache-agent", lambda o: _yields(o, pod(o, "cache-agent", AGENTS)["priorityClassName"])),
+    ("verify", lambda o: (renders(o).verify, renders(o).trust) == ("require", "kelvin-trust")),
+    ("verify", lambda o: all(_trusts(o, "snapshotter", each) for each in ("snapshotter", "engine"))),
+    ("verify", lambda o: environment_of(o, container(o, "snapshotter", "engine"))["KELVIN_VERIFY"] == "require"),
     # Where replicas are, and with their store.
     ("cache-agent", lambda o: _tolerated(o) <= {each["key"] for each in pod(o, "cache-agent", AGENTS)["tolerations"]}),
     ("cache-agent", lambda o: told(o, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(o).store_url),

@@ -13,6 +13,7 @@ Rule = Callable[[list[Json]], Iterator[str]]
 DIGEST: Final = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}")
 SPEAKS_TO_THE_CLUSTER: Final = frozenset({"controlplane"})
 LED: Final = frozenset({"controlplane"})  # one of them is ready; the others wait until it is none of them
+BROUGHT: Final = frozenset({"kelvin-trust"})  # config maps that an operator makes, as secrets
 OWNED: Final = (("modelversions", "models"),)  # what is made, and whose it is
 _RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _OWN_RIGHTS: Final = frozenset({"secrets", "roles", "clusterroles", "rolebindings", "clusterrolebindings"})
@@ -190,6 +191,37 @@ def drains(objects: list[Json]) -> Iterator[str]:
                 yield f"{name}: none of {replicas} may be evicted"
 
 
+def preemption(objects: list[Json]) -> Iterator[str]:
+    """Nobody's pods are ended for a replica's or a cache's, only for what takes requests."""
+    for each in (each for each in objects if each["kind"] == "PriorityClass"):
+        if each["metadata"]["name"] != "kelvin-platform" and each.get("preemptionPolicy") != "Never":
+            yield f"{_name(each)}: preempts"
+    for each in (each for each in objects if each["kind"] == "DaemonSet"):
+        if not each["spec"]["template"]["spec"].get("nodeSelector"):
+            yield f"{_name(each)}: takes room on every node"
+
+
+def exposure(objects: list[Json]) -> Iterator[str]:
+    """What names tenants is on no Service: figures and health are of pods."""
+    for each in (each for each in objects if each["kind"] == "Service"):
+        if any(port["targetPort"] == "health" for port in each["spec"]["ports"]):
+            yield f"{_name(each)}: leads to figures"
+
+
+def kept(objects: list[Json]) -> Iterator[str]:
+    """What is not Kelvin's own, or is nowhere else, outlives an uninstall and a prune."""
+    for each in objects:
+        about, kind = each["metadata"], each["kind"]
+        if kind == "CustomResourceDefinition" or about.get("namespace") == "knative-serving":
+            yield f"{_name(each)}: goes with what is Kelvin's"
+        notes = about.get("annotations", {})
+        is_kept = notes.get("kustomize.toolkit.fluxcd.io/prune") == "disabled" and "Prune=false" in notes.get(
+            "argocd.argoproj.io/sync-options", ""
+        )
+        if kind in ("Namespace", "PersistentVolumeClaim") and not is_kept:
+            yield f"{_name(each)}: is pruned"
+
+
 def _ready(name: str) -> int:
     return 1 if name in LED else EVERY
 
@@ -253,7 +285,7 @@ def _mounts(obj: Json, pod: Json, there: set[tuple[str, str]]) -> Iterator[str]:
         if claim and ("PersistentVolumeClaim", claim) not in there:
             yield f"{_name(obj)}: no claim {claim}"
         settings = each.get("configMap", {}).get("name")
-        if settings and ("ConfigMap", settings) not in there:
+        if settings and settings not in BROUGHT and ("ConfigMap", settings) not in there:
             yield f"{_name(obj)}: no settings {settings}"
 
 
@@ -273,7 +305,7 @@ def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
 
 RULES: Final[tuple[Rule, ...]] = (
     limits, probes, containment, images, rights, bounds, owners, accounts, secrets, availability, updates, drains,
-    references,
+    references, preemption, exposure, kept,
 )  # fmt: skip
 
 

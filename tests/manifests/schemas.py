@@ -20,11 +20,13 @@ _CORE: Final = re.compile(r"v\d+|[a-z0-9.]+(\.k8s\.io)?/v\d+")
 _LABELS: Final = {"*": "str"}
 _SELECTOR: Final = {"matchLabels": _LABELS}
 FOREIGN: Final[Mapping[tuple[str, str], Json]] = {
-    # prometheus-operator, Documentation/api-reference: ServiceMonitorSpec
-    ("monitoring.coreos.com/v1", "ServiceMonitor"): {
+    # prometheus-operator, Documentation/api-reference: PodMonitorSpec
+    ("monitoring.coreos.com/v1", "PodMonitor"): {
         "selector!": _SELECTOR,
         "namespaceSelector": {"matchNames": ["str"], "any": "bool"},
-        "endpoints!": [{"port": "str", "path": "str", "interval": "str", "scrapeTimeout": "str", "scheme": "str"}],
+        "podMetricsEndpoints!": [
+            {"port": "str", "path": "str", "interval": "str", "scrapeTimeout": "str", "scheme": "str"}
+        ],
     },
     # cert-manager, reference/api-docs: IssuerSpec, CertificateSpec
     ("cert-manager.io/v1", "ClusterIssuer"): {"selfSigned": {}, "ca": {"secretName!": "str"}},

@@ -14,16 +14,17 @@ from typing import Final
 import pytest
 import yaml
 
+from controlplane.policy.tenant_space import KEPT
 from tests.cluster.api_server import ApiServer, serving
-from tests.manifests.built import BASE, kustomize
+from tests.manifests.built import MANIFESTS, Json, crds, knative, kustomize
 from tests.manifests.test_together import SECTION
 
 pytestmark = pytest.mark.skipif(
     kustomize() is None or shutil.which("kubectl") is None, reason="no kubectl 1.27 or later"
 )
 
-OURS: Final = BASE / "knative.yaml"
-_LINES: Final = re.findall(r"^kubectl .*(?:annotate|apply).*$", SECTION, re.MULTILINE)
+OURS: Final = MANIFESTS / "knative" / "base" / "settings.yaml"
+_LINES: Final = re.findall(r"^kubectl .*(?:annotate configmap|manifests/knative).*$", SECTION, re.MULTILINE)
 # Theirs, and an administrator's own.
 LABELS: Final = {"app.kubernetes.io/name": "knative-serving"}
 THEIRS: Final = {"_example": "words", "an-administrator-s": "77s"}
@@ -66,7 +67,7 @@ class Place:
     def apply(self, lines: list[str]) -> None:
         """Commands of the docs, for what Knative is to allow alone."""
         for line in lines:
-            first, *arguments = shlex.split(line.replace("-k manifests/overlays/…", f"-f {OURS}"))
+            first, *arguments = shlex.split(line.replace("-k manifests/knative/base", f"-f {OURS}"))
             assert first == "kubectl"
             self.kubectl(*arguments)
 
@@ -108,3 +109,13 @@ def test_without_it_they_go(how: tuple[str, ...], number: int, gone: str, tmp_pa
         for _ in range(2):
             place.apply([_LINES[number].replace(gone, "")])
         assert place.kept() == set()
+
+
+@pytest.mark.parametrize("objects", [crds(), *(knative(each) for each in ("base", "cache-agent", "kind"))])
+def test_what_is_applied_apart_is_kept(objects: list[Json]) -> None:
+    """No tool prunes it or selects it with what is Kelvin's: it has the annotations of three, and no label of ours."""
+    assert objects
+    for each in objects:
+        about = each["metadata"]
+        assert KEPT.items() <= about["annotations"].items()
+        assert "app.kubernetes.io/part-of" not in about.get("labels", {})

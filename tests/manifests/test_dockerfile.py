@@ -94,3 +94,8 @@ def _is_sent(path: str) -> bool:
 def test_what_a_build_sees(path: str, sent: bool) -> None:
     """Packages and what installs them, nothing else."""
     assert _is_sent(path) is sent
+
+
+def test_no_image_names_devices() -> None:
+    """An image that names all of them gives each to every pod of its node, whoever asked for none."""
+    assert "NVIDIA_VISIBLE_DEVICES" not in (ROOT / "Dockerfile").read_text()

@@ -18,6 +18,7 @@ from tests.manifests.built import (
     built_with,
     containers,
     find,
+    knative,
     kustomize,
     plain,
     pod_of,
@@ -134,7 +135,7 @@ def test_what_kind_adds() -> None:
     assert find(objects, "Service", "activator")["spec"]["ports"][0]["nodePort"] == 30443
     assert pod(objects, "activator")["containers"][0]["resources"]["requests"]["cpu"] == "100m"
     images = {each["image"] for each in containers(objects) if VERSIONED.fullmatch(each["image"]) is None}
-    skipped = find(objects, "ConfigMap", "config-deployment")["data"]["registries-skipping-tag-resolving"]
+    skipped = find(knative("kind"), "ConfigMap", "config-deployment")["data"]["registries-skipping-tag-resolving"]
     loaded = {pod(objects, "activator")["containers"][0]["image"], renders(objects).image}
     assert images == set()
     assert {each.partition("/")[0] for each in loaded} <= set(skipped.split(","))

@@ -21,7 +21,7 @@ from tests.cluster.api_server import serving as api_server
 from tests.controlplane.postgres_server import PostgresServer
 from tests.faults.buckets import CREDENTIALS, serving
 from tests.loops import looping
-from tests.manifests.built import Json, built_with, find, kustomize, of_base
+from tests.manifests.built import Json, built_with, find, knative, kustomize, of_base
 from tests.manifests.pods import Here, ports_of, running
 from tests.service.pki import Authority
 
@@ -96,7 +96,7 @@ def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]
             api.create(
                 {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "kelvin-default"}}
             )
-        api.features.update(find(objects, "ConfigMap", "config-features", "knative-serving")["data"])
+        api.features.update(find(knative(), "ConfigMap", "config-features")["data"])
         beside = {"KUBECONFIG": str(api.kubeconfig(place / "kubeconfig"))}
         yield Here(place, given(redis.url), ports_of(objects), instead, beside), api
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.manifests import rules
-from tests.manifests.built import Json, find, of_base, plain, pod_of
+from tests.manifests.built import Json, crds, find, knative, of_base, plain, pod_of
 
 Harm = Callable[[list[Json]], object]
 
@@ -150,6 +150,24 @@ HARMS: tuple[tuple[Harm, str], ...] = (
     (
         lambda o: _set(_budget(o, "activator"), maxUnavailable=0),
         "drains: activator: none of 2 may be evicted",
+    ),
+    (
+        lambda o: find(o, "PriorityClass", "kelvin-runtime").pop("preemptionPolicy"),
+        "preemption: PriorityClass kelvin-runtime: preempts",
+    ),
+    (
+        lambda o: o.append({**find(o, "Deployment", "snapshotter"), "kind": "DaemonSet"}),
+        "preemption: DaemonSet snapshotter: takes room on every node",
+    ),
+    (
+        lambda o: find(o, "Service", "activator")["spec"]["ports"].append({"port": 7480, "targetPort": "health"}),
+        "exposure: Service activator: leads to figures",
+    ),
+    (lambda o: o.extend(knative()), "kept: ConfigMap config-features: goes with what is Kelvin's"),
+    (lambda o: o.extend(crds()), "kept: CustomResourceDefinition models.kelvin.dev: goes with what is Kelvin's"),
+    (
+        lambda o: find(o, "PersistentVolumeClaim", "snapshotter")["metadata"].pop("annotations"),
+        "kept: PersistentVolumeClaim snapshotter: is pruned",
     ),
     (lambda o: _drop(o, "PriorityClass", "kelvin-platform"), "references: Deployment activator: no such priority"),
     (

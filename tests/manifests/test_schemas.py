@@ -59,7 +59,7 @@ HARMS: tuple[tuple[Harm, str], ...] = (
     (lambda o: _put(_container(o), ports={"https": 8443}), ".ports: must be a list"),
     (lambda o: _put(_container(o), lifecycle=[]), ".lifecycle: must be a mapping"),
     (lambda o: find(o, "Service", "activator").update(status2={}), ".status2: is no field of V1Service"),
-    (lambda o: find(o, "ConfigMap", "config-defaults")["data"].update(x=600), ".data.x: 600 must be str"),
+    (lambda o: find(o, "ConfigMap", "kelvin-common")["data"].update(x=600), ".data.x: 600 must be str"),
     (lambda o: find(o, "Service", "activator").update(kind="Servise"), "v1 is no kind that is known"),
     (lambda o: find(o, "Deployment", "activator").update(apiVersion="apps/v9"), "apps/v9 is no kind"),
 )
@@ -76,18 +76,20 @@ def test_what_is_refused(harm: Harm, said: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        pytest.param({"selector": {"matchLabels": {"a": "b"}}, "endpoints": [{"port": "health"}]}, [], id="a good one"),
         pytest.param(
-            {"selector": {}}, ["ServiceMonitor x: .spec.endpoints: must be there"], id="without its endpoints"
+            {"selector": {"matchLabels": {"a": "b"}}, "podMetricsEndpoints": [{"port": "health"}]}, [], id="a good one"
         ),
         pytest.param(
-            {"selector": {}, "endpoints": [{"prot": "health"}]},
-            ["ServiceMonitor x: .spec.endpoints[0].prot: is no field"],
+            {"selector": {}}, ["PodMonitor x: .spec.podMetricsEndpoints: must be there"], id="without its endpoints"
+        ),
+        pytest.param(
+            {"selector": {}, "podMetricsEndpoints": [{"prot": "health"}]},
+            ["PodMonitor x: .spec.podMetricsEndpoints[0].prot: is no field"],
             id="a field that there is not",
         ),
     ],
 )
 def test_kinds_of_others(spec: Json, said: list[str]) -> None:
     """By what their projects publish."""
-    about = {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": {"name": "x"}}
+    about = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": {"name": "x"}}
     assert problems({**about, "spec": spec}) == said

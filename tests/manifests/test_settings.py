@@ -10,7 +10,7 @@ from contracts.roles import Role
 from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S
 from kelvin.main import main
 from kelvin.policy.configuration import DEFAULTS, KNOWN
-from tests.manifests.built import ROOT, Json, containers, find, of_base, plain, pod_of
+from tests.manifests.built import ROOT, Json, containers, find, knative, of_base, plain, pod_of
 from tests.manifests.pods import environment_of
 from tests.manifests.rules import DIGEST
 
@@ -162,7 +162,7 @@ def test_what_replicas_are_told() -> None:
     others = find(objects, "ConfigMap", "kelvin-activator")["data"]
     assert told["KELVIN_CLUSTER_CONTROL"] == others["KELVIN_CONTROL"]
     assert told["KELVIN_CLUSTER_SNAPSHOTTER"] == others["KELVIN_SNAPSHOTTER"]
-    on = find(objects, "ConfigMap", "config-features", "knative-serving")["data"]
+    on = find(knative(), "ConfigMap", "config-features")["data"]
     assert set(told["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys()
     assert find(objects, "PriorityClass", told["KELVIN_CLUSTER_PRIORITY_CLASS"])
 
@@ -177,11 +177,10 @@ def test_how_a_database_is_trusted() -> None:
 
 def test_what_knative_has_to_allow() -> None:
     """The renderer's fields are on, but for directories of the nodes, and its longest timeout is taken."""
-    objects = of_base()
-    on = find(objects, "ConfigMap", "config-features", "knative-serving")["data"]
+    on = find(knative(), "ConfigMap", "config-features")["data"]
     wanted = {each.flag for each in FEATURES if each is not HOST_PATH}
     assert wanted == {name for name, value in on.items() if value == "enabled"}
-    limits = find(objects, "ConfigMap", "config-defaults", "knative-serving")["data"]
+    limits = find(knative(), "ConfigMap", "config-defaults")["data"]
     assert int(limits["max-revision-timeout-seconds"]) >= TIMEOUT_S
     assert int(limits["revision-response-start-timeout-seconds"]) <= int(limits["revision-timeout-seconds"])
     assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in on)

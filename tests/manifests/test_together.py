@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from tests.manifests import rules
-from tests.manifests.built import ROOT, Json, built_with, kustomize
+from tests.manifests.built import ROOT, Json, built_with, knative, kustomize
 from tests.manifests.effects import AGENTS, EFFECTS, renders, told
 from tests.manifests.schemas import problems
 from tests.manifests.test_overlays import COMPONENTS, GIVEN_UP, VERSIONED
@@ -81,16 +81,9 @@ OWN: Final = """configMapGenerator:
 BLOCKS: Final = re.findall(r"^```\n(patches:\n.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
 
 
-def test_without_what_is_knatives() -> None:
-    """The patch of the docs leaves out its four ConfigMaps, and nothing else."""
-    _, without = BLOCKS
-    places = [{each["metadata"]["name"] for each in built_with(more=more)} for more in ("", without)]
-    assert places[0] - places[1] == {f"config-{each}" for each in ("features", "defaults", "deployment", "autoscaler")}
-
-
 def test_what_an_overlay_says_itself() -> None:
     """Comes before its components, which go by it, and which undo it where they say the same; a patch comes last."""
-    profile, _ = BLOCKS
+    (profile,) = BLOCKS
     both = ("cache-agent", "mig")
     objects = built_with(*both, more=OWN + profile)
     assert renders(objects).device == "nvidia.com/mig-2g.20gb"
@@ -129,6 +122,6 @@ def _others(peer: Json) -> set[str]:
 @pytest.mark.parametrize("names", ALL, ids=" ".join)
 def test_what_is_yours_to_say(names: tuple[str, ...]) -> None:
     """Each of it is named in the docs."""
-    yours = _yours(built_with(*names))
+    yours = _yours([*built_with(*names), *knative()])
     assert {"KELVIN_DOMAIN", "config-features", "app: istiod", "kelvin-inner", "snapshotter", "postgres"} <= yours
     assert [each for each in sorted(yours) if f"`{each}`" not in SECTION] == []

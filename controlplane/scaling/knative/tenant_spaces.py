@@ -18,6 +18,7 @@ from controlplane.policy.labels import Place
 from controlplane.policy.tenant_space import Needs, Seen
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Denied, Json, Ref
 from controlplane.scaling.knative.following import follow
+from service.first import first
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +119,8 @@ class TenantSpaces:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._api, "v1", "Namespace", "", self._space, spaces))
             tasks.create_task(follow(self._api, "networking.k8s.io/v1", "NetworkPolicy", "", self._policy, policies))
-            for first in (spaces, policies):
-                await first.wait()
+            for seen in (spaces, policies):
+                await seen.wait()
             self.synced.set()
             self._tell()
             tasks.create_task(self._look())
@@ -132,13 +133,7 @@ class TenantSpaces:
                 space, probe = self._spaces[namespace], self._probes.get(namespace)
                 if probe is None or probe.uid != space.uid or not probe.is_over:
                     await self._probe(namespace, space.uid)
-            waking = asyncio.create_task(self._asked.wait())
-            sleeping = asyncio.create_task(self._clock.sleep(AGAIN_S))
-            try:
-                await asyncio.wait((waking, sleeping), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waking.cancel()
-                sleeping.cancel()
+            await first(self._asked.wait(), self._clock.sleep(AGAIN_S))
 
     async def _probe(self, namespace: str, uid: str) -> None:
         """A cluster that gives no answer leaves what was known."""

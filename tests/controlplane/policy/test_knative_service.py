@@ -16,6 +16,7 @@ from controlplane.policy.knative_service import (
     HOST_PATH,
     INNER,
     KEPT_BYTES,
+    NODE_S,
     NODE_SELECTOR,
     PRIORITY,
     SPREAD,
@@ -23,7 +24,9 @@ from controlplane.policy.knative_service import (
     Cluster,
     Control,
     PodVersion,
+    drain_s,
     memory_bytes,
+    progress_s,
     service,
     service_name,
     start_s,
@@ -133,7 +136,7 @@ def test_scaled_as_on_one_machine() -> None:
         "window": "60s",
         "target-burst-capacity": "-1",
         "scale-to-zero-pod-retention-period": "30s",
-        "serving.knative.dev/progress-deadline": f"{start_s(VERSION)}s",
+        "serving.knative.dev/progress-deadline": "1800s",
         "features.knative.dev/http-full-duplex": "Enabled",
         "kelvin.dev/version": VERSION.version,
     }
@@ -162,7 +165,10 @@ def test_what_a_pod_is_and_may() -> None:
     assert not names & {"PORT", "K_SERVICE", "K_REVISION", "K_CONFIGURATION"}, "reserved"
     mounted = {each["name"] for each in container["volumeMounts"]}
     assert mounted == {each["name"] for each in pod["volumes"]}, "each volume is mounted, or the webhook refuses it"
-    assert (pod["nodeSelector"], pod["priorityClassName"]) == ({"gpu": "h100"}, "interactive")
+    assert (pod["nodeSelector"], pod["priorityClassName"]) == (
+        {"gpu": "h100", "kelvin.dev/cache": "true"},
+        "interactive",
+    )
 
 
 def test_a_store_whose_keys_are_an_accounts() -> None:
@@ -232,3 +238,38 @@ def test_what_is_aimed_at(streams: int, target: float | None) -> None:
     )
     assert there == (here.target_value, here.total_value)
     assert here.total_value <= streams
+
+
+def test_progress_deadline_covers_a_new_node() -> None:
+    """A small version has as long as a node may take to come; a large one as long as its bytes take."""
+    assert progress_s(replace(VERSION, weight_bytes=1)) == NODE_S
+    large = replace(VERSION, weight_bytes=200 << 30)
+    assert progress_s(large) == start_s(large) > NODE_S
+
+
+@pytest.mark.parametrize(
+    ("notice_s", "want_s"),
+    [
+        pytest.param(None, 545, id="a node that stays gives a pod its whole timeout"),
+        pytest.param(120, 65, id="two minutes, less queue-proxy's pause and the last records"),
+        pytest.param(30, 1, id="half a minute has room for no drain"),
+        pytest.param(7200, 545, id="more than a pod has is no more"),
+    ],
+)
+def test_drain_ends_within_a_node_s_notice(notice_s: int | None, want_s: int) -> None:
+    """A drain that a node has no time for is not promised to the runtime."""
+    assert drain_s(replace(CLUSTER, notice_s=notice_s)) == want_s
+
+
+def test_verification_reaches_pods() -> None:
+    """With its trust roots, which a pod can't start without; without the setting nothing of it is rendered."""
+    pod = service(VERSION, replace(CLUSTER, verify="require", trust="kelvin-trust"))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    told = {each["name"]: each["value"] for each in container["env"]}
+    assert told["KELVIN_VERIFY"] == "require"
+    (mount,) = [each for each in container["volumeMounts"] if each["mountPath"] == told["KELVIN_TRUST_ROOTS"]]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert volume["configMap"] == {"name": "kelvin-trust"}
+    assert mount["readOnly"] is True
+    (plain,) = service(VERSION, CLUSTER)["spec"]["template"]["spec"]["containers"]
+    assert not {"KELVIN_VERIFY", "KELVIN_TRUST_ROOTS"} & {each["name"] for each in plain["env"]}

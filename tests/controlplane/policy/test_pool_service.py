@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from controlplane.policy.knative_service import Cluster, namespace_of, service_name, start_s
+from controlplane.policy.knative_service import Cluster, namespace_of, service_name
 from controlplane.policy.placement import PoolSpec
 from controlplane.policy.pool_service import pool_place, pool_service
-from tests.controlplane.policy.test_knative_service import CLUSTER, CRD, EVERYTHING, VERSION, faults
+from tests.controlplane.policy.test_knative_service import CLUSTER, CRD, EVERYTHING, faults
 
 POOL = PoolSpec("small", 1 << 30, 2, 8)
 CONTROLLED = replace(CLUSTER, control=EVERYTHING.control)
@@ -47,7 +47,7 @@ def test_it_is_scaled_by_what_is_reported() -> None:
         "target": "1",
         "target-utilization-percentage": "100",
         "target-burst-capacity": "-1",
-        "serving.knative.dev/progress-deadline": f"{start_s(replace(VERSION, weight_bytes=1 << 30))}s",
+        "serving.knative.dev/progress-deadline": "1800s",
         "features.knative.dev/http-full-duplex": "Enabled",
     }
     assert template["spec"]["containerConcurrency"] == 0
