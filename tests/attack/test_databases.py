@@ -126,7 +126,6 @@ def test_keys_and_budgets_after_a_database_error(
     assert codes == {"insufficient_quota"}
 
 
-@pytest.mark.xfail(strict=False, reason="a call to a server that stalls is not bounded yet")
 def test_stalled_database(ground: Ground) -> None:
     """The server stalls with its connections open: a change is refused within seconds and may be tried again, requests
     are answered, and a model at zero is started. Afterwards changes are made again.
