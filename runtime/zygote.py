@@ -22,6 +22,7 @@ from contracts.wire import Wire, decode, encode
 from runtime.forking import count_threads, fork_orphan
 from runtime.settings import RuntimeSettings, from_environment
 from service.log import configure_logging
+from service.processes import is_orphaned
 from service.settings import log_level
 from service.startup import refusing_bad_settings
 from service.unix import SocketDirectory
@@ -179,6 +180,10 @@ def main() -> None:
     from runtime import preload
 
     control = preload.load()
+    # Loading took seconds. Another installation may be on the same directory by now, and has the socket's name.
+    if is_orphaned(settings.lifeline_fd):
+        log.warning("the supervisor is gone; not starting")
+        return
     if (runtime_id := run(settings)) is not None:
         from runtime.standby import live  # imported already: see preload
 

@@ -1,6 +1,7 @@
 """What the kernel knows of a process."""
 
 import os
+import select
 import time
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,15 @@ def born_ns(pid: int) -> int:
         fields = file.read().rpartition(")")[2].split()
     started_ns = int(fields[19]) * 10**9 // _TICKS_PER_S  # field 22, starttime, counted from field 3; CLOCK_BOOTTIME
     return started_ns - _suspended_ns()
+
+
+def is_orphaned(lifeline_fd: int | None) -> bool:
+    """Return whether the supervisor has ended, whose death closes the other end of this pipe. It never writes to it."""
+    if lifeline_fd is None:
+        return False
+    poll = select.poll()
+    poll.register(lifeline_fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def boot_id() -> str:

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.cause import carrying
 from service.loops import ready_while_loops_work
+from service.processes import is_orphaned
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,13 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object])
 
 
 def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
-    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end."""
+    """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end.
+
+    Where that has ended before, `main` is not run: another installation may be on the same directory by now.
+    """
+    if is_orphaned(lifeline_fd):
+        log.warning("the supervisor is gone; not starting")
+        return
     gc.collect()
     gc.set_threshold(YOUNG)
     gc.freeze()  # a full collection while it serves would go through all that was imported: 60-130 ms a time, not 3
