@@ -23,6 +23,7 @@ SETTING: Final = "KELVIN_BACKUP"
 _PREFIX: Final = "kelvin-"
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 _MODE: Final = 0o600
+_INSTALLATION_NAME: Final = re.compile(r"[0-9a-f]{32}")
 _NAME: Final = re.compile(rf"{_PREFIX}([0-9]{{8}}T[0-9]{{6}}Z)(?:-([0-9]{{1,18}}))?{re.escape(SUFFIX)}")
 
 
@@ -82,10 +83,15 @@ def _ordered(place: Path) -> list[tuple[int, int, Path]]:
 
 
 def _try_read(path: Path) -> str | None:
+    """The name of an installation. Raises BadSetting where the file holds none."""
     try:
-        return path.read_text().strip()
+        name = path.read_text("latin-1").strip()
     except FileNotFoundError:
         return None
+    if _INSTALLATION_NAME.fullmatch(name) is None:
+        what = f"{path} holds no name of an installation: copy that file from the data directory, its place or a backup"
+        raise BadSetting(SETTING, str(path.parent), what)
+    return name
 
 
 def _write(path: Path, text: str) -> None:

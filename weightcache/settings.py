@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -162,6 +163,9 @@ def _memory_bytes() -> int:
 
 def _disk_bytes(data: Path) -> int:
     """80 % of what is free beside `data`, what the tier holds already counted as free."""
-    held = sum(path.stat().st_size for path in (data / "cache").glob("*/??/*"))
+    held = 0
+    for path in (data / "cache").glob("*/??/*"):
+        with suppress(OSError):  # a foreign entry, such as a link to nothing
+            held += path.stat().st_size
     existing = next(path for path in (data, *data.parents) if path.exists())
     return (shutil.disk_usage(existing).free + held) * 8 // 10

@@ -93,7 +93,7 @@ def look_at_backups(data: Path, place: str | None, every_s: float, running: bool
         return BackupFacts(None, None, every_s, same_disk=False, inside=False, running=running)
     there, home = Path(place), data.absolute()
     now_s = time.time()
-    written = (path.stat().st_mtime for path in there.glob(f"kelvin-*{SUFFIX}"))
+    written = (path.stat().st_mtime for path in there.glob(f"kelvin-*{SUFFIX}") if path.exists())
     newest = max((at_s for at_s in written if at_s <= now_s), default=None)  # what is later had a wrong clock
     return BackupFacts(
         place=place,

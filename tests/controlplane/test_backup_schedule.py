@@ -160,3 +160,16 @@ def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=.*holds the backups of another installation"):
         claim_place(tmp_path / "place", fresh)
     claim_place(tmp_path / "place", tmp_path / "data")
+
+
+@pytest.mark.parametrize("content", [b"", bytes(33), b"0123456789abcdef", b"\xff"])
+@pytest.mark.parametrize("damaged", ["data", "place"])
+def test_a_damaged_name_is_refused(tmp_path: Path, damaged: str, content: bytes) -> None:
+    """The file is named, and no place is taken for another installation's."""
+    (tmp_path / "data").mkdir()
+    claim_place(tmp_path / "place", tmp_path / "data")
+    path = tmp_path / damaged / "installation"
+    path.write_bytes(content)
+    with pytest.raises(BadSetting, match=rf"{path} holds no name of an installation: copy that file"):
+        claim_place(tmp_path / "place", tmp_path / "data")
+    assert path.read_bytes() == content

@@ -40,6 +40,13 @@ def test_what_the_tier_holds_is_not_lost_space(tmp_path: Path) -> None:
     assert abs(held - (1 << 42) * 8 // 10) < 1 << 36, "the disk is others' too"
 
 
+def test_foreign_entries_of_the_tier_are_no_space(tmp_path: Path) -> None:
+    """A link to nothing among the chunks does not stop the start."""
+    (tmp_path / "cache" / "acme" / "ab").mkdir(parents=True)
+    (tmp_path / "cache" / "acme" / "ab" / "dangling").symlink_to(tmp_path / "nowhere")
+    assert read_settings({"KELVIN_DATA": str(tmp_path)}).nvme_bytes > 0
+
+
 @pytest.mark.parametrize(
     ("env", "text"),
     [
