@@ -52,6 +52,7 @@ class Ending:
     limit: int = 0  # tokens that it asked for
     whole: bool = False  # the event that ends the text had come, whatever came after it
     unread: int = 0  # tokens that a silent line may have taken, and not passed on
+    unrecorded: bool = False  # door and replica died together: nobody may be left who writes its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ def bounds_of(ending: Ending) -> Bounds:
             # What had come, a replica had made: it writes the record if nobody else does.
             least = words if ending.whole else max(0, words - ACK_TOKENS)
             most = min(ending.limit, words + ending.unread)
+            if ending.unrecorded:
+                return Bounds((0, 1), (0, int(ending.whole)), (0, most))
             return Bounds((int(words > 0), 1), (0, int(ending.whole)), (least, most))
         case _:
             return Bounds()

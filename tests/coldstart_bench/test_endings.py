@@ -32,6 +32,9 @@ LOST = refused("replica_lost")
         pytest.param(Ending(CUT, 0, 500), Bounds((0, 1), (0, 0), (0, 0)), id="cut before a token: nothing charged"),
         pytest.param(Ending(CUT, 9, 9, whole=True), Bounds((1, 1), (0, 1), (9, 9)), id="cut at its end: to the token"),
         pytest.param(Ending(CUT, 9, 50, unread=99), Bounds((1, 1), (0, 0), (0, 50)), id="a silent line takes some"),
+        pytest.param(
+            Ending(CUT, 9, 50, unrecorded=True), Bounds((0, 1), (0, 0), (0, 9)), id="nobody is left to record it"
+        ),
         pytest.param(Ending(GONE, 9, 500), Bounds((1, 1), (0, 0), (9, 73)), id="a killed client: what was on its way"),
         pytest.param(Ending(GONE, 9, 10), Bounds((1, 1), (0, 0), (9, 10)), id="but never more than it asked for"),
         pytest.param(Ending(FAILED), Bounds(), id="a command costs nothing"),

@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Final
 
 import psutil
 
-from coldstart_bench.endings import ANSWERED, Outcome, reasons
+from coldstart_bench.endings import ANSWERED, Ending, Outcome, reasons
 from coldstart_bench.leftovers import ended, stray_sockets, unfinished
 from tests.drills import leftovers
 from tests.drills.ground import AWAY, SETTLED_S, Ground, standing, wait
@@ -23,6 +23,7 @@ from tests.drills.operations import NotSo
 from tests.drills.stages import STAGES, Held
 
 TRIES: Final = 4
+ENDING: Final = (Process.SUPERVISOR, Process.EVERYTHING)  # whose death ends the installation
 TROUBLE: Final = (NotSo, psutil.Error, *AWAY)
 
 
@@ -50,15 +51,17 @@ def timed(name: str, work: Callable[[], tuple[Outcome | None, list[str]]]) -> Re
     return Result(name, seen, tuple(wrong), time.monotonic() - began)
 
 
-def victims(ground: Ground, process: Process, held: Held) -> list[psutil.Process]:
-    """Who is killed: one process, or every standby."""
+def victims(ground: Ground, process: Process, held: Held | None) -> list[psutil.Process]:
+    """Who is killed: one process, every standby, or every process that there is. Raises NotSo where nobody is there."""
     match process:
-        case Process.CLIENT:
+        case Process.CLIENT if held is not None:
             return [psutil.Process(held.operation.pid)]
-        case Process.RUNTIME:
+        case Process.RUNTIME if held is not None and held.runtime is not None:
             return [held.runtime]
+        case Process.EVERYTHING:
+            return ground.everything()
         case Process.STANDBY:
-            found = ground.standbys(held.runtime)
+            found = ground.standbys(held.runtime if held else None)
             if not found:
                 raise NotSo("no standby is there to be killed")
             return found
@@ -77,10 +80,9 @@ def kill_at(
             ground.note_family()
             hit = bool(dying) and held.is_there()
             if hit:
-                for each in dying:
-                    each.kill()
+                kill(dying)
             held.release()
-            if hit and process is Process.SUPERVISOR:
+            if hit and process in ENDING:
                 ground.restart()
             seen = held.operation.outcome()
             endings = [*held.operation.endings(), *(held.beside.endings() if held.beside else ())]
@@ -89,10 +91,22 @@ def kill_at(
             if seen != ANSWERED and held.again is not None:
                 wrong += _once_more(held)
         ground.expect_answer()
-        wrong += ground.settle(endings)
+        wrong += ground.settle(billed(process, endings))
         if hit or wrong:
             return seen, wrong
     raise NotSo(f"none of {TRIES} kills met its stage")
+
+
+def billed(process: Process | None, endings: Iterable[Ending]) -> list[Ending]:
+    """What the bill may have of them after that death."""
+    return [replace(ending, unrecorded=process is Process.EVERYTHING) for ending in endings]
+
+
+def kill(dying: Iterable[psutil.Process]) -> None:
+    """All at once. One that ends by itself meanwhile is as good as killed."""
+    for each in dying:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _once_more(held: Held) -> list[str]:

@@ -16,6 +16,7 @@ import psutil
 
 from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, bounds_of_all, differences, remaining, totals_of
 from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
+from coldstart_bench.stepped_clock import SteppedClock
 from tests.drills.matrix import Process
 from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
 
@@ -31,6 +32,7 @@ SETTINGS: Final = {
     "KELVIN_STANDBYS": str(STANDBYS),
     "KELVIN_DEVICE_SLOTS": "4",
     "KELVIN_STALL_S": str(STALL_S),
+    "KELVIN_FILTERS": "on",
 }
 SETTLED_S: Final = 30.0
 WAIT_S: Final = 60.0
@@ -41,6 +43,7 @@ _MODULES: Final = {
     Process.SNAPSHOTTER: "snapshotter",
     Process.CACHE: "weightcache",
     Process.ZYGOTE: "runtime.zygote",
+    Process.FILTERS: "filters",
 }
 
 
@@ -64,10 +67,14 @@ class Ground:
         program: str = "kelvin.main",
         settings: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
+        clock: SteppedClock | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """`settings` are added to the drills' own. `step` sets the `clock`. `prefix` is what runs `kelvin up`."""
         self.data, self.port = data, free_port()
-        self._program, self._options = program, options
-        self._settings = {**SETTINGS, **(settings or {})}
+        self._clock, self._ahead_s = clock, 0
+        self._program, self._options, self._prefix = program, options, prefix
+        self._settings = {**SETTINGS, **(settings or {}), **(clock.settings if clock else {})}
         self._process: subprocess.Popen[str] | None = None
         self._family: list[psutil.Process] = []
         self._up: Installation | None = None
@@ -86,23 +93,66 @@ class Ground:
 
     def start(self) -> None:
         """`kelvin up`, until it says that it is ready."""
+        self.begin()
+        if not self.becomes_ready():
+            self.ended_with()
+            raise NotSo(f"`kelvin up` is not ready: {self.errors.read_text()[-800:]}")
+
+    @property
+    def errors(self) -> Path:
+        """The file with what `kelvin up` says on standard error."""
+        return self.data.parent / f"{self.data.name}.errors"
+
+    def begin(self) -> int:
+        """Start `kelvin up` and return its process id."""
         words = ["up", "--data", str(self.data), "--port", str(self.port), *self._options]
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        errors = self.data.parent / f"{self.data.name}.errors"
-        with errors.open("ab") as sink:
+        with self.errors.open("ab") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._program, *words],
+                [*self._prefix, sys.executable, "-m", self._program, *words],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **self._settings},
                 stdout=subprocess.PIPE,
                 stderr=sink,
                 text=True,
             )
+        return self._process.pid
+
+    def becomes_ready(self) -> bool:
+        """Wait until it says that it is ready, or ends."""
+        assert self._process is not None
         assert self._process.stdout is not None
         if "ready" not in self._process.stdout.readline():
-            self._process.wait(READY_S)
-            raise NotSo(f"`kelvin up` is not ready: {errors.read_text()[-800:]}")
+            return False
+        self.connect()
+        return True
+
+    def connect(self) -> None:
+        """Speak to it with the keys that are in the data directory now."""
         self._up = Installation(self.data, self.port)
+
+    def count_from(self, totals: Totals) -> None:
+        """Take these for what the bill has, on a directory that another installation used before."""
+        self._counted = totals
+
+    def ended_with(self) -> int:
+        """The exit status of `kelvin up`, which has ended or is about to."""
+        assert self._process is not None
+        return self._process.wait(READY_S)
+
+    def step(self, seconds: int) -> None:
+        """Set the installation's wall clock so far ahead of this process's. A month that begins counts from nothing."""
+        assert self._clock is not None
+        before = self.month
+        self._clock.step(seconds)
+        self._ahead_s = seconds
+        if self.month != before:
+            self._counted, self._late = Totals(), Bounds()
+
+    @property
+    def month(self) -> str:
+        """The calendar month of the installation's clock."""
+        return time.strftime("%Y-%m", time.gmtime(time.time() + self._ahead_s))
 
     def stop(self) -> None:
         """SIGTERM; it has to end well, and nothing of it may be left."""
@@ -110,7 +160,7 @@ class Ground:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(READY_S)
-        self._gone()
+        self.gone()
         if status != 0:
             raise NotSo(f"`kelvin up` ended with {status}")
 
@@ -118,7 +168,7 @@ class Ground:
         """After the supervisor's death: all others end by themselves, and the directory is free again."""
         assert self._process is not None
         self._process.wait(READY_S)
-        self._gone()
+        self.gone()
         self.start()
 
     def abandon(self) -> None:
@@ -147,7 +197,10 @@ class Ground:
     def kelvin(self, *words: str) -> tuple[int, str, str]:
         """A command, to its end: exit code and both outputs."""
         command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(self.data)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=WAIT_S * 2)
+        environment = {**os.environ, **self._settings}  # its clock, for a command that begins with today's month
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S * 2
+        )
         return done.returncode, done.stdout, done.stderr
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
@@ -187,9 +240,9 @@ class Ground:
         """Likewise, its process."""
         return psutil.Process(self.replica_row(state)["pid"])
 
-    def standbys(self, runtime: psutil.Process) -> list[psutil.Process]:
-        """Processes that have a meter page, and are not the one that has a version."""
-        waiting = self._metered() - {runtime.pid}
+    def standbys(self, runtime: psutil.Process | None) -> list[psutil.Process]:
+        """Processes that have a meter page, and are not the one that has a version, if there is one."""
+        waiting = self._metered() - ({runtime.pid} if runtime else set())
         return [child for child in self._children() if child.pid in waiting]
 
     def replica_at_work(self) -> psutil.Process:
@@ -197,6 +250,11 @@ class Ground:
         if not self.replicas(SERVED, "ready"):
             self.expect_answer()
         return self.replica()
+
+    def everything(self) -> list[psutil.Process]:
+        """The supervisor and every process below it."""
+        supervisor = self.process(Process.SUPERVISOR)
+        return [supervisor, *supervisor.children(recursive=True)]
 
     def process(self, which: Process) -> psutil.Process:
         """The one service of that name; the zygote is the process of its module that has no meter page."""
@@ -239,8 +297,7 @@ class Ground:
 
     def bill(self) -> Any:
         """This month's."""
-        month = time.strftime("%Y-%m", time.gmtime())
-        return self.ask("GET", f"/admin/v1/billing/report?month={month}")
+        return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
 
     def settle(self, endings: Iterable[Ending]) -> list[str]:
         """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
@@ -294,18 +351,24 @@ class Ground:
         """Process ids of standbys and runtimes."""
         return {int(page.name.partition(".")[0]) for page in (self.data / "run" / "meters").glob("[0-9]*")}
 
+    def family(self) -> list[psutil.Process]:
+        """Return what was noted, dead or alive."""
+        return list(self._family)
+
     def note_family(self) -> None:
         """Remember what runs now: all of it has to be gone with its supervisor."""
         known = {process.pid for process in self._family}
         self._family += [child for child in self._children() if child.pid not in known]
 
-    def _gone(self) -> None:
+    def gone(self) -> None:
+        """Wait for the end of every process that was noted. Raises NotSo."""
         assert self._process is not None
         assert self._process.stdout is not None
         self._process.stdout.close()
-        self.up.door.close()
-        self.up.admin.close()
-        _, alive = psutil.wait_procs(self._family, timeout=20)
+        if self._up is not None:
+            self._up.door.close()
+            self._up.admin.close()
+        _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # one that is still loading hears of it afterwards
         if alive:
             raise NotSo(f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}")
         self._family.clear()

@@ -18,7 +18,10 @@ def shared_memory() -> frozenset[str]:
     if not _SHARED.is_dir():
         return frozenset()
     # Before it is known who has them: others come and go.
-    names = frozenset(path.name for path in _SHARED.iterdir() if not path.name.startswith(_NEIGHBOURS))
+    # Shared memory is a file. A directory is where a neighbour's tests keep what they call a disk.
+    names = frozenset(
+        path.name for path in _SHARED.iterdir() if not path.name.startswith(_NEIGHBOURS) and not path.is_dir()
+    )
     return names - _in_use() if names else names
 
 

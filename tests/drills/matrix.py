@@ -16,6 +16,7 @@ class Process(StrEnum):
     """Who is killed."""
 
     SUPERVISOR = "supervisor"
+    EVERYTHING = "everything"  # the supervisor and all processes of the installation at once
     ACTIVATOR = "activator"
     CONTROL_PLANE = "controlplane"
     SNAPSHOTTER = "snapshotter"
@@ -23,6 +24,7 @@ class Process(StrEnum):
     ZYGOTE = "zygote"
     STANDBY = "standby"
     RUNTIME = "runtime"
+    FILTERS = "filters"
     CLIENT = "client"
 
 
@@ -37,6 +39,18 @@ class Stage(StrEnum):
     DECODE = "decode"
     LAST_BYTE = "last-byte"
     REPORT = "report"
+
+
+class FirstStage(StrEnum):
+    """Where in the first minute of an installation, or of a month."""
+
+    START = "first-start"
+    BEFORE_PUSH = "before-push"
+    PUSH = "first-push"
+    BEFORE_LEASE = "before-lease"
+    REQUEST = "first-request"
+    RECORD = "first-record"
+    CLOSING = "first-closing"
 
 
 class Fault(StrEnum):
@@ -59,6 +73,23 @@ class Operation(StrEnum):
     PUSH = "push"
 
 
+class Damage(StrEnum):
+    """What a file system leaves of a file after a power cut."""
+
+    EMPTY = "empty"
+    TORN = "torn"  # its first half
+    ZEROED = "zeroed"  # as long as it was
+
+
+class Start(StrEnum):
+    """What `kelvin up` makes of a damaged file. It never overwrites a secret, and never ends in a traceback."""
+
+    WHOLE = "starts"  # the file is made again, or was not needed
+    WARNED = "starts, and names it in a log"
+    SHORT = "starts, without what was committed last"
+    REFUSED = "refused, by its name"
+
+
 # One outcome for each stage, in their order. A restart of the installation is a pause to a push; a request that lost
 # the door is cut; one that lost its replica before its first byte gets another; when the supervisor is gone, the others
 # finish within a second or tell that they can't.
@@ -73,6 +104,7 @@ KILLS: Final[Mapping[Process, tuple[Outcome, ...]]] = {
         ANSWERED,
         ANSWERED,
     ),
+    Process.EVERYTHING: (ANSWERED, ANSWERED, CUT, CUT, CUT, CUT, CUT, FAILED),
     Process.ACTIVATOR: (ANSWERED, ANSWERED, CUT, CUT, CUT, CUT, CUT, FAILED),
     Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
     Process.SNAPSHOTTER: (ANSWERED,) * 8,
@@ -80,8 +112,29 @@ KILLS: Final[Mapping[Process, tuple[Outcome, ...]]] = {
     Process.ZYGOTE: (ANSWERED,) * 8,
     Process.STANDBY: (ANSWERED,) * 8,
     Process.RUNTIME: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, refused("replica_lost"), ANSWERED, ANSWERED),
+    Process.FILTERS: (ANSWERED,) * 8,
     Process.CLIENT: (GONE,) * 8,
 }
+
+# One outcome for each of the first stages, in their order. At `first-start` the operation is `kelvin up` itself; at a
+# stage that is before something, it begins right after the kill, or once the installation was started again.
+FIRST: Final[Mapping[Process, tuple[Outcome, ...]]] = {
+    Process.SUPERVISOR: (
+        GONE, ANSWERED, ANSWERED, ANSWERED, refused("unavailable"), refused("unavailable"), FAILED,
+    ),
+    Process.EVERYTHING: (GONE, ANSWERED, ANSWERED, ANSWERED, CUT, CUT, FAILED),
+    Process.ACTIVATOR: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, CUT, CUT, FAILED),
+    Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
+    Process.SNAPSHOTTER: (ANSWERED,) * 7,
+    Process.CACHE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, refused("unavailable"), ANSWERED, ANSWERED),
+    Process.ZYGOTE: (ANSWERED,) * 7,
+    Process.STANDBY: (ANSWERED,) * 7,
+    Process.RUNTIME: (
+        NOT_CONCERNED, NOT_CONCERNED, NOT_CONCERNED, NOT_CONCERNED, ANSWERED, refused("replica_lost"), ANSWERED,
+    ),
+    Process.FILTERS: (ANSWERED,) * 7,
+    Process.CLIENT: (NOT_CONCERNED, NOT_CONCERNED, GONE, NOT_CONCERNED, GONE, GONE, GONE),
+}  # fmt: skip
 
 # One outcome for each operation, in their order.
 FAULTS: Final[Mapping[Fault, tuple[Outcome, ...]]] = {
@@ -94,16 +147,39 @@ FAULTS: Final[Mapping[Fault, tuple[Outcome, ...]]] = {
     Fault.LOCKED: (ANSWERED, ANSWERED, ANSWERED),
 }
 
+# How a start ends over each file of the data directory, in the order of `Damage`.
+DAMAGED: Final[Mapping[str, tuple[Start, Start, Start]]] = {
+    "ca.pem": (Start.REFUSED,) * 3,
+    "tls/ca.key": (Start.REFUSED,) * 3,
+    "once.key": (Start.REFUSED,) * 3,
+    "attest.key": (Start.REFUSED,) * 3,
+    "attest.pub": (Start.WHOLE,) * 3,
+    "admin.key": (Start.WARNED,) * 3,
+    "default.key": (Start.WARNED,) * 3,
+    "trust/friend.pem": (Start.REFUSED,) * 3,
+    "installation": (Start.REFUSED,) * 3,
+    "kelvin.db": (Start.REFUSED,) * 3,
+    "kelvin.db-wal": (Start.SHORT, Start.SHORT, Start.REFUSED),
+    "kelvin.db-shm": (Start.WHOLE,) * 3,
+    "prices.toml": (Start.REFUSED,) * 3,
+    "lock": (Start.WHOLE,) * 3,
+    "url": (Start.WHOLE,) * 3,
+    "run/feed": (Start.WARNED,) * 3,
+    "run/exits.json": (Start.WHOLE,) * 3,
+    "run/succession": (Start.WHOLE,) * 3,
+    "run/decider": (Start.WHOLE,) * 3,
+}
+
 # Who takes part in an operation at that stage: the others' deaths are not to be noticed.
 PART: Final[Mapping[Stage, frozenset[Process]]] = {
-    Stage.UPLOAD: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.SNAPSHOTTER}),
-    Stage.SEAL: frozenset(Process) - {Process.RUNTIME, Process.ZYGOTE, Process.CLIENT},
-    Stage.RESTORE: frozenset(Process) - {Process.SNAPSHOTTER, Process.STANDBY, Process.CLIENT},
-    Stage.QUEUED: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.RUNTIME}),
-    Stage.PREFILL: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.RUNTIME}),
-    Stage.DECODE: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.RUNTIME}),
-    Stage.LAST_BYTE: frozenset({Process.SUPERVISOR, Process.ACTIVATOR}),
-    Stage.REPORT: frozenset({Process.SUPERVISOR, Process.ACTIVATOR, Process.CONTROL_PLANE}),
+    Stage.UPLOAD: frozenset({Process.SUPERVISOR, Process.EVERYTHING, Process.ACTIVATOR, Process.SNAPSHOTTER}),
+    Stage.SEAL: frozenset(Process) - {Process.RUNTIME, Process.ZYGOTE, Process.FILTERS, Process.CLIENT},
+    Stage.RESTORE: frozenset(Process) - {Process.SNAPSHOTTER, Process.STANDBY, Process.FILTERS, Process.CLIENT},
+    Stage.QUEUED: frozenset({Process.SUPERVISOR, Process.EVERYTHING, Process.ACTIVATOR, Process.RUNTIME}),
+    Stage.PREFILL: frozenset({Process.SUPERVISOR, Process.EVERYTHING, Process.ACTIVATOR, Process.RUNTIME}),
+    Stage.DECODE: frozenset({Process.SUPERVISOR, Process.EVERYTHING, Process.ACTIVATOR, Process.RUNTIME}),
+    Stage.LAST_BYTE: frozenset({Process.SUPERVISOR, Process.EVERYTHING, Process.ACTIVATOR}),
+    Stage.REPORT: frozenset({Process.SUPERVISOR, Process.EVERYTHING, Process.ACTIVATOR, Process.CONTROL_PLANE}),
 }
 
 # Which indicator an operation counts in: while it is answered, by its time; otherwise, by having failed.
@@ -126,6 +202,16 @@ NONE: Final = "none"
 def kill_expected(process: Process, stage: Stage) -> Outcome:
     """Of a cell of the first matrix."""
     return KILLS[process][list(Stage).index(stage)]
+
+
+def first_expected(process: Process, stage: FirstStage) -> Outcome:
+    """Of a cell of the matrix of first stages."""
+    return FIRST[process][list(FirstStage).index(stage)]
+
+
+def start_expected(file: str, damage: Damage) -> Start:
+    """Of a cell of the matrix of damaged files. Raises KeyError for a file that is not in it."""
+    return DAMAGED[file][list(Damage).index(damage)]
 
 
 def fault_expected(fault: Fault, operation: Operation) -> Outcome:
@@ -154,12 +240,17 @@ def _dings(at: Stage | Operation, outcome: Outcome) -> str:
     return late if outcome.way is Way.ANSWERED else failed
 
 
-def gaps(kills: Mapping[Process, tuple[Outcome, ...]], faults: Mapping[Fault, tuple[Outcome, ...]]) -> list[str]:
+def gaps(
+    kills: Mapping[Process, tuple[Outcome, ...]],
+    first: Mapping[Process, tuple[Outcome, ...]],
+    faults: Mapping[Fault, tuple[Outcome, ...]],
+) -> list[str]:
     """Cells that state nothing."""
     empty = [
         f"{process}/{stage}"
-        for process, (number, stage) in product(Process, enumerate(Stage))
-        if number >= len(kills.get(process, ()))
+        for stages, table in ((Stage, kills), (FirstStage, first))
+        for process, (number, stage) in product(Process, enumerate(stages))
+        if number >= len(table.get(process, ()))
     ]
     return empty + [
         f"{fault}/{operation}"
@@ -169,8 +260,18 @@ def gaps(kills: Mapping[Process, tuple[Outcome, ...]], faults: Mapping[Fault, tu
 
 
 def markdown() -> str:
-    """Both matrices, as `docs/drills.md` has them: outcome, and in brackets the indicator that it dings."""
-    return f"{_kills()}\n\n{_faults()}\n"
+    """All matrices, as `docs/drills.md` has them: outcome, and in brackets the indicator that it dings."""
+    return f"{_kills()}\n\n{_first()}\n\n{_damaged()}\n\n{_faults()}\n"
+
+
+def _damaged() -> str:
+    head = ["file", *(str(damage) for damage in Damage)]
+    return _table([head, *([f"`{file}`", *map(str, starts)] for file, starts in DAMAGED.items())])
+
+
+def _first() -> str:
+    head = ["killed", *(str(stage) for stage in FirstStage)]
+    return _table([head, *([f"`{process}`", *map(_outcome, FIRST[process])] for process in Process)])
 
 
 def _kills() -> str:
@@ -189,8 +290,12 @@ def _faults() -> str:
     return _table(rows)
 
 
+def _outcome(outcome: Outcome) -> str:
+    return f"{outcome.way} `{outcome.code}`" if outcome.code else str(outcome.way)
+
+
 def _cell(outcome: Outcome, dings: str) -> str:
-    text = f"{outcome.way} `{outcome.code}`" if outcome.code else str(outcome.way)
+    text = _outcome(outcome)
     return text if dings == NONE else f"{text} ({dings})"
 
 

@@ -153,7 +153,7 @@ def clock_step(work: Path) -> Iterator[Scene]:
     """The wall clock is ten minutes ahead at once, and then ten minutes behind."""
     work.mkdir(parents=True, exist_ok=True)
     clock = SteppedClock(work / "clock")
-    ground = Ground(work / "data", settings=clock.settings)
+    ground = Ground(work / "data", clock=clock)
 
     @contextlib.contextmanager
     def stepped() -> Iterator[None]:

@@ -35,7 +35,7 @@ class Held:
 
     operation: Operation
     is_there: Callable[[], bool]
-    runtime: psutil.Process
+    runtime: psutil.Process | None
     stopped: list[psutil.Process] = field(default_factory=list)
     beside: Calls | None = None
     again: Callable[[], Operation] | None = None  # the same operation once more
@@ -100,6 +100,13 @@ def restore(ground: Ground, models: TinyModels) -> Iterator[Held]:
     """A process was given the version, and waits for a lease of its bytes: the cache is stopped."""
     ground.to_zero()
     ground.wait_until_whole()
+    with waiting_for_lease(ground) as held:
+        yield held
+
+
+@contextlib.contextmanager
+def waiting_for_lease(ground: Ground) -> Iterator[Held]:
+    """Begin a request for the served model, of which nothing runs, and hold it there."""
     cache = ground.process(Process.CACHE)
     cache.suspend()
     call = ground.call(10)

@@ -9,9 +9,12 @@ from coldstart_bench.endings import ANSWERED, GONE, refused
 from tests.drills.__main__ import chosen
 from tests.drills.matrix import (
     FAULTS,
+    FIRST,
     KILLS,
     NONE,
+    Damage,
     Fault,
+    FirstStage,
     Operation,
     Process,
     Stage,
@@ -27,16 +30,17 @@ PAGE = Path(__file__).parents[2] / "docs" / "drills.md"
 
 
 def test_no_cell_is_empty() -> None:
-    """Each process at each stage, and each fault at each operation."""
-    assert gaps(KILLS, FAULTS) == []
+    """Each process at each stage, the first ones too, and each fault at each operation."""
+    assert gaps(KILLS, FIRST, FAULTS) == []
 
 
 def test_an_empty_cell_is_found() -> None:
     """The control: a row that is cut, and one that is missing."""
-    assert gaps({**KILLS, Process.ZYGOTE: KILLS[Process.ZYGOTE][:-1]}, FAULTS) == ["zygote/report"]
+    assert gaps({**KILLS, Process.ZYGOTE: KILLS[Process.ZYGOTE][:-1]}, FIRST, FAULTS) == ["zygote/report"]
+    assert gaps(KILLS, {**FIRST, Process.CACHE: FIRST[Process.CACHE][:-1]}, FAULTS) == ["cache/first-closing"]
     faults = dict(FAULTS)
     del faults[Fault.LOCKED]
-    assert gaps(KILLS, faults) == ["sqlite-locked/warm", "sqlite-locked/cold", "sqlite-locked/push"]
+    assert gaps(KILLS, FIRST, faults) == ["sqlite-locked/warm", "sqlite-locked/cold", "sqlite-locked/push"]
 
 
 def test_the_page_has_the_matrix() -> None:
@@ -79,10 +83,12 @@ def test_a_fault_dings() -> None:
 
 def test_cells_are_chosen_by_name() -> None:
     """By stage and fault, in the order in which they were named."""
-    kills, troubles = chosen(["zygote/seal", "disk-full/push", "client/seal"])
-    assert kills == {Stage.SEAL: [Process.ZYGOTE, Process.CLIENT]}
-    assert troubles == {Fault.DISK_FULL: [Operation.PUSH]}
-    assert all(len(row) == 9 for row in chosen([])[0].values())
+    cells = chosen(["zygote/seal", "disk-full/push", "client/seal", "cache/first-push", "tls/ca.key/torn"])
+    assert cells.kills == {Stage.SEAL: [Process.ZYGOTE, Process.CLIENT]}
+    assert cells.firsts == {Process.CACHE: [FirstStage.PUSH]}
+    assert cells.damages == [("tls/ca.key", Damage.TORN)]
+    assert cells.troubles == {Fault.DISK_FULL: [Operation.PUSH]}
+    assert all(len(row) == 11 for row in chosen([]).kills.values())
 
 
 @pytest.mark.parametrize("cell", ["zygote", "zygote/never", "nobody/seal", "disk-full/seal"])

@@ -1,0 +1,124 @@
+"""Start an installation over one damaged file of its data directory, and compare what came of it with the matrix.
+
+The directory is that of an installation that was killed with all its processes, so everything that a start repairs is
+there. Chunks, packs and staged pushes are damaged in `tests/snapshotter` and `tests/weightcache`, segments in
+`tests/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
+"""
+
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from coldstart_bench.endings import Totals, totals_of
+from tests.drills.drill import Yard, kill, timed
+from tests.drills.ground import Ground, standing, wait
+from tests.drills.matrix import Damage, Start, start_expected
+from tests.drills.operations import ROOT, NotSo
+
+SECRETS: Final = ("ca.pem", "tls/ca.key", "once.key", "attest.key", "admin.key", "default.key")
+KEYS: Final = ("admin.key", "default.key")  # of the drill's own client
+FRIEND: Final = "trust/friend.pem"
+PRICES: Final = "prices.toml"  # KELVIN_PRICE_BOOK
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The data directory of an installation that had pushed, answered and billed, and was killed as a whole."""
+
+    data: Path
+    totals: Totals  # on its bill
+
+
+def drill_damage(yard: Yard, cells: Collection[tuple[str, Damage]]) -> None:
+    """Start over each of these damages, each on a copy of its own."""
+    killed = _killed(yard)
+    for number, (file, damage) in enumerate(cells):
+        cell = partial(_start_over, killed, yard.work / f"damaged-{number}", file, damage)
+        yard.tell(timed(f"{file}/{damage}", cell))
+
+
+def _killed(yard: Yard) -> Killed:
+    data = yard.work / "damage" / "data"
+    data.mkdir(parents=True)
+    shutil.copyfile(ROOT / "controlplane" / "price_book.toml", data / PRICES)
+    ground = Ground(data, settings=_settings(data))
+    with standing(ground, yard.models.served):
+        ground.expect_answer()
+        if wrong := ground.settle([]):
+            raise NotSo(f"before the damage: {wrong}")
+        totals = totals_of(ground.bill())
+        wait((data / "run" / "feed").exists, "the feed is kept")
+        ground.note_family()
+        kill(ground.everything())
+        ground.gone()
+    (data / FRIEND).parent.mkdir()
+    shutil.copyfile(data / "attest.pub", data / FRIEND)
+    for name in ("exits.json", "succession", "decider"):
+        with (data / "run" / name).open("a") as file:
+            file.write("[]\n")
+    return Killed(data, totals)
+
+
+def _settings(data: Path) -> dict[str, str]:
+    return {"KELVIN_PRICE_BOOK": str(data / PRICES), "KELVIN_BACKUP": str(data.parent / f"{data.name}-backup")}
+
+
+def _start_over(killed: Killed, place: Path, file: str, damage: Damage) -> tuple[None, list[str]]:
+    """Return what is not as the matrix has it."""
+    data = place / "data"
+    shutil.copytree(killed.data, data, ignore=lambda _, names: [name for name in names if name.endswith(".sock")])
+    shutil.copytree(_settings(killed.data)["KELVIN_BACKUP"], _settings(data)["KELVIN_BACKUP"])
+    shutil.rmtree(data / "logs")
+    _damage(data / file, damage)
+    before = {name: (data / name).read_bytes() for name in SECRETS}
+    expected = start_expected(file, damage)
+    ground = Ground(data, settings=_settings(data))
+    try:
+        ground.begin()
+        is_ready = ground.becomes_ready()
+        wrong = [f"{name} was overwritten" for name in SECRETS if (data / name).read_bytes() != before[name]]
+        if is_ready:
+            seen, more = _started(ground, killed, file, is_short=expected is Start.SHORT)
+        else:
+            seen, more = _refused(ground, file)
+    finally:
+        ground.abandon()
+    wrong += more + ([] if seen is expected else [f"expected: {expected}; seen: {seen}"])
+    logs = (ground.errors, *(data / "logs").iterdir())
+    return None, wrong + [f"{log.name} has a traceback" for log in logs if "Traceback" in log.read_text()]
+
+
+def _damage(path: Path, damage: Damage) -> None:
+    content = path.read_bytes()
+    match damage:
+        case Damage.EMPTY:
+            path.write_bytes(b"")
+        case Damage.TORN:
+            path.write_bytes(content[: len(content) // 2])
+        case Damage.ZEROED:
+            path.write_bytes(bytes(len(content)))
+
+
+def _refused(ground: Ground, file: str) -> tuple[Start, list[str]]:
+    status, lines = ground.ended_with(), ground.errors.read_text().strip().splitlines()
+    is_named = lines[-1].startswith("Error: ") and Path(file).name in lines[-1]
+    return Start.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {lines[-1]}"]
+
+
+def _started(ground: Ground, killed: Killed, file: str, *, is_short: bool) -> tuple[Start, list[str]]:
+    """Whether the file was named in a log, and what is wrong with the next request and the bill."""
+    for key in KEYS:  # whoever has a copy can go on
+        shutil.copyfile(killed.data / key, ground.data / key)
+    ground.connect()
+    ground.wait_until_whole()
+    if is_short:  # whatever is missing then, the next request and the bill may miss
+        return Start.SHORT, []
+    ground.count_from(killed.totals)
+    ground.expect_answer()
+    wrong = ground.settle([])
+    lines = [line for log in (ground.data / "logs").iterdir() for line in log.read_text().splitlines()]
+    is_named = any('"warning"' in line and Path(file).name in line for line in lines)
+    return Start.WARNED if is_named else Start.WHOLE, wrong
