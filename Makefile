@@ -39,6 +39,7 @@ attack: $(STAMP)
 drills: $(STAMP)
 	$(BIN)/python -m tests.drills
 	KELVIN_TEST_KILLS=100 $(BIN)/pytest -n 2 --timeout 3000 -m "deep or not deep" tests/kelvin/test_push_killed.py tests/weightcache/test_crash.py
+	KELVIN_TEST_KILLS=30 $(BIN)/pytest -n 0 --timeout 3000 -m "deep or not deep" tests/drills/test_first_start.py
 	KELVIN_TEST_KILLS=200 $(BIN)/pytest -n 0 --timeout 3000 -m "deep or not deep" tests/weightcache/test_crash_load.py
 
 fuzz: $(STAMP)

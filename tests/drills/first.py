@@ -185,7 +185,8 @@ def pass_stage(
     with STAGES[stage](ground, models) as first:
         if process is not None:
             _kill_when_there(ground, process, first)
-        if process is Process.SUPERVISOR:
+        # A replica that stays stopped would have the door cut its stream, as nothing tells it to.
+        if process is Process.SUPERVISOR and stage is not FirstStage.RECORD:
             _wait_for_orphans(ground)
         if first.held is not None:
             first.held.release()
@@ -256,7 +257,10 @@ def drill_first(yard: Yard, process: Process, wanted: Collection[FirstStage]) ->
         stages = [stage for stage in chain if stage in left]
         left = [stage for stage in left if stage not in stages]
         if stages:
-            _drill_chain(yard, process, chain[: chain.index(stages[-1]) + 1], stages, f"{process}-{number}")
+            reached = max(
+                2, chain.index(stages[-1]) + 1
+            )  # as far as the push at least: the checks after it ask for its model
+            _drill_chain(yard, process, chain[:reached], stages, f"{process}-{number}")
 
 
 def _drill_chain(

@@ -365,6 +365,7 @@ class Ground:
         assert self._process is not None
         assert self._process.stdout is not None
         self._process.stdout.close()
+        self._process.wait(READY_S)
         if self._up is not None:
             self._up.door.close()
             self._up.admin.close()

@@ -126,7 +126,9 @@ FIRST: Final[Mapping[Process, tuple[Outcome, ...]]] = {
     Process.ACTIVATOR: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, CUT, CUT, FAILED),
     Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
     Process.SNAPSHOTTER: (ANSWERED,) * 7,
-    Process.CACHE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, refused("unavailable"), ANSWERED, ANSWERED),
+    Process.CACHE: (
+        ANSWERED, ANSWERED, ANSWERED, refused("unavailable"), refused("unavailable"), ANSWERED, ANSWERED,
+    ),
     Process.ZYGOTE: (ANSWERED,) * 7,
     Process.STANDBY: (ANSWERED,) * 7,
     Process.RUNTIME: (

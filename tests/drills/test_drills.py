@@ -16,9 +16,9 @@ from tests.drills.matrix import Process, Stage
 from tests.drills.models import TinyModels
 from tests.drills.operations import ROOT, NotSo
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
-# A kill of each kind of end, one where a push is taken up, and a fault.
+# A kill of each kind of end, one where a push is taken up, a fault, the first minute, and two damaged files.
 SAMPLE = (
     "runtime/decode",
     "activator/decode",
@@ -26,6 +26,10 @@ SAMPLE = (
     "supervisor/decode",
     "client/seal",
     "sqlite-locked/push",
+    "everything/first-start",
+    "activator/before-lease",
+    "tls/ca.key/torn",
+    "kelvin.db/empty",
 )
 
 
@@ -35,7 +39,7 @@ def test_a_sample_is_green() -> None:
     command = [sys.executable, "-m", "tests.drills", "--seed", str(random.randrange(2**32)), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    for cell in (*SAMPLE, "after decode", "after seal", "after sqlite-locked"):
+    for cell in (*SAMPLE, "after decode", "after seal", "after everything-0", "after sqlite-locked"):
         assert f"green {cell} " in done.stdout
 
 

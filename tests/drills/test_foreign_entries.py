@@ -1,0 +1,99 @@
+"""One start with a foreign entry of every kind in every directory of the data directory, and work on it."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldstart_bench.endings import ANSWERED
+from tests.drills.drill import kill
+from tests.drills.ground import SERVED, Ground, standing, wait
+from tests.drills.models import TinyModels
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]
+
+# Root reads every directory. Without these capabilities it does not, as any other user.
+AS_USER = ["setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"]
+# Also names that begin or end as ours do.
+STRAY_FILES = (
+    "stray", "stray file\nof two lines", ".hidden", "00000000000000000001.seg.old", "rt-stray.sock",
+    "7.stray", "stray.log", "kelvin-stray.backup",
+)  # fmt: skip
+STRAY_DIRECTORIES = (
+    "stray.d", "a/b/c/d", os.fsdecode(b"not \xff UTF-8"), "e" * 64, "rt-directory.sock", "8.directory", "directory.log",
+)  # fmt: skip
+OURS = ("cache", "logs", "run", "spool", "staging", "store", "tls", "trust")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> TinyModels:
+    """One that is served, and others."""
+    return TinyModels(tmp_path)
+
+
+@pytest.fixture
+def littered(tmp_path: Path, models: TinyModels) -> Iterator[Ground]:
+    """An installation that was killed as a whole, with foreign entries everywhere; not started again."""
+    prefix = AS_USER if os.geteuid() == 0 else []
+    ground = Ground(tmp_path / "data", prefix=prefix, settings={"KELVIN_BACKUP": str(tmp_path / "backups")})
+    with standing(ground, models.served):
+        ground.note_family()
+        kill(ground.everything())
+        ground.gone()
+        for directory in _directories(ground.data, tmp_path / "backups"):
+            _litter(directory)
+        try:
+            yield ground
+        finally:
+            for lost in tmp_path.rglob("lost+found"):
+                lost.chmod(0o700)
+
+
+def _directories(*tops: Path) -> list[Path]:
+    found = []
+    for top in tops:
+        found += [top, *(path for path in top.rglob("*") if path.is_dir())]
+    return found
+
+
+def _litter(directory: Path) -> None:
+    for name in STRAY_FILES:
+        (directory / name).write_bytes(b"not ours\n")
+    for name in STRAY_DIRECTORIES:
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / name / "inner").write_bytes(b"not ours\n")
+    (directory / "dangling").symlink_to(directory / "nowhere")
+    lost = directory / "lost+found"
+    lost.mkdir()
+    lost.chmod(0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root reads every directory")
+def test_start_over_foreign_entries(littered: Ground, models: TinyModels) -> None:
+    """It starts, answers, pushes, collects, bills and ends well, and what is not ours is there afterwards."""
+    littered.start()
+    littered.wait_until_whole()
+    littered.expect_answer()
+    assert littered.settle([]) == []
+    with contextlib.closing(littered.push(models.fresh(), "another")) as push:
+        assert push.outcome() == ANSWERED, push.said()
+    backup = ["backup", str(littered.data.parent / "one.backup")]
+    for words in (["status"], ["collect", "--run"], backup, ["billing", "report"], ["billing", "verify"]):
+        status, out, err = littered.kelvin(*words)
+        assert (words, status, "Traceback" in out + err) == (words, 0, False), out + err
+    for words in (["fsck"], ["doctor"]):  # which name what they find
+        _, out, err = littered.kelvin(*words)
+        assert "Traceback" not in out + err, out + err
+    littered.to_zero()
+    littered.ask("DELETE", f"/admin/v1/models/{SERVED}?force=true")
+    wait(lambda: littered.kelvin("collect", "--run")[0] == 0, "a model is freed")
+    littered.stop()
+    for log in (littered.data / "logs").glob("*.log"):
+        assert log.is_dir() or "Traceback" not in log.read_text(), log
+    for directory in (littered.data, *(littered.data / name for name in OURS)):
+        if directory.exists():
+            assert (directory / STRAY_FILES[0]).read_bytes() == b"not ours\n", directory
+            assert (directory / STRAY_DIRECTORIES[0] / "inner").exists(), directory
