@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from activator.policy.once import Asked, Kept, OnceLimits, Shelf
+from activator.policy.once import Asked, Kept, OnceLimits, Shelf, Shelved
 
 TIDY_S: Final = 60.0
+DECIDES_S: Final = 5.0  # how long a request with a key waits for the activator before to hand over
+RETRY_S: Final = 1.0  # what who finds a key in use elsewhere is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +53,83 @@ class KeptAnswers(Protocol):
         ...
 
 
+class Heir(Protocol):
+    """The activator that takes this one's place, and decides on keys from then on."""
+
+    def published(self, tenant: str, name: bytes, kept: Kept) -> None:
+        """A request that ran here has an answer that is kept."""
+        ...
+
+    def released(self, name: bytes) -> None:
+        """A request that ran here has none."""
+        ...
+
+
 class OwnAnswers:
-    """In this process, for one activator. Used on one event loop."""
+    """In this process, for one activator, and for those before and after it. Used on one event loop.
+
+    While it does not decide, or not any more, a key that it does not know is in use elsewhere. `answers_handover` says
+    when that is.
+    """
 
     def __init__(self, limits: OnceLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.shelf = Shelf(limits)
         self._clock = clock
+        self._elsewhere: dict[bytes, bytes] = {}  # keys whose requests run at the activator before: fingerprints
+        self.decides = asyncio.Event()  # whether this activator decides on keys
+        self.decides.set()
+        self.heir: Heir | None = None  # who decides in its place by now
 
     def __repr__(self) -> str:
-        return f"<OwnAnswers {self.shelf!r}>"
+        return f"<OwnAnswers {self.shelf!r} elsewhere={len(self._elsewhere)} decides={self.decides.is_set()}>"
 
     async def claim(self, asked: Asked) -> Claim:
-        """Never `Elsewhere`."""
-        return self.shelf.find(asked.tenant, asked.name, self._clock()) or Mine()
+        """See `KeptAnswers`."""
+        if not self.decides.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DECIDES_S):
+                    await self.decides.wait()
+        if (kept := self.shelf.find(asked.tenant, asked.name, self._clock())) is not None:
+            return kept
+        if (fingerprint := self._elsewhere.get(asked.name)) is not None:
+            return Elsewhere(fingerprint, RETRY_S)
+        if self.heir is not None or not self.decides.is_set():
+            return Elsewhere(asked.fingerprint, RETRY_S)
+        return Mine()
 
     async def publish(self, asked: Asked, mine: Mine, sealed: bytes) -> None:
         """At once."""
-        self.shelf.put(asked.tenant, asked.name, Kept(asked.fingerprint, sealed), self._clock())
+        kept = Kept(asked.fingerprint, sealed)
+        self.shelf.put(asked.tenant, asked.name, kept, self._clock())
+        if self.heir is not None:
+            self.heir.published(asked.tenant, asked.name, kept)
 
     async def release(self, asked: Asked, mine: Mine) -> None:
-        """There is nothing to end."""
+        """Nothing but to tell who decides by now."""
+        if self.heir is not None:
+            self.heir.released(asked.name)
+
+    def all(self) -> list[Shelved]:
+        """Return all answers that are kept, the oldest first."""
+        return self.shelf.all(self._clock())
+
+    def inherit(self, tenant: str, name: bytes, kept: Kept, age_s: float) -> None:
+        """Keep an answer that another activator has kept for so long."""
+        self._elsewhere.pop(name, None)
+        self.shelf.put(tenant, name, kept, self._clock() - age_s)
+
+    def runs_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
+        """A request with that key runs at the activator before this one."""
+        self._elsewhere[name] = fingerprint
+
+    def freed_elsewhere(self, name: bytes) -> None:
+        """It does not run there any more."""
+        self._elsewhere.pop(name, None)
+
+    def end_inheritance(self) -> None:
+        """The activator before this one has gone, and runs nothing."""
+        self._elsewhere.clear()
+        self.decides.set()
 
     async def run(self) -> None:
         """Forget what has ended, also while nobody asks."""

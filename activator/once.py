@@ -14,6 +14,7 @@ import msgspec
 
 from activator.account import Account
 from activator.answer import Answer
+from activator.answers_handover import Running
 from activator.call import Call
 from activator.exchange import ClientGone, Exchange, Headers
 from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
@@ -45,6 +46,11 @@ class Run:
     tape: Tape
     exchange: Exchange  # with the tape
     claimed: "asyncio.Future[Claim]"
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether its key is ours to run."""
+        return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Mine)
 
     @property
     def is_good(self) -> bool:
@@ -97,6 +103,11 @@ class Once:
                     await follow(call, self._repeat(listener, how, run.account.request_id))
                 return
         await follow(call, self._without_running(run.asked, claim))
+
+    def running(self) -> list[Running]:
+        """Return the keys whose requests run here."""
+        runs = self._runs.values()
+        return [Running(run.asked.name, run.asked.fingerprint) for run in runs if run.is_claimed]
 
     async def close(self) -> None:
         """End what runs; each still writes its record."""

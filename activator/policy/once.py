@@ -9,7 +9,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from contracts.errors import InvalidRequest, Refused
 
@@ -90,6 +90,15 @@ class _Row:
     nbytes: int = 0
 
 
+class Shelved(NamedTuple):
+    """A kept answer, where it lies, and for how long it has."""
+
+    tenant: str
+    name: bytes
+    kept: Kept
+    age_s: float
+
+
 class Shelf:
     """Kept answers. Whoever keeps most makes room for the others; of a tenant's the oldest goes first."""
 
@@ -114,6 +123,13 @@ class Shelf:
     def age_s(self, tenant: str, name: bytes, now_s: float) -> float:
         """For how long that has been kept, which is."""
         return self._limits.ttl_s - (self._ends[tenant, name] - now_s)
+
+    def all(self, now_s: float) -> list[Shelved]:
+        """Return all answers, the oldest first."""
+        return [
+            Shelved(tenant, name, self._rows[tenant].answers[name], self.age_s(tenant, name, now_s))
+            for tenant, name in self._ends
+        ]
 
     def put(self, tenant: str, name: bytes, kept: Kept, now_s: float) -> bool:
         """Keep it, in the place of what had that name; False where there is no room, of the tenant's or in all."""

@@ -1,0 +1,201 @@
+"""A key runs once across a planned change of the activator: the new one decides by what the old one knows."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from activator.answers_handover import FORMAT, SOCKET, Handover, Inheritance, Running
+from activator.kept_answers import Elsewhere, Mine, OwnAnswers
+from activator.policy.once import Asked, Kept, OnceLimits
+from service.listener import listen
+from service.unix import SocketDirectory
+from tests.activator.replica import hello
+from tests.activator.test_once import ASK, Gate
+from tests.activator.world import Got, world
+
+ALONE = ASK | {"connection": "close"}  # each request on a connection of its own
+
+
+def asked(number: int) -> Asked:
+    return Asked("t", b"name %d" % number, b"fingerprint %d" % number, "once")
+
+
+def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
+    """Its request runs at the old activator. Whoever sends it again meanwhile joins it there, or is told by the new one
+    to come back; afterwards, and with the old one gone, it gets the answer. Nothing runs twice.
+    """
+
+    async def scenario() -> None:
+        listener = listen("127.0.0.1", 0)
+        try:
+            async with world(tmp_path, listener=listener) as here:
+                gate = Gate()
+                replica = await here.replica("a", gate)
+                first = asyncio.create_task(here.post(**ALONE))
+                await replica.until(lambda r: len(r.calls) == 1)
+                old = await here.beside()
+                repeats = [asyncio.create_task(here.post(**ALONE)) for _ in range(8)]
+                old.send_signal(signal.SIGUSR1)
+                refused: set[asyncio.Task[Got]] = set()
+                while not refused:  # until then all have come to the old one, which they have joined
+                    repeats.append(asyncio.create_task(here.post(**ALONE)))
+                    refused, _ = await asyncio.wait(repeats, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+                for each in refused:
+                    assert (each.result().code, each.result().headers["retry-after"]) == ("idempotency_key_in_use", "1")
+                gate.open.set()
+                got = await first
+                assert got.status == 200
+                for repeat in await asyncio.gather(*repeats):
+                    assert repeat.status in (200, 409)
+                    assert repeat.status == 409 or repeat.body == got.body
+                assert await old.wait() == 0
+                again = await here.post(**ALONE)
+                assert (again.status, again.body) == (200, got.body)
+                assert again.headers["x-kelvin-repeat-of"] == got.headers["x-request-id"]
+                other = await here.post(body={"model": "m", "messages": []}, **ALONE)
+                assert other.code == "idempotency_key_reused"
+                assert len(replica.calls) == 1
+        finally:
+            listener.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", [signal.SIGUSR1, signal.SIGKILL], ids=["planned", "killed"])
+def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: signal.Signals) -> None:
+    """Over two changes. An activator that is killed takes its answers along: the key is free, and nobody waits."""
+
+    async def scenario() -> None:
+        listener = listen("127.0.0.1", 0)
+        try:
+            async with world(tmp_path, listener=listener) as here:
+                replica = await here.replica("a", hello)
+                first = await here.post(**ALONE)
+                for _ in range(2):
+                    old = await here.beside()
+                    old.send_signal(ends)
+                    assert await old.wait() == (0 if ends is signal.SIGUSR1 else -ends)
+                again = await asyncio.wait_for(here.post(**ALONE), 10)
+                assert again.status == 200
+                assert ("x-kelvin-repeat-of" in again.headers) is (ends is signal.SIGUSR1)
+                assert ends is signal.SIGKILL or again.body == first.body
+                assert len(replica.calls) == (1 if ends is signal.SIGUSR1 else 2)
+        finally:
+            listener.close()
+
+    asyncio.run(scenario())
+
+
+class Pair:
+    """Two activators' answers, one of which takes the place of the other."""
+
+    def __init__(self, path: Path) -> None:
+        path.chmod(0o700)
+        self.now_s = 1000.0
+        self.directory = SocketDirectory(path)
+        limits = OnceLimits(ttl_s=100.0)
+        self.old, self.new = OwnAnswers(limits, lambda: self.now_s), OwnAnswers(limits, lambda: self.now_s + 500.0)
+        self.runs: list[Running] = []
+        self.handover = Handover(self.old, lambda: self.runs)
+
+    async def connect(self) -> Inheritance:
+        await self.handover.listen(self.directory)
+        found = await Inheritance.connect(self.new, self.directory)
+        assert found is not None
+        await asyncio.sleep(0.01)  # the old one accepts it
+        return found
+
+
+async def _keep(answers: OwnAnswers, number: int) -> None:
+    await answers.publish(asked(number), Mine(), b"sealed %d" % number)
+
+
+def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
+    """Answers with their age, and running keys; what becomes of these follows until the old one has gone."""
+
+    async def scenario() -> None:
+        pair = Pair(tmp_path)
+        await _keep(pair.old, 1)
+        pair.now_s += 60.0
+        await _keep(pair.old, 2)
+        taking = asyncio.ensure_future((await pair.connect()).take())
+        waiting = asyncio.ensure_future(pair.new.claim(asked(9)))
+        assert isinstance(await pair.old.claim(asked(3)), Mine)
+        pair.runs = [Running(asked(number).name, asked(number).fingerprint) for number in (3, 4, 5)]
+        await asyncio.sleep(0.02)
+        assert not waiting.done(), "the old one decides"
+        pair.handover.give()
+        assert isinstance(await waiting, Mine)
+        assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
+        assert isinstance(await pair.new.claim(asked(3)), Elsewhere)
+        assert isinstance(await pair.old.claim(asked(8)), Elsewhere), "it begins nothing that is new"
+        assert isinstance(await pair.old.claim(asked(2)), Kept)
+        await _keep(pair.old, 3)
+        await pair.old.release(asked(4), Mine())
+        await asyncio.sleep(0.02)
+        assert await pair.new.claim(asked(3)) == Kept(asked(3).fingerprint, b"sealed 3")
+        assert isinstance(await pair.new.claim(asked(4)), Mine)
+        assert isinstance(await pair.new.claim(asked(5)), Elsewhere)
+        pair.now_s += 50.0  # the first one has been kept for 110 s
+        assert isinstance(await pair.new.claim(asked(1)), Mine)
+        assert isinstance(await pair.new.claim(asked(2)), Kept)
+        pair.new.shelf.check_integrity()
+        await pair.handover.close()
+        await asyncio.wait_for(taking, 5)
+        assert isinstance(await pair.new.claim(asked(5)), Mine), "nobody runs it any more"
+
+    asyncio.run(scenario())
+
+
+def test_old_activator_that_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it lives it decides: who comes to the new one waits for a moment, and is told to come back. Once it has
+    gone the new one decides. Where nobody is there, it does so at once.
+    """
+    monkeypatch.setattr("activator.kept_answers.DECIDES_S", 0.05)
+
+    async def scenario() -> None:
+        pair = Pair(tmp_path)
+        assert await Inheritance.connect(pair.new, pair.directory) is None
+        assert isinstance(await pair.new.claim(asked(1)), Mine)
+        inheritance = await pair.connect()
+        taking = asyncio.ensure_future(inheritance.take())
+        assert isinstance(await pair.new.claim(asked(1)), Elsewhere)
+        pair.handover.give()
+        await asyncio.sleep(0.01)
+        assert isinstance(await pair.new.claim(asked(1)), Mine)
+        await pair.handover.close()
+        await asyncio.wait_for(taking, 5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"", id="it ends at once"),
+        pytest.param(b"\x00\x00\x00\x09ab", id="it ends within a message"),
+        pytest.param(b"\xff\xff\xff\xffx", id="a message that is too large"),
+        pytest.param(b"\x00\x00\x00\x01x", id="no message"),
+        pytest.param(b"\x00\x00\x00\x08\x92\xa5Hello" + bytes([FORMAT + 1]), id="another format"),
+    ],
+)
+def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: bytes) -> None:
+    """Nobody waits for ever for an activator that does not hand over as this one understands it."""
+
+    async def scenario() -> None:
+        pair = Pair(tmp_path)
+
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(said)
+            writer.close()
+
+        server = await asyncio.start_unix_server(speak, sock=pair.directory.listen(SOCKET))
+        inheritance = await Inheritance.connect(pair.new, pair.directory)
+        assert inheritance is not None
+        await asyncio.wait_for(inheritance.take(), 5)
+        assert isinstance(await pair.new.claim(asked(1)), Mine)
+        server.close()
+
+    asyncio.run(scenario())
