@@ -468,8 +468,11 @@ class MachineWorld(World):
             tenant = random.choice(TENANTS)
             is_suspended, changes = tenant in self.suspended, self.plane.changes
             self.serving = {key for key in self.serving if key.tenant != tenant}
-            if await self._try((changes.resume if is_suspended else changes.suspend)(BY, tenant)):
-                self.suspended ^= {tenant}
+            self.suspended.add(tenant)  # its replicas may go from here on, and nothing is promised meanwhile
+            is_done = await self._try((changes.resume if is_suspended else changes.suspend)(BY, tenant))
+            self.kept = {key: count for key, count in self.kept.items() if key.tenant != tenant}
+            if is_done == is_suspended:
+                self.suspended.discard(tenant)
 
     @operation(2)
     async def budget(self, random: Random) -> None:
