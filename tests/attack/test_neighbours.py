@@ -259,7 +259,6 @@ def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
         process.communicate(timeout=30)
 
 
-@pytest.mark.xfail(strict=False, reason="slots of a version are not yet shared by tenant")
 def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
     """A guest has a replica's slots and ten times as many requests again in the queue. The owner's time to first token,
     at its 95th percentile, is at most twice what it is beside a guest who takes the same slots and does not queue.

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from coldstart_bench.endings import ANSWERED, CUT, Ending
+from tests.attack.models import make_tiny
 from tests.attack.outside import ROOT, SETTINGS, kelvin, wait
 from tests.drills.ground import SERVED, Ground
 from tests.drills.matrix import Process
@@ -98,11 +99,12 @@ def test_killed_in_its_first_minute(scratch: Path, tiny: Path) -> None:
         ground.expect_answer()
         assert ground.settle([]) == []
 
-        push = ground.push(tiny, "other", rate="100K")
-        with ground.call(3500) as call, closing(push):
-            call.wait_for(lambda: call.words > 50, "words come")
-            _kill_all(ground)
-            (ending,) = call.endings()
+        with closing(ground.push(make_tiny(scratch / "pushed", seed=9), "other", rate="64K")) as push:
+            wait(lambda: any(path.is_file() for path in (ground.data / "staging").rglob("*")), "the push sends")
+            with ground.call(3500) as call:
+                call.wait_for(lambda: call.words > 50, "words come")
+                _kill_all(ground)
+                (ending,) = call.endings()
             assert ending.outcome == CUT
             assert push.outcome() == ANSWERED, push.said()
         ground.expect_answer()
