@@ -79,7 +79,7 @@ def test_one_versions_defect_keeps_no_other_from_its_service(monkeypatch: pytest
     monkeypatch.setattr(wanted, "service", broken)
     every = [(each, each.versions[0]) for each in (bad, good)]
     objects, failed = rendering().objects(every, lambda _: False)
-    assert [each["kind"] for each in objects] == ["Namespace", "Service"]
+    assert [each["kind"] for each in objects] == ["Service"]
     assert failed == {bad.versions[0].key: Internal()}
 
 

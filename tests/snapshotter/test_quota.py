@@ -61,8 +61,8 @@ async def push_all(bench: Bench, pushed: Sequence[Model]) -> list[Refused | None
 
 
 def overshoots(data: Path, bench: Bench, limit: int) -> bool:
-    """Whether eight pushes at once, of which two fit, end above the limit."""
-    refusals = asyncio.run(push_all(bench, models(8)))
+    """Whether four pushes at once, of which two fit, end above the limit."""
+    refusals = asyncio.run(push_all(bench, models(4)))
     for refused in refusals:
         assert refused is None or isinstance(refused.failure, StorageQuotaExceeded)
     assert None in refusals
