@@ -37,7 +37,7 @@ _LENGTH: Final = 4
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message."""
+    """The first message of a handover."""
 
     format: int
 
@@ -150,7 +150,7 @@ class Handover:
 
 
 async def _send(queue: _Queue, writer: asyncio.StreamWriter) -> None:
-    """Until None."""
+    """Send what is in the queue until a None ends it."""
     while (message := await queue.get()) is not None:
         data = _encoder.encode(message)
         writer.write(len(data).to_bytes(_LENGTH, "big") + data)
