@@ -26,7 +26,7 @@ from activator.slots import NoSlotInTime, Slot
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, ModelNotFound, Refused
-from contracts.frames import End, Frame, FrameKind
+from contracts.frames import Counts, End, Frame, FrameKind
 from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.traffic_errors import ReplicaLost
@@ -126,7 +126,8 @@ class Attempts:
                 await asyncio.wait((upstream.telling,))
             raise
         finally:
-            _take_cost(call, slot, upstream)
+            if upstream.cost is not None:
+                _take_cost(call, slot, upstream, upstream.cost)
 
     async def _race(self, race: Race, call: Call, answer: Answer, slot: Slot, upstream: Upstream) -> None:
         """The same, or a second replica's where that one begins sooner, or the first one comes to nothing. The first
@@ -169,7 +170,8 @@ class Attempts:
         finally:
             second.end()
             await second.ended()
-            _take_cost(call, second.slot, second.upstream)
+            if second.upstream.cost is not None:
+                _take_cost(call, second.slot, second.upstream, second.upstream.cost)
 
     def _failed_at(self, replica: Replica, call: Call, slot: Slot, failed: Refused | Lost | Declined) -> None:
         blame(self._throttler, replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
@@ -216,12 +218,11 @@ def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
     call.stage = "prefilling"
 
 
-def _take_cost(call: Call, slot: Slot, upstream: Upstream) -> None:
+def _take_cost(call: Call, slot: Slot, upstream: Upstream, cost: Counts) -> None:
     """Take over what a cut answer cost by the time its replica had ended it."""
-    if upstream.cost is not None:
-        seen = call.account.seen = upstream.cost
-        call.account.runtime_id = upstream.runtime_id or call.account.runtime_id
-        slot.tokens = seen.prompt_tokens + seen.completion_tokens
+    call.account.seen = cost
+    call.account.runtime_id = upstream.runtime_id or call.account.runtime_id
+    slot.tokens = cost.prompt_tokens + cost.completion_tokens
 
 
 def _may_follow(failed: Lost | Declined) -> bool:

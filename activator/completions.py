@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from activator.allowances import Allowances
 from activator.answer import Answer, internal
@@ -139,7 +140,16 @@ class Completions:
         """
         while True:
             try:
-                await self._resolve(call, answer)
+                row = self._resolve(call)
+                caching = None if call.exchange.header(CACHE) is None else self._cache.open(call, row.version)
+                if caching is not None and await caching.try_answer(call.exchange, call, answer):
+                    return
+                if self._ladders.holds(call):
+                    await self._ladders.serve(call, row, answer, lambda row: self._at(row, call, answer))
+                else:
+                    await self._at(row, call, answer)
+                if caching is not None and call.account.degraded is None:
+                    caching.keep(call)
                 return
             except Refused as refused:
                 if not isinstance(refused.failure, ModelNotFound) or not self._try_update(call):
@@ -147,7 +157,7 @@ class Completions:
 
     def _try_update(self, call: Call) -> bool:
         """Take over the model's entry as it is now. Return whether the reference names another version by that."""
-        entry = self._entry_now(call)
+        entry = self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
         if entry is None or call.exchange.started or _named(call, entry) in (None, _named(call, call.entry)):
             return False
         call.entry = entry
@@ -157,17 +167,15 @@ class Completions:
         """Return whether the request still goes to that version: it exists, and the reference names the same one as
         when it was resolved. Once the client has a head, a version that exists is kept.
         """
-        entry = self._entry_now(call)
+        entry = self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
         if entry is call.entry:
             return True
         if entry is None or find_version(entry, key.version) is None:
             return False
         return call.exchange.started or _named(call, entry) == _named(call, call.entry)
 
-    def _entry_now(self, call: Call) -> ModelEntry | None:
-        return self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
-
-    async def _resolve(self, call: Call, answer: Answer) -> None:
+    def _resolve(self, call: Call) -> VersionRow:
+        """Return the version that answers. Raises Refused where it doesn't take such a request."""
         row = resolve(call.reference, call.entry, call.who_of(call.entry))
         if call.entry.meanwhile and call.reference.alias is not None:
             row = answering(row, call.entry, self._standing)
@@ -182,15 +190,7 @@ class Completions:
         if self._usage.failing:  # take on nothing that could not be recorded
             raise Refused(Unavailable("the usage spool"))
         call.ceiling = ceiling_of(call.wanted, call.own)
-        caching = None if call.exchange.header(CACHE) is None else self._cache.open(call, row.version)
-        if caching is not None and await caching.try_answer(call.exchange, call, answer):
-            return
-        if self._ladders.holds(call):
-            await self._ladders.serve(call, row, answer, lambda row: self._at(row, call, answer))
-        else:
-            await self._at(row, call, answer)
-        if caching is not None and call.account.degraded is None:
-            caching.keep(call)
+        return row
 
     def _standing(self, row: VersionRow) -> Standing:
         return self._throttler.standing(VersionKey(row.tenant, row.model, row.version))
@@ -207,7 +207,7 @@ class Completions:
         self._reporter.began(key, self._throttler.is_asleep, call)
         try:
             answer.hold()
-            await self._attempts.serve(key, ask, call, answer, lambda: self._is_current(call, key))
+            await self._attempts.serve(key, ask, call, answer, partial(self._is_current, call, key))
             await answer.complete()
         finally:
             self._reporter.ended(key, call)

@@ -22,6 +22,7 @@ from activator.gate import Gate
 from activator.refusal import closing, malformed, too_large
 from contracts.traffic_errors import DeadlineExceeded
 
+MALFORMED: Final = b"Invalid HTTP request received."
 # The parser also accepts other protocols, other versions or none, several spaces, and fragments in a target.
 # One empty line before the request is allowed (RFC 9112, 2.2).
 _REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?[!-~]+ [!\"$-~]+ HTTP/1\.[01]\r\n")
@@ -132,18 +133,15 @@ class HttpProtocol(Client, EdgeConnection):
             self._head_read += len(data)
         else:
             self._pace.read(len(data))
-        self._parse(data)
-        if self._head_read or not self._in_head:  # a request that was read whole is not looked at again
-            self._judge_read()
-
-    def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             if not self._ignoring:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse_malformed(b"Invalid HTTP request received.")
+            self._refuse_malformed(MALFORMED)
+        if self._head_read or not self._in_head:  # a request that was read whole is not looked at again
+            self._judge_read()
 
     def _parse_without_upgrade(self, behind_head: bytes) -> None:
         """Parse the request again without its Upgrade header, which we ignore: the body stays a body (RFC 9110, 7.8).
@@ -155,7 +153,10 @@ class HttpProtocol(Client, EdgeConnection):
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, b"".join(kept))
         self._parser, self._may_begin = self._new_parser(), True
-        self._parse(head + behind_head)
+        try:
+            self._parser.feed_data(head + behind_head)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._refuse_malformed(MALFORMED)
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
@@ -229,7 +230,7 @@ class HttpProtocol(Client, EdgeConnection):
         if self._ignoring:
             return
         if not self._is_clear():
-            self._refuse(malformed(b"Invalid HTTP request received.", self._request_id()), 400)
+            self._refuse(malformed(MALFORMED, self._request_id()), 400)
             return
         if self._parser.should_upgrade():  # `_parse_without_upgrade` comes next
             return

@@ -161,19 +161,17 @@ class Exchange:
 
     def check_headers(self) -> None:
         """Refuse what could be read in two ways, and end the connection. Raises Refused(InvalidRequest)."""
-        if (failure := self._ambiguity()) is not None:
-            self.last = True
-            raise Refused(failure)
-
-    def _ambiguity(self) -> InvalidRequest | None:
+        failure = None
         coding = self.header(b"content-encoding")
         if coding is not None and coding.lower() != b"identity":
-            return InvalidRequest("content-encoding", repr(coding[:20]), "send the body without a content coding")
-        counts = Counter(name for name, _ in self.headers) if self._repeats else {}
-        for name, count in counts.items():
-            if count > 1 and (name in _ONCE_ONLY or name.startswith(b"x-kelvin-")):
-                return InvalidRequest(name[:80].decode("latin-1"), f"({count} headers)", "send exactly one")
-        return None
+            failure = InvalidRequest("content-encoding", repr(coding[:20]), "send the body without a content coding")
+        elif self._repeats:
+            for name, count in Counter(name for name, _ in self.headers).items():
+                if count > 1 and (name in _ONCE_ONLY or name.startswith(b"x-kelvin-")):
+                    failure = InvalidRequest(name[:80].decode("latin-1"), f"({count} headers)", "send exactly one")
+        if failure is not None:
+            self.last = True
+            raise Refused(failure)
 
     def deadline(self, seconds: float) -> Deadline:
         """The earlier of the client's (`x-kelvin-deadline-ms`) and ours, so many seconds after it arrived.

@@ -138,7 +138,8 @@ class Upstream:
             if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
                 self._over = True
                 raise await self._rejection(self._answer)
-            self._name_runtime(self._answer)
+            if RUNTIME in self._answer.fields:
+                self._name_runtime(self._answer)
         except OSError as error:
             self._over = True
             if self._answer is not None:

@@ -88,19 +88,21 @@ def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
     """A free slot, of which there is one: where the ask belongs, else of the less loaded of two replicas drawn among
     the free, those that we prefer as far as there are such; `draw(n)` < n.
     """
-    return _taken_by_one_more(line, _choose(line, ask, draw))
+    return _taken_by_one_more(line, _choose(line, ask, draw), ask.tenant)
 
 
-def take_other(line: Line, than: Replica) -> Replica | None:
+def take_other(line: Line, than: Replica, tenant: str) -> Replica | None:
     """A free slot of another replica, the least loaded that nothing has failed at; None where there is none."""
     others = [each for each in line.replicas.values() if each is not than and each.free and each.breaker is None]
     if not others:
         return None
-    return _taken_by_one_more(line, min(others, key=lambda each: each.running / each.slots))
+    return _taken_by_one_more(line, min(others, key=lambda each: each.running / each.slots), tenant)
 
 
-def _taken_by_one_more(line: Line, replica: Replica) -> Replica:
+def _taken_by_one_more(line: Line, replica: Replica, tenant: str) -> Replica:
     replica.running += 1
+    replica.held[tenant] = replica.held.get(tenant, 0) + 1
+    line.shares.take(tenant)
     if replica.lease is not None:
         replica.lease.used(replica.running)
         line.most = max(line.most, line.pace.running)

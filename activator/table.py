@@ -81,7 +81,7 @@ class Table:
 
     def callable(self, caller: str, owner: str, model: str) -> ModelEntry | None:
         """The model where the caller's tenant may call it: its own, or one that was granted by a tenant in force."""
-        entry = self.model(owner, model)
+        entry = self._models.get(owner, {}).get(model)
         if entry is None or owner == caller or (caller in entry.grantees and not self.is_suspended(owner)):
             return entry
         return None

@@ -82,10 +82,9 @@ class Throttler:
     def try_other(self, key: VersionKey, ask: Ask, deadline: Deadline, than: Replica) -> Slot | None:
         """A slot that is free now (so nobody waits for it) of another replica, at which nothing failed; end it."""
         line = self._lines.get(key)
-        if line is None or not line.may_take(ask.tenant) or (other := take_other(line, than)) is None:
+        if line is None or not line.may_take(ask.tenant) or (other := take_other(line, than, ask.tenant)) is None:
             return None
         line.pace.took(self._clock())
-        _hold(line, other, ask.tenant)
         return Slot(self, key, ask, deadline, held=other)
 
     def has_several(self, key: VersionKey) -> bool:
@@ -362,7 +361,6 @@ class Throttler:
 
     def _take_slot(self, line: Line, ask: Ask) -> Replica:
         replica = take_slot(line, ask, self._draw)
-        _hold(line, replica, ask.tenant)
         if replica.breaker is not None:
             replica.breaker.enter(ask, self._clock())
         return replica
@@ -379,9 +377,3 @@ class Throttler:
             self.grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
-
-
-def _hold(line: Line, replica: Replica, tenant: str) -> None:
-    """Count a slot that the tenant has just taken."""
-    replica.held[tenant] = replica.held.get(tenant, 0) + 1
-    line.shares.take(tenant)

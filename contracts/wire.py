@@ -87,7 +87,8 @@ def decode_lenient(raw: bytes | str) -> Any:
 def decode(raw: bytes | bytearray | memoryview | str, kind: type[T], *, what: str = "body") -> T:
     """Decode strictly; anything else raises `Refused(InvalidRequest)` naming `what` and msgspec's rule."""
     try:
-        return decoder(kind).decode(raw)
+        found: T = (_built.get(kind) or decoder(kind)).decode(raw)
+        return found
     except BadJson as error:
         raise Refused(InvalidRequest(what, "(JSON)", str(error))) from error
 
