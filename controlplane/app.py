@@ -32,7 +32,7 @@ from controlplane.installation import Installation, book_of, keep_backups, open_
 from controlplane.internal_api import Internals
 from controlplane.leading import lead
 from controlplane.nul import refusing_nul
-from controlplane.on_cluster import connected, on_cluster
+from controlplane.on_cluster import connected, on_cluster, role_label
 from controlplane.one_machine import one_machine
 from controlplane.open_lives import cut_forever
 from controlplane.opening import keep_writing, open_when_there
@@ -73,7 +73,8 @@ async def run(settings: Settings, stop: asyncio.Event, clock: Clock | None = Non
             return
         async with connected(settings.cluster, clock) as cluster:
             serve = partial(_serve, settings, book, stop, clock, health, cluster)
-            await lead(cluster, settings.cluster.namespace, health, clock, stop, serve)
+            role = role_label(settings.cluster, cluster, clock)
+            await lead(cluster, settings.cluster.namespace, health, clock, stop, serve, role)
 
 
 async def _serve(

@@ -31,6 +31,8 @@ MOST_PODS: Final = 1000  # of a pool
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _PATTERN: Final = re.compile(rf"(\*|{_LABEL.pattern})/(\*|{_LABEL.pattern})")
 _POOL: Final = re.compile(r"([a-z0-9]{1,20})=([0-9]{1,15}):([0-9]{1,4}):([0-9]{1,4})")
+_POD: Final = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+POD_NAME_CHARS: Final = 253
 _VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 
@@ -44,6 +46,7 @@ class ClusterSettings:
     devices: int | None = None  # None: nothing bounds all versions together
     pools: PoolSettings = field(default_factory=PoolSettings)
     overlap_s: float = OVERLAP_S  # of a version and the one that was named before it
+    pod: str | None = None  # this process's own, whose label says whether it leads
 
     @property
     def own_devices(self) -> int | None:
@@ -85,7 +88,8 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
     devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
     overlap_s = settings.number(env, "KELVIN_CLUSTER_OVERLAP_S", OVERLAP_S, low=0, high=86_400)
-    found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods), overlap_s)
+    pod = _pod(env, "KELVIN_CLUSTER_POD")
+    found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods), overlap_s, pod)
     if found.own_devices is not None and found.own_devices < 0:
         raise BadSetting("KELVIN_CLUSTER_POOLS", env["KELVIN_CLUSTER_POOLS"], f"has more pods than {devices} devices")
     return found
@@ -127,6 +131,13 @@ def _namespace(value: str) -> str:
         return dns_label(value, "namespace")
     except Refused:
         raise BadSetting("KELVIN_CLUSTER_NAMESPACE", value, "must be a DNS label") from None
+
+
+def _pod(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(name)
+    if value and (len(value) > POD_NAME_CHARS or not _POD.fullmatch(value)):
+        raise BadSetting(name, value, "must be the name of this process's own pod")
+    return value or None
 
 
 def _control(env: Mapping[str, str]) -> Control | None:

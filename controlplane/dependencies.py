@@ -119,7 +119,7 @@ POOL: Final = Dependency(
 )
 LEASE: Final = Dependency(
     "lease",
-    "a call about the Lease of who leads",
+    "a call about the Lease of who leads, or about the pods that are labelled so",
     4.0,
     "asked each 2 s; who could not renew it for 10 s leads no more",
     "others wait for 15 s, then one of them leads; what runs serves on",

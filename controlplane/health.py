@@ -18,10 +18,14 @@ from service.listener import listen
 
 
 class Health:
-    """An ASGI application: alive, and not ready, until it is another one's turn; and again after that."""
+    """An ASGI application: alive, and not ready, until it is another one's turn; and again after that.
+
+    Set `is_follower` while this process waits for the lead and is as good as it can be: it is ready then.
+    """
 
     def __init__(self, stop: asyncio.Event) -> None:
         self.waits_for = "what there is"  # who asks reads it
+        self.is_follower = False  # ready, while another control plane leads
         self._stop = stop
         self._app: ASGIApp | None = None
 
@@ -38,8 +42,9 @@ class Health:
             await self._app(scope, receive, send)
             return
         is_alive = scope["path"] == "/healthz"
+        is_ready = scope["path"] == "/readyz" and self.is_follower and not self._stop.is_set()
         why = "ends" if self._stop.is_set() else f"waits for {self.waits_for}"
-        await PlainTextResponse("ok" if is_alive else why, 200 if is_alive else 503)(scope, receive, send)
+        await PlainTextResponse("ok" if is_alive else why, 200 if is_alive or is_ready else 503)(scope, receive, send)
 
     @contextmanager
     def by(self, app: ASGIApp) -> Iterator[None]:

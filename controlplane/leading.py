@@ -1,23 +1,29 @@
-"""Of several control planes on a cluster one runs, and the others wait: alive, not ready, with nothing open but a port
-that says so (`health`). One that has led and does not any more is one of them again: what it knew may be wrong by
-then, so that it keeps nothing of it.
+"""Run one of several control planes on a cluster. The others wait: alive, with nothing open but a port that says so.
+
+A follower is ready where its pod's label says that it follows, because then the Service sends nobody to it (see
+`role_label`). One that led and lost the lead follows again. It keeps nothing, as what it knew may be wrong by then.
 """
 
 import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.health import Health
 from controlplane.scaling.knative.lease import Election, Leases
+from controlplane.scaling.knative.role_label import RoleLabel
 from controlplane.tasks import ended
+from service.loops import Loops
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "kelvin-controlplane"  # of the Lease
+LABEL_LOOP: Final = "role label"
 
 
 async def lead(
@@ -27,6 +33,7 @@ async def lead(
     clock: Clock,
     stop: asyncio.Event,
     serve: Callable[[], Awaitable[None]],
+    role: RoleLabel | None = None,
 ) -> None:
     """`serve()` while nobody else leads, to its end; where the lead is lost it is cancelled, and begun anew when it is
     ours again.
@@ -37,11 +44,43 @@ async def lead(
     election = Election(leases, namespace, NAME, me, clock)
     while True:
         log.info("waits for the lead", extra={"me": me})
+        async with _following(health, role):
+            if not await _won(election, stop):
+                return
+        if await election.lead(partial(_serve_as_leader, serve, role)):
+            return
+
+
+@asynccontextmanager
+async def _following(health: Health, role: RoleLabel | None) -> AsyncIterator[None]:
+    """Be a follower until the block is left. Without a role label nobody could tell it from the leader: not ready."""
+    health.waits_for = "the lead"
+    if role is None:
+        yield
+        return
+
+    async def be_ready_once_labelled() -> None:
+        # The label may still be that of a leader: from before the lead was lost, or before this container started.
+        health.waits_for = "its pod's label"
+        await role.follow()
         health.waits_for = "the lead"
-        if not await _won(election, stop):
-            return
-        if await election.lead(serve):
-            return
+        health.is_follower = True
+
+    try:
+        async with Loops() as loops:
+            loops.start(LABEL_LOOP, be_ready_once_labelled)
+            yield
+    finally:
+        health.is_follower = False
+
+
+async def _serve_as_leader(serve: Callable[[], Awaitable[None]], role: RoleLabel | None) -> None:
+    if role is None:
+        await serve()
+        return
+    async with Loops() as loops:
+        loops.start(LABEL_LOOP, role.lead)
+        await serve()
 
 
 async def _won(election: Election, stop: asyncio.Event) -> bool:

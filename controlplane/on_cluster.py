@@ -28,6 +28,7 @@ from controlplane.scaling.knative.plane import Plane
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pools import Pools
+from controlplane.scaling.knative.role_label import RoleLabel
 from controlplane.scaling.knative.wanted import Rendering
 from controlplane.status import pending_replicas, pod_pools
 from service.first import first
@@ -57,6 +58,11 @@ async def connected(settings: ClusterSettings, clock: Clock) -> "AsyncIterator[K
         except ClusterError as error:
             raise BadSetting(SCALING, "knative", f"no cluster to speak to: {error.trouble.message}") from error
         yield cluster
+
+
+def role_label(settings: ClusterSettings, cluster: "KubernetesCluster", clock: Clock) -> RoleLabel | None:
+    """Return the role label of this process's pod; None where it is in none that is known."""
+    return None if settings.pod is None else RoleLabel(cluster, settings.namespace, settings.pod, clock)
 
 
 async def on_cluster(

@@ -15,6 +15,7 @@ RUNTIME: Final = {**OURS, "app.kubernetes.io/component": "runtime"}  # of what s
 TENANT: Final = "kelvin.dev/tenant"
 MODEL: Final = "kelvin.dev/model"
 POOL: Final = "kelvin.dev/pool"
+ROLE: Final = "kelvin.dev/role"  # of a control plane's pod: its Service selects the leader
 CAPACITY: Final = "kelvin.dev/capacity"  # of nodes, where nothing else says that they may be taken away
 
 # Annotations.

@@ -19,6 +19,8 @@ from contracts.jobs import GateJob, SealJob
 from contracts.wire import encode
 from controlplane.policy.convergence import differences
 from controlplane.policy.knative_service import Cluster, Control, PodVersion, service, service_name
+from controlplane.policy.labels import ROLE
+from controlplane.scaling.knative.role_label import LEADER
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, running
@@ -225,6 +227,59 @@ def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
             assert first.wait(60) == 0
             second.send_signal(signal.SIGTERM)
             assert second.wait(60) == 0
+
+
+def test_service_leads_to_the_leader_alone(knative: Knative, tmp_path: Path) -> None:
+    """Both pods are Ready before and after the leader is killed and its container started again: the Service has one
+    endpoint, which is the leader's, and the label of the killed one is gone.
+    """
+    ports = {"one": free_port(), "two": free_port()}
+    for pod in ports:
+        about = {"name": pod, "namespace": "platform", "labels": {"app.kubernetes.io/name": "controlplane"}}
+        spec = {"containers": [{"name": "controlplane", "image": IMAGE}]}
+        knative.server.create({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
+
+    def start(pod: str) -> Any:
+        settings = SETTINGS | {"cluster_pod": pod, "health_listen": f"127.0.0.1:{ports[pod]}"}
+        (tmp_path / pod / "data" / "run" / "control.sock").unlink(missing_ok=True)
+        return program(tmp_path / pod / "data", **settings)
+
+    async def ready(*names: str, and_leads: str) -> None:
+        """Those are, and the Service has that endpoint."""
+        readiness: dict[str, tuple[int, str]] = {}
+        endpoints: list[str] = []
+        try:
+            async with asyncio.timeout(60):
+                while True:
+                    for pod in names:
+                        async with probing(ports[pod]) as says:
+                            readiness[pod] = await says("/readyz")
+                    pods = [each["metadata"] for each in knative.server.objects("v1", "Pod", "platform")]
+                    endpoints = [each["name"] for each in pods if each["labels"].get(ROLE) == LEADER]
+                    assert len(endpoints) <= 1
+                    if {status for status, _ in readiness.values()} == {200} and endpoints == [and_leads]:
+                        return
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError((readiness, endpoints)) from None
+
+    for pod in ports:
+        (tmp_path / pod).mkdir()
+    with start("one") as one:
+        asyncio.run(_open(tmp_path / "one"))
+        with start("two") as two:
+            asyncio.run(ready("one", "two", and_leads="one"))
+            one.kill()
+            one.wait(60)
+            knative.forget_the_lease()
+            asyncio.run(_open(tmp_path / "two"))
+            with start("one"):
+                asyncio.run(ready("one", "two", and_leads="two"))
+                two.send_signal(signal.SIGTERM)  # as a drain of its node does
+                assert two.wait(60) == 0
+                asyncio.run(ready("one", and_leads="one"))
+                with start("two"):
+                    asyncio.run(ready("one", "two", and_leads="one"))
 
 
 def test_a_leader_without_a_database(knative: Knative, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
+from controlplane.policy.labels import ROLE
 from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Unreachable
 from controlplane.scaling.knative.lease import Election
+from controlplane.scaling.knative.role_label import LEADER
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c")
@@ -65,6 +67,46 @@ class Line:
     async def replace(self, obj: Json) -> Json:
         made: Json = await self._over(lambda: self.store.write(obj, new=False))
         return made
+
+
+class Pods:
+    """The role labels of control planes' pods, by name, and every state of them that was; `away` is an API server
+    that does not answer.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.roles: dict[str, str | None] = dict.fromkeys(names)
+        self.away = False
+        self.history: list[dict[str, str | None]] = []
+
+    async def list_pods(self, namespace: str, labels: str) -> tuple[Json, ...]:
+        self._check()
+        name, _, value = labels.partition("=")
+        assert (namespace, name) == ("kelvin", ROLE)
+        return tuple({"metadata": {"name": pod, "uid": pod}} for pod, role in self.roles.items() if role == value)
+
+    async def apply(self, obj: Json) -> Json:
+        self._check()
+        about = obj["metadata"]
+        assert about["namespace"] == "kelvin"
+        if about["name"] not in self.roles or about.get("uid", about["name"]) != about["name"]:
+            raise ClusterError(Conflict("no such pod"))
+        self.write(about["name"], about["labels"][ROLE])
+        return obj
+
+    def write(self, pod: str, role: str) -> None:
+        """As anybody may."""
+        self.roles[pod] = role
+        self.history.append(dict(self.roles))
+
+    @property
+    def leaders(self) -> list[str]:
+        """The pods that the Service selects."""
+        return [pod for pod, role in self.roles.items() if role == LEADER]
+
+    def _check(self) -> None:
+        if self.away:
+            raise ClusterError(Unreachable("no answer"))
 
 
 class Skewed(VirtualClock):

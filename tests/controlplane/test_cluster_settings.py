@@ -45,6 +45,7 @@ def test_all_of_them() -> None:
             "KELVIN_CONTROL_LISTEN": "0.0.0.0:7500",
             "KELVIN_CLUSTER_TIMEOUT_S": "1800",
             "KELVIN_CLUSTER_OVERLAP_S": "30",
+            "KELVIN_CLUSTER_POD": "controlplane-7d9f-x2x",
             "KELVIN_CLUSTER_NODES": "example.com/gpu=h100,zone=a",
             "KELVIN_CLUSTER_TOLERATIONS": "nvidia.com/gpu,spot",
             "KELVIN_CLUSTER_PRIORITY_CLASS": "models",
@@ -87,6 +88,7 @@ def test_all_of_them() -> None:
             Sharing(("*/llama", "acme/*"), frozenset({"bank"})),
         ),
         30.0,
+        "controlplane-7d9f-x2x",
     )
 
 
@@ -97,6 +99,7 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_CLUSTER_IMAGE": ""}, "KELVIN_CLUSTER_IMAGE=: is required", id="no image"),
         pytest.param({"KELVIN_CLUSTER_STORE": ""}, "KELVIN_CLUSTER_STORE=: is required", id="no store"),
         pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
+        pytest.param({"KELVIN_CLUSTER_POD": "One"}, "must be the name of this process's own pod", id="a pod"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),
         pytest.param({"KELVIN_CLUSTER_DEVICE": "tpu"}, "must be nvidia.com/gpu", id="a device"),
         pytest.param(

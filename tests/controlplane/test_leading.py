@@ -5,19 +5,22 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import pytest
+from starlette.types import Message
 
 from controlplane.health import Health
 from controlplane.leading import lead
 from controlplane.scaling.knative.cluster import Json, Ref
-from tests.controlplane.candidates import Line, Store
+from controlplane.scaling.knative.role_label import LOOK_S, RoleLabel
+from tests.controlplane.candidates import Line, Pods, Store
 from tests.controlplane.virtual_time import VirtualClock, settle
 
 
 class Place:
     """A process that would run, and what became of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, pods: Pods | None = None, pod: str = "one") -> None:
         self.clock, self.store, self.stop = VirtualClock(), Store(), asyncio.Event()
+        self.pods, self.pod, self.health = pods, pod, Health(self.stop)
         self.line = Line(self.store, self.clock)
         self.seen: list[str] = []
         self.end = asyncio.Event()
@@ -34,8 +37,28 @@ class Place:
 
     def run(self, serve: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[None]:
         """As the application does."""
-        work = lead(self.line, "kelvin", Health(self.stop), self.clock, self.stop, serve or self.serve)
+        role = None if self.pods is None else RoleLabel(self.pods, "kelvin", self.pod, self.clock, luck=lambda: 0.5)
+        work = lead(self.line, "kelvin", self.health, self.clock, self.stop, serve or self.serve, role)
         return asyncio.create_task(work)
+
+    def beside(self, pod: str) -> "Place":
+        """Another one of the same cluster."""
+        other = Place(self.pods, pod)
+        other.clock, other.store, other.line = self.clock, self.store, Line(self.store, self.clock)
+        return other
+
+    async def readiness(self) -> tuple[int, str]:
+        """What a kubelet is answered."""
+        said: list[Message] = []
+
+        async def receive() -> Message:
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        await self.health({"type": "http", "method": "GET", "path": "/readyz"}, receive, send)
+        return said[0]["status"], said[1]["body"].decode()
 
     async def until(self, what: str, times: int) -> None:
         """It was seen so often; that takes no more than some minutes."""
@@ -210,5 +233,133 @@ def test_its_own_failure() -> None:
         await it.clock.advance(1.0)
         with pytest.raises(ValueError, match="price book"):
             await task
+
+    asyncio.run(main())
+
+
+def test_followers_are_ready_and_the_leader_is_labelled() -> None:
+    """The leader's readiness is what it serves; a follower's is that it waits, and that nobody is sent to it."""
+
+    async def main() -> None:
+        it = Place(Pods("one", "two"))
+        other = it.beside("two")
+        first = it.run()
+        await it.clock.advance(1.0)
+        second = other.run()
+        await it.clock.advance(1.0)
+        assert it.pods is not None
+        assert it.pods.roles == {"one": "leader", "two": "follower"}
+        assert await other.readiness() == (200, "waits for the lead")
+        assert (await it.readiness())[0] == 503  # until it serves
+        other.stop.set()
+        await second
+        assert await other.readiness() == (503, "ends")
+        it.end.set()
+        await first
+
+    asyncio.run(main())
+
+
+def test_takeover_moves_the_label() -> None:
+    """At no moment two pods have it, also where the leader before was killed and could not clear its own."""
+
+    async def main() -> None:
+        it = Place(Pods("one", "two", "three"))
+        assert it.pods is not None
+        other = it.beside("two")
+        first, second = it.run(), other.run()
+        await it.clock.advance(1.0)
+        assert it.pods.leaders == ["one"]
+        it.line.cut = True
+        first.cancel()  # killed: its Lease runs out, its label stays
+        await it.clock.advance(5.0)
+        assert it.pods.leaders == ["one"]
+        await it.clock.advance(30.0)
+        assert it.pods.roles == {"one": "follower", "two": "leader", "three": None}
+        assert all(list(roles.values()).count("leader") <= 1 for roles in it.pods.history)
+        other.end.set()
+        await it.clock.advance(1.0)
+        await asyncio.gather(first, second, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_lost_lead_clears_the_own_label() -> None:
+    """It is alive: it says itself that it follows, and is ready no sooner."""
+
+    async def main() -> None:
+        it = Place(Pods("one"))
+        assert it.pods is not None
+        task = it.run()
+        await it.clock.advance(1.0)
+        assert it.pods.leaders == ["one"]
+        it.pods.away = True
+        it.somebody_leads()
+        await it.clock.advance(5.0)
+        assert it.seen == ["began", "cut"]
+        assert await it.readiness() == (503, "waits for its pod's label")
+        it.pods.away = False
+        await it.clock.advance(5.0)
+        assert it.pods.leaders == []
+        assert await it.readiness() == (200, "waits for the lead")
+        it.stop.set()
+        await task
+
+    asyncio.run(main())
+
+
+def test_restarted_container_clears_a_label_that_stayed() -> None:
+    """A pod keeps its labels across a restart of its container."""
+
+    async def main() -> None:
+        it = Place(Pods("one", "two"))
+        assert it.pods is not None
+        first = it.run()
+        await it.clock.advance(1.0)
+        it.pods.write("two", "leader")
+        second = (other := it.beside("two")).run()
+        await it.clock.advance(1.0)
+        assert it.pods.roles == {"one": "leader", "two": "follower"}
+        for each in (it, other):
+            each.stop.set()
+            each.end.set()
+        await asyncio.gather(first, second)
+
+    asyncio.run(main())
+
+
+def test_label_that_comes_back_is_cleared() -> None:
+    """A late write of the leader before, or somebody's hand: the leader looks again each LOOK_S."""
+
+    async def main() -> None:
+        it = Place(Pods("one", "two"))
+        assert it.pods is not None
+        task = it.run()
+        await it.clock.advance(1.0)
+        it.pods.write("two", "leader")
+        it.pods.write("one", "follower")
+        await it.clock.advance(LOOK_S + 1)
+        assert it.pods.roles == {"one": "leader", "two": "follower"}
+        it.end.set()
+        await task
+
+    asyncio.run(main())
+
+
+def test_label_is_retried_until_the_cluster_takes_it() -> None:
+    """An API server that is away neither ends the leader nor is asked without a pause."""
+
+    async def main() -> None:
+        it = Place(Pods("one"))
+        assert it.pods is not None
+        it.pods.away = True
+        task = it.run()
+        await it.clock.advance(60.0)
+        assert (it.seen, it.pods.leaders) == (["began"], [])
+        it.pods.away = False
+        await it.clock.advance(10.0)
+        assert it.pods.leaders == ["one"]
+        it.end.set()
+        await task
 
     asyncio.run(main())

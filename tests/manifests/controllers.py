@@ -19,12 +19,7 @@ def updated(replicas: int, strategy: Json, ready: int = EVERY) -> tuple[int, int
     """
     if strategy.get("type") == "Recreate":
         return 0, replicas
-    rolling = strategy.get("rollingUpdate", {})
-    surge = _share(rolling.get("maxSurge", _DEFAULT), replicas, up=True)
-    unavailable = _share(rolling.get("maxUnavailable", _DEFAULT), replicas, up=False)
-    if not surge and not unavailable:
-        unavailable = 1
-    least = max(0, replicas - unavailable)
+    surge, least = _surge(replicas, strategy), least_available(replicas, strategy)
     old, new = replicas, 0
     while True:
         before = old, new
@@ -38,6 +33,20 @@ def updated(replicas: int, strategy: Json, ready: int = EVERY) -> tuple[int, int
             old -= min(old, max(0, old_ready + new_ready - least))
         if (old, new) == before:
             return before
+
+
+def least_available(replicas: int, strategy: Json) -> int:
+    """Return how many pods an update leaves ready at any moment, where all pods get ready."""
+    if strategy.get("type") == "Recreate":
+        return 0
+    unavailable = _share(strategy.get("rollingUpdate", {}).get("maxUnavailable", _DEFAULT), replicas, up=False)
+    if not unavailable and not _surge(replicas, strategy):
+        unavailable = 1
+    return max(0, replicas - unavailable)
+
+
+def _surge(replicas: int, strategy: Json) -> int:
+    return _share(strategy.get("rollingUpdate", {}).get("maxSurge", _DEFAULT), replicas, up=True)
 
 
 def evictable(budget: Json, replicas: int, ready: int = EVERY) -> int:

@@ -144,6 +144,10 @@ def environment_of(objects: list[Json], container: Json, here: Here | None = Non
         if "value" in each:
             found[each["name"]] = each["value"]
             continue
+        if (about := each["valueFrom"].get("fieldRef")) is not None:
+            assert about["fieldPath"] == "metadata.name"
+            found[each["name"]] = pod_name(container["name"])
+            continue
         if (wanted := each["valueFrom"].get("configMapKeyRef")) is not None:
             (settings,) = [o for o in objects if o["kind"] == "ConfigMap" and o["metadata"]["name"] == wanted["name"]]
             found[each["name"]] = settings["data"][wanted["key"]]
@@ -156,6 +160,11 @@ def environment_of(objects: list[Json], container: Json, here: Here | None = Non
         else:
             assert told.get("optional"), f"no secret {told['name']}"
     return found
+
+
+def pod_name(workload: str) -> str:
+    """Return the name of the one pod that runs here of a workload."""
+    return f"{workload}-0"
 
 
 def _mounted(pod: Json, container: Json, root: Path, secrets: Mapping[str, Mapping[str, bytes]]) -> dict[str, Path]:

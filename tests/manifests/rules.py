@@ -4,15 +4,17 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from controlplane.policy.labels import ROLE
 from tests.manifests.built import containers, pod_of
-from tests.manifests.controllers import EVERY, evictable, updated
+from tests.manifests.controllers import evictable, least_available, updated
 
 Json = dict[str, Any]
 Rule = Callable[[list[Json]], Iterator[str]]
 
 DIGEST: Final = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}")
 SPEAKS_TO_THE_CLUSTER: Final = frozenset({"controlplane"})
-LED: Final = frozenset({"controlplane"})  # one of them is ready; the others wait until it is none of them
+# Labels that the product writes to its pods: no pod template has them, and Services select by them.
+WRITTEN_LABELS: Final = frozenset({ROLE})
 BROUGHT: Final = frozenset({"kelvin-trust"})  # config maps that an operator makes, as secrets
 OWNED: Final = (("modelversions", "models"),)  # what is made, and whose it is
 _RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
@@ -172,23 +174,30 @@ def availability(objects: list[Json]) -> Iterator[str]:
 
 
 def updates(objects: list[Json]) -> Iterator[str]:
-    """An update ends: no old pod is kept until others are ready that wait for it."""
+    """An update ends, and of several pods it never ends all at once."""
     for obj in (each for each in objects if each["kind"] == "Deployment"):
-        name, replicas = obj["metadata"]["name"], _replicas(obj, objects)
-        old, _ = updated(replicas, obj["spec"].get("strategy", {}), _ready(name))
+        name, replicas, strategy = obj["metadata"]["name"], _replicas(obj, objects), obj["spec"].get("strategy", {})
+        old, _ = updated(replicas, strategy)
         if old:
             yield f"{name}: {old} of {replicas} old pods are kept"
+        if replicas > 1 and not least_available(replicas, strategy):
+            yield f"{name}: an update may end all {replicas} at once"
 
 
 def drains(objects: list[Json]) -> Iterator[str]:
-    """Whatever has a budget can be evicted, if by one at a time: no node is kept for it."""
+    """Whatever has a budget can be evicted, so no node is kept for it; of several pods never all at once."""
     for budget in (each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"):
         chosen = budget["selector"]["matchLabels"].items()
         for obj in (each for each in objects if each["kind"] in ("Deployment", "StatefulSet")):
             name, replicas = obj["metadata"]["name"], _replicas(obj, objects)
             labels = obj["spec"]["template"]["metadata"]["labels"].items()
-            if chosen <= labels and not evictable(budget, replicas, _ready(name)):
+            if not chosen <= labels:
+                continue
+            at_once = evictable(budget, replicas)
+            if not at_once:
                 yield f"{name}: none of {replicas} may be evicted"
+            if at_once == replicas > 1:
+                yield f"{name}: all {replicas} may be evicted at once"
 
 
 def preemption(objects: list[Json]) -> Iterator[str]:
@@ -220,10 +229,6 @@ def kept(objects: list[Json]) -> Iterator[str]:
         )
         if kind in ("Namespace", "PersistentVolumeClaim") and not is_kept:
             yield f"{_name(each)}: is pruned"
-
-
-def _ready(name: str) -> int:
-    return 1 if name in LED else EVERY
 
 
 def _replicas(obj: Json, objects: list[Json]) -> int:
@@ -290,7 +295,7 @@ def _mounts(obj: Json, pod: Json, there: set[tuple[str, str]]) -> Iterator[str]:
 
 
 def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
-    chosen = service["spec"]["selector"].items()
+    chosen = {key: value for key, value in service["spec"]["selector"].items() if key not in WRITTEN_LABELS}.items()
     found = [
         {port.get("name") for each in pod["containers"] for port in each.get("ports", ())}
         for obj in objects

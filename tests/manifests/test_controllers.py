@@ -3,7 +3,7 @@
 import pytest
 
 from tests.manifests.built import Json
-from tests.manifests.controllers import EVERY, evictable, updated
+from tests.manifests.controllers import EVERY, evictable, least_available, updated
 
 
 def rolling(unavailable: int | str, surge: int | str) -> Json:
@@ -47,3 +47,18 @@ def test_where_an_update_ends(replicas: int, strategy: Json, ready: int, want: t
 def test_what_a_drain_may_take(budget: Json, replicas: int, ready: int, want: int) -> None:
     """What is ready beyond what the budget wants, by all that there should be."""
     assert evictable(budget, replicas, ready) == want
+
+
+@pytest.mark.parametrize(
+    ("replicas", "strategy", "want"),
+    [
+        pytest.param(2, rolling(1, 1), 1, id="one less than there are"),
+        pytest.param(2, rolling("100%", 1), 0, id="none has to be ready"),
+        pytest.param(3, rolling(0, 0), 2, id="without room one less all the same"),
+        pytest.param(4, {}, 3, id="Kubernetes' own quarter"),
+        pytest.param(2, {"type": "Recreate"}, 0, id="first none, then all"),
+    ],
+)
+def test_least_available_during_an_update(replicas: int, strategy: Json, want: int) -> None:
+    """What the strategy says, by all that there should be."""
+    assert least_available(replicas, strategy) == want

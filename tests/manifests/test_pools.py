@@ -122,10 +122,11 @@ def _writers(objects: list[Json]) -> list[tuple[str, str | None, set[str]]]:
 
 
 def test_rights() -> None:
-    """Pods of that namespace are patched by the control plane, and nothing else is written of any."""
+    """Pods of that namespace and of its own are patched by the control plane, and nothing else is written of any."""
     objects = built_with("pools")
-    assert _writers(of_base()) == []
-    assert _writers(objects) == [("Role", NAMESPACE, {"patch"})]
+    own = ("Role", "kelvin", {"patch"})
+    assert _writers(of_base()) == [own]
+    assert sorted(_writers(objects)) == [own, ("Role", NAMESPACE, {"patch"})]
     assert list(rules.rights(objects)) == []
     (who,) = find(objects, "RoleBinding", "controlplane", NAMESPACE)["subjects"]
     assert (who["namespace"], who["name"]) == ("kelvin", "controlplane")

@@ -22,7 +22,8 @@ from tests.controlplane.postgres_server import PostgresServer
 from tests.faults.buckets import CREDENTIALS, serving
 from tests.loops import looping
 from tests.manifests.built import Json, built_with, find, knative, kustomize, of_base
-from tests.manifests.pods import Here, ports_of, running
+from tests.manifests.pods import Here, pod_name, ports_of, running
+from tests.runtime.processes import poll_until
 from tests.service.pki import Authority
 
 AUTHORITY = Authority()
@@ -65,13 +66,6 @@ STORE: Final = "s3://kelvin/versions"
 
 
 @contextlib.contextmanager
-def cluster(objects: list[Json], place: Path) -> Iterator[Here]:
-    """See `outside`."""
-    with outside(objects, place) as (here, _):
-        yield here
-
-
-@contextlib.contextmanager
 def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]]:
     """What lies outside of our Deployments: a real PostgreSQL and Redis, an S3 server, an API server, what hears an
     activator's reports.
@@ -92,6 +86,9 @@ def outside(objects: list[Json], place: Path) -> Iterator[tuple[Here, ApiServer]
         for kind in ("Namespace", "NetworkPolicy"):
             for each in (each for each in objects if each["kind"] == kind):
                 api.create(each)
+        template = find(objects, "Deployment", "controlplane")["spec"]["template"]
+        about = {**template["metadata"], "name": pod_name("controlplane"), "namespace": "kelvin"}
+        api.create({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": template["spec"]})
         for name in ("kelvin-inner-runtime", "kelvin-store"):
             api.create(
                 {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "kelvin-default"}}
@@ -108,7 +105,7 @@ def test_probes(tmp_path: Path) -> None:
     """
     objects = of_base()
     with (
-        cluster(objects, tmp_path) as here,
+        outside(objects, tmp_path) as (here, api),
         running(objects, "activator", here) as activator,
         running(objects, "snapshotter", here) as snapshotter,
     ):
@@ -118,6 +115,13 @@ def test_probes(tmp_path: Path) -> None:
             for each in (controlplane, activator, snapshotter):
                 each.until("readinessProbe")
                 assert re.search(rf'^{NAME}{{process="{each.name}",of="inner"}} \d', each.page(), re.MULTILINE)
+            selector = find(objects, "Service", "controlplane")["spec"]["selector"].items()
+
+            def is_selected() -> bool:
+                pod = api.get("v1", "Pod", pod_name("controlplane"), "kelvin")
+                return bool(selector <= pod["metadata"]["labels"].items())
+
+            poll_until("the Service leads to it", lambda: is_selected() or None)
 
 
 @pytest.mark.timeout(300)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from controlplane.policy.labels import ROLE
+from controlplane.scaling.knative.role_label import LEADER
 from tests.manifests import rules
 from tests.manifests.built import Json, crds, find, knative, of_base, plain, pod_of
+from tests.manifests.controllers import evictable, updated
 
 Harm = Callable[[list[Json]], object]
 
@@ -132,20 +135,24 @@ HARMS: tuple[tuple[Harm, str], ...] = (
         "availability: activator: an apply undoes its autoscaler's work",
     ),
     (
-        lambda o: _set(_rolling(o, "controlplane"), maxUnavailable=1),
-        "updates: controlplane: 1 of 2 old pods are kept",
+        lambda o: _set(_rolling(o, "controlplane"), maxUnavailable="100%"),
+        "updates: controlplane: an update may end all 2 at once",
     ),
     (
-        lambda o: _set(_rolling(_three(o), "controlplane"), maxUnavailable=1),
-        "updates: controlplane: 2 of 3 old pods are kept",
+        lambda o: _set(find(o, "Deployment", "controlplane")["spec"], strategy={"type": "Recreate"}),
+        "updates: controlplane: an update may end all 2 at once",
     ),
     (
-        lambda o: _set(_budget(o, "controlplane"), maxUnavailable=1),
-        "drains: controlplane: none of 2 may be evicted",
+        lambda o: _set(_budget(o, "controlplane"), maxUnavailable="100%"),
+        "drains: controlplane: all 2 may be evicted at once",
     ),
     (
-        lambda o: _set(_budget(_three(o), "controlplane"), maxUnavailable=1),
-        "drains: controlplane: none of 3 may be evicted",
+        lambda o: _set(_budget(_three(o), "controlplane"), maxUnavailable="100%"),
+        "drains: controlplane: all 3 may be evicted at once",
+    ),
+    (
+        lambda o: find(o, "Service", "controlplane")["spec"]["selector"].update(x="y"),
+        "references: Service controlplane: leads nowhere",
     ),
     (
         lambda o: _set(_budget(o, "activator"), maxUnavailable=0),
@@ -203,3 +210,29 @@ def test_a_rule_that_is_broken(harm: Harm, said: str) -> None:
     objects = copy.deepcopy(plain())
     harm(objects)
     assert [each for each in rules.broken(objects) if each.startswith(said)]
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_control_planes_are_updated_and_drained(replicas: int) -> None:
+    """As followers are ready. The control: if the leader alone were, an update would keep old pods for ever, and its
+    node could not be drained.
+    """
+    objects = of_base()
+    strategy, budget = find(objects, "Deployment", "controlplane")["spec"]["strategy"], _budget(objects, "controlplane")
+    assert (updated(replicas, strategy), evictable(budget, replicas)) == ((0, replicas), 1)
+    assert updated(replicas, strategy, ready=1)[0] > 0
+    assert evictable(budget, replicas, ready=1) == 0
+
+
+def test_the_control_plane_s_service_selects_the_leader() -> None:
+    """By the label that control planes write. They are told their pods' names, and may write to no other pods."""
+    objects = of_base()
+    assert find(objects, "Service", "controlplane")["spec"]["selector"][ROLE] == LEADER
+    template = find(objects, "Deployment", "controlplane")["spec"]["template"]
+    assert ROLE not in template["metadata"]["labels"]
+    assert "KELVIN_CLUSTER_POD" in {each["name"] for each in template["spec"]["containers"][0]["env"]}
+    (rule,) = [each for each in find(objects, "Role", "controlplane")["rules"] if each["resources"] == ["pods"]]
+    assert set(rule["verbs"]) == {"list", "patch"}
+    policy = find(objects, "ValidatingAdmissionPolicy", "kelvin-controlplane-pods")["spec"]
+    assert policy["matchConstraints"]["resourceRules"][0]["resources"] == ["pods"]
+    assert all("controlplane" in each["expression"] for each in policy["validations"])

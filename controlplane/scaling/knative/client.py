@@ -26,7 +26,7 @@ TRIES: Final = 3  # of an apply that met another's write
 
 
 class KubernetesCluster:
-    """Implements `ClusterApi` and `Leases`."""
+    """Implements `ClusterApi`, `Leases` and `LabelledPods`."""
 
     def __init__(self, transport: Transport, clock: Clock, *, luck: Callable[[], float] = random.random) -> None:
         self._transport, self._clock, self._luck = transport, clock, luck
@@ -88,6 +88,11 @@ class KubernetesCluster:
             if isinstance(error.trouble, Missing):
                 return None
             raise
+
+    async def list_pods(self, namespace: str, labels: str) -> tuple[Json, ...]:
+        """Return the pods of a namespace that have these labels. Raises ClusterError."""
+        where, query = collection("v1", "Pod", namespace), [("labelSelector", labels)]
+        return tuple((await self._transport.ask("GET", where, query, within_s=dependencies.LEASE.timeout_s))["items"])
 
     async def create(self, obj: Json) -> Json:
         """Raises ClusterError: Conflict where it is there already."""
