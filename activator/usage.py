@@ -13,6 +13,7 @@ import msgspec
 from activator import dependencies
 from activator.account import OK, Account
 from activator.timelines import Timelines
+from contracts.control import batch_of
 from contracts.errors import Failure
 from contracts.problem import code_of, status_of
 from contracts.usage import RequestRecord
@@ -92,12 +93,13 @@ class Usage:
 
 
 def poster(control: ServiceClient) -> Callable[[Sequence[bytes]], Awaitable[None]]:
-    """What hands records to the ledger: they are JSON already, so a batch is only put around them."""
+    """What hands records to the ledger."""
 
     async def post(records: Sequence[bytes]) -> None:
-        batch = b'{"records":[' + b",".join(records) + b"]}"
         headers = {"content-type": "application/json"}
-        async with control.open("POST", PATH, payload=batch, timeout_s=POST_TIMEOUT_S, headers=headers) as answer:
+        async with control.open(
+            "POST", PATH, payload=encode(batch_of(records)), timeout_s=POST_TIMEOUT_S, headers=headers
+        ) as answer:
             await answer.read()
 
     return post

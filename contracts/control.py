@@ -3,10 +3,11 @@
 What is asked of a runtime is in `jobs`.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, Raw, field
 
 from contracts.errors import Failure
 from contracts.forecast import Forecast, StartRow
@@ -19,7 +20,7 @@ from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
 from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord, RequestRecord
-from contracts.wire import Fact, Wire
+from contracts.wire import BadJson, Fact, Wire, decoder
 
 
 class Scope(StrEnum):
@@ -250,7 +251,10 @@ class Stats(Fact, frozen=True):
 
 
 class RequestBatch(Fact, frozen=True):
-    """Body of `POST /internal/v1/usage/requests`; answered 204 once durable. Repeats are harmless."""
+    """Body of `POST /internal/v1/usage/requests`; answered 204 once durable. Repeats are harmless.
+
+    A record that the ledger can't read is kept aside there, and holds up no other.
+    """
 
     records: tuple[RequestRecord, ...]
 
@@ -259,6 +263,18 @@ class LifetimeBatch(Fact, frozen=True):
     """Body of `POST /internal/v1/usage/lifetimes`; likewise."""
 
     records: tuple[LifetimeRecord, ...]
+
+
+def batch_of(payloads: Sequence[bytes]) -> object:
+    """Return the body of a batch of records that are encoded already. One that is no JSON becomes a string."""
+    return {"records": [_json_of(payload) for payload in payloads]}
+
+
+def _json_of(payload: bytes) -> object:
+    try:
+        return decoder(Raw).decode(payload)
+    except BadJson:
+        return payload.decode(errors="backslashreplace")
 
 
 class LivesSoFar(Fact, frozen=True):

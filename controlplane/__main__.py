@@ -1,7 +1,10 @@
 """`python -m controlplane`."""
 
+import sys
 from functools import partial
+from pathlib import Path
 
+from controlplane.check import describe_kept_aside
 from controlplane.settings import load
 from service.log import configure_logging
 from service.private import keep_secrets
@@ -17,6 +20,8 @@ def main() -> None:
         configure_logging("controlplane", log_level())
         settings = load()
         if only_checks():
+            if isinstance(settings.database, Path):
+                sys.stderr.write(describe_kept_aside(settings.database))
             return
         from controlplane.app import run  # a check needs none of it
 

@@ -14,6 +14,7 @@ from controlplane.ledger_schema import (
     conflicts,
     lifetime_records,
     open_lives,
+    owned_by,
     received,
     request_records,
     runtime_totals,
@@ -145,7 +146,7 @@ def kept_aside(connection: Connection, tenant: str, month: str) -> Iterator[Kept
     c = conflicts.c
     query = (
         select(c.subject, c.reason, c.at_us, c.record)
-        .where(c.tenant == tenant, c.month == month)
+        .where(owned_by(conflicts, tenant), c.month == month)
         .order_by(c.at_us, c.digest)
     )
     for row in streamed(connection, query, _ROWS):

@@ -16,6 +16,7 @@ from contracts.wire import encode
 from controlplane.chains import Chains
 from controlplane.ledger_schema import conflicts, received, sources
 from controlplane.months import Closed
+from controlplane.nul import without_nul
 from controlplane.policy.balance import Range, add_to_ranges, covers
 from controlplane.policy.chain import Kind
 from controlplane.policy.standing import MAX_FIGURE, Conflict
@@ -98,19 +99,19 @@ class Conflicts:
         raw = encode(record)
         self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
 
-    def add_unreadable(self, raw: bytes, tenant: str, subject: str, at_us: int, reason: str) -> None:
+    def add_unreadable(self, raw: bytes, tenant: str | None, subject: str, at_us: int, reason: str) -> None:
         """Likewise what is no record: the same bytes of two subjects are two."""
         digest = hashlib.sha256(subject.encode() + b"\n" + raw).hexdigest()
         self._keep(digest, tenant, subject, at_us, reason, raw)
 
     def _keep(self, digest: str, tenant: str | None, subject: str, at_us: int, reason: str, raw: bytes) -> None:
-        tenant = None if tenant is None else _fitting(tenant, conflicts.c.tenant)
+        tenant = _fitting(tenant, conflicts.c.tenant) if tenant else None  # the platform's chain is that of no tenant
         subject = _fitting(subject, conflicts.c.subject)
-        text = raw.decode(errors="replace")
-        self._rows[digest] = _Aside(digest, tenant, subject, _storable(at_us), reason, text)
+        text = without_nul(raw.decode(errors="replace"))
+        self._rows[digest] = _Aside(digest, tenant, subject, _storable(at_us), without_nul(reason), text)
 
     def write(self, connection: Connection, chains: Chains, shut: Closed) -> int:
-        """Store those that are not known yet, as links of the chain; how many there were."""
+        """Store those that are not known yet, as links of the chain. Return how many they were."""
         known: set[str] = set()
         for some in chunks(sorted(self._rows)):
             known |= set(connection.execute(select(conflicts.c.digest).where(conflicts.c.digest.in_(some))).scalars())
@@ -119,7 +120,7 @@ class Conflicts:
             tenant = row.tenant or ""
             fresh.append((*row, *chains.add(tenant, shut.month_for(tenant, row.at_us), Kind.CONFLICT, row)))
         insert_rows(connection, conflicts, fresh)
-        return len(self._rows)
+        return len(fresh)
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
@@ -146,7 +147,7 @@ def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
 def _fitting(word: str, column: Column[Any]) -> str:
     """Likewise a word."""
     assert isinstance(column.type, String)
-    return word[: column.type.length]
+    return without_nul(word)[: column.type.length]
 
 
 def _storable(at_us: int) -> int:

@@ -20,14 +20,20 @@ async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES, 
 
     What `is_stored` may hold no NUL character.
     """
+    raw = await read_body(request, limit_bytes)
+    if is_stored:
+        check_json(raw)
+    return decode(raw, kind)
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytearray:
+    """Return the body as it came. Raises Refused(BodyTooLarge)."""
     raw = bytearray()
     async for piece in request.stream():
         raw += piece
         if len(raw) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
-    if is_stored:
-        check_json(raw)
-    return decode(raw, kind)
+    return raw
 
 
 def answer(value: object, status: int = 200) -> Response:

@@ -28,6 +28,7 @@ from controlplane.tasks import Tasks
 from controlplane.tenants import TenantStore
 from controlplane.trail import Trail
 from service.unix import SocketDirectory
+from telemetry.policy.instruments import Kind
 from telemetry.telemetry import Telemetry
 
 
@@ -67,6 +68,13 @@ async def open_installation(
     ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
     with suppress(Refused):  # a place that is full or away: the next transaction does it before anything else
         await ledger.settle_journal()
+    telemetry.page.read(
+        "kelvin_ledger_kept_aside_total",
+        "Usage records that the ledger could not enter, and keeps aside.",
+        Kind.COUNTER,
+        (),
+        lambda: {(): float(ledger.kept_aside)},
+    )
     _check_currency(settings, book, await database.read(currencies))
     examiner = Examiner(settings.database, settings.spools)
     ladder.push_async_callback(examiner.close)

@@ -29,6 +29,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.numbers import whole_number
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import Wire, decode, encode
+from controlplane.usage_batches import R, Unreadable, split
 from service.whole_file import write_whole
 from spool.disk import Disk
 from spool.frame import Frame
@@ -47,7 +48,7 @@ CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of 
 # Of one transaction at most: a batch is 5,000 records, a bill of CLOSING_BYTES fewer pieces than that.
 MAX_ENTRIES: Final = 8_192
 PIECE_BYTES: Final = 128 * 1024
-REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED = b"R", b"L", b"C", b"P", b"D"
+REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED, _UNREADABLE = b"R", b"L", b"C", b"P", b"D", b"U"
 _PART: Final = struct.Struct("<cII")  # kind, which piece of a closing, how many there are
 
 
@@ -65,20 +66,29 @@ class Dropped(Wire, frozen=True):
     until: int
 
 
-Entry = RequestRecord | LifetimeRecord | Closing
+Entry = RequestRecord | LifetimeRecord | Closing | Unreadable
 
 
 def entry_of(payload: bytes) -> Entry:
-    """Raises Refused(InvalidRequest), ValueError."""
+    """Return the entry. A record that can't be read is an Unreadable, as the ledger keeps it aside. Raises
+    Refused(InvalidRequest) or ValueError for what is neither a record nor a closing.
+    """
     kind, body = payload[:1], payload[1:]
     match kind:
         case b"R":
-            return decode(body, RequestRecord, what="entry of the journal")
+            return _first(split([body], RequestRecord, 0))
         case b"L":
-            return decode(body, LifetimeRecord, what="entry of the journal")
+            return _first(split([body], LifetimeRecord, 0))
+        case b"U":
+            return decode(body, Unreadable, what="entry of the journal")
         case b"C":
             return decode(_unpacked(body), Closing, what="entry of the journal")
     raise ValueError(f"an entry of kind {kind!r}")
+
+
+def _first(found: tuple[Sequence[R], Sequence[Unreadable]]) -> R | Unreadable:
+    records, unreadable = found
+    return records[0] if records else unreadable[0]
 
 
 def _unpacked(body: bytes) -> bytes:
@@ -99,14 +109,16 @@ def payload_of(entry: Entry) -> bytes:
             return REQUEST + encode(entry)
         case LifetimeRecord():
             return LIFETIME + encode(entry)
+        case Unreadable():
+            return _UNREADABLE + encode(entry)
         case Closing():
             return _CLOSING + zlib.compress(msgspec.json.encode(entry, order="deterministic"))
 
 
 def _frames_of(entry: Entry) -> list[bytes]:
-    """The payloads of an entry: one, or pieces of a closing that does not fit a frame."""
+    """The payloads of an entry: one, or pieces of an entry that does not fit a frame."""
     payload = payload_of(entry)
-    if not isinstance(entry, Closing) or len(payload) <= PIECE_BYTES:
+    if len(payload) <= PIECE_BYTES:
         return [payload]
     pieces = [payload[at : at + PIECE_BYTES] for at in range(0, len(payload), PIECE_BYTES)]
     return [_PART.pack(_PIECE, number, len(pieces)) + piece for number, piece in enumerate(pieces)]

@@ -8,7 +8,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -27,7 +27,6 @@ from controlplane.closings import closing_entry
 from controlplane.journal import Entry, LedgerJournal
 from controlplane.ledger_schema import LIFETIME_VALUES, journal_position, lifetime_records, request_records
 from controlplane.months import Closed
-from controlplane.open_lives import Unreadable
 from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
 from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
@@ -35,6 +34,7 @@ from controlplane.request_rows import Groups, book_all, kin_of, known_requests, 
 from controlplane.store import Database
 from controlplane.totals import Totals
 from controlplane.upserts import upserts
+from controlplane.usage_batches import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,14 @@ _COLD: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What a batch came to. `conflicting` records are kept aside and make the balance fail."""
+    """What a batch came to. `conflicting` and `unreadable` records are kept aside and make the balance fail; those that
+    were kept aside before are not counted again.
+    """
 
     new: int
     duplicate: int
     conflicting: int
+    unreadable: int = 0
 
 
 class Ledger:
@@ -67,6 +70,7 @@ class Ledger:
         """With a journal whatever is entered is in it, too, before it is acknowledged."""
         self._database = database
         self._journal = journal
+        self.kept_aside = 0  # records, since this process began
 
     def __repr__(self) -> str:
         return f"<Ledger {self._database!r}>"
@@ -76,21 +80,26 @@ class Ledger:
         """For those who read the ledger's tables over a snapshot of their own."""
         return self._database
 
-    async def append_requests(self, batch: RequestBatch) -> None:
-        """Enter the records in one transaction. Raises Refused(InvalidRequest) for too many, or a source of ours."""
-        _check_batch(batch.records)
-        enter = partial(self._noted, append_requests, records=batch.records)
-        _tell(await self._write(enter, repeated=True))
+    async def append_requests(self, batch: RequestBatch, unreadable: Sequence[Unreadable] = ()) -> None:
+        """Enter the records, and keep the unreadable ones aside, in one transaction. Raises Refused(InvalidRequest) for
+        too many.
+        """
+        _check_size(batch.records)
+        enter = partial(self._noted, append_requests, records=batch.records, unreadable=unreadable)
+        self._tell(await self._write(enter, repeated=True), unreadable)
 
-    async def append_lifetimes(self, batch: LifetimeBatch) -> None:
-        """Likewise."""
-        _check_batch(batch.records)
-        enter = partial(self._noted, append_lifetimes, records=batch.records)
-        _tell(await self._write(enter, repeated=True))
+    async def append_lifetimes(self, batch: LifetimeBatch, unreadable: Sequence[Unreadable] = ()) -> None:
+        """Enter the records, and keep the unreadable ones aside, in one transaction. Raises Refused(InvalidRequest) for
+        too many.
+        """
+        _check_size(batch.records)
+        enter = partial(self._noted, append_lifetimes, records=batch.records, unreadable=unreadable)
+        self._tell(await self._write(enter, repeated=True), unreadable)
 
     async def note_lives(self, batch: LivesSoFar, now_us: int) -> None:
         """How replicas have lived so far, at `now_us` by the wall. Raises Refused(InvalidRequest)."""
-        _check_batch(batch.records)
+        _check_size(batch.records)
+        _check_sources(batch.records)
         note = partial(open_lives.note, records=batch.records, now_us=now_us)
         await self._database.write(note, repeated=True)
 
@@ -101,17 +110,13 @@ class Ledger:
 
         def cut(connection: Connection) -> tuple[Appended, list[Unreadable]]:
             records, unreadable = open_lives.cut_off(connection, before_us)
-            appended = self._noted(append_lifetimes, connection, records)
-            keep_aside(connection, unreadable)
-            ended = {record.runtime_id for record in records} | {each.runtime_id for each in unreadable}
+            appended = self._noted(append_lifetimes, connection, records, unreadable)
+            ended = {record.runtime_id for record in records} | {each.subject for each in unreadable}
             open_lives.forget(connection, ended)
             return appended, unreadable
 
         appended, unreadable = await self._write(cut, repeated=True)
-        _tell(appended)
-        for each in unreadable:
-            seen = {"runtime_id": each.runtime_id, "tenant": each.tenant, "error": each.reason}
-            log.error("the life of a replica can't be recorded; its last word is kept aside", extra=seen)
+        self._tell(appended, unreadable)
         return appended.new
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
@@ -144,13 +149,27 @@ class Ledger:
             raise
 
     def _noted(
-        self, enter: Callable[[Connection, Sequence[R]], Appended], connection: Connection, records: Sequence[R]
+        self,
+        enter: Callable[[Connection, Sequence[R]], Appended],
+        connection: Connection,
+        records: Sequence[R],
+        unreadable: Sequence[Unreadable],
     ) -> Appended:
         """In the transaction: what is committed is in the journal, and what the journal can't take is not entered."""
         appended = enter(connection, records)
-        if self._journal is not None and records:
-            self._journalize(connection, self._journal, records)
+        if unreadable:
+            appended = replace(appended, unreadable=keep_aside(connection, unreadable))
+        if self._journal is not None and (records or unreadable):
+            self._journalize(connection, self._journal, [*records, *unreadable])
         return appended
+
+    def _tell(self, appended: Appended, unreadable: Sequence[Unreadable]) -> None:
+        self.kept_aside += appended.conflicting + appended.unreadable
+        if appended.conflicting:
+            log.error("usage records contradict the ledger; they are kept aside", extra={"count": appended.conflicting})
+        for each in unreadable if appended.unreadable else ():
+            seen = {"tenant": each.tenant, "source": each.source, "sequence": each.sequence, "error": each.reason}
+            log.error("a usage record can't be read; it is kept aside", extra={"subject": each.subject, **seen})
 
     @staticmethod
     def _journalize(connection: Connection, journal: LedgerJournal, entries: Sequence[Entry]) -> None:
@@ -242,13 +261,18 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
     return Appended(placements[Known.NEW], placements[Known.DUPLICATE], aside_count)
 
 
-def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> None:
-    """Where people see it: a link of its tenant's chain."""
+def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> int:
+    """Store what can't be read as links of its tenant's chain. Return how many were new."""
     chains, aside = Chains(connection), Conflicts()
+    arrived = Arrivals(connection, {each.source for each in unreadable if each.source})
     for each in unreadable:
-        aside.add_unreadable(each.raw, each.tenant, each.runtime_id, each.died_at_us, each.reason)
-    aside.write(connection, chains, Closed(connection, {each.tenant for each in unreadable}))
+        aside.add_unreadable(each.raw, each.tenant, each.subject, each.at_us, each.reason)
+        if each.source:
+            arrived.add(each.source, each.sequence, each.at_us)
+    new = aside.write(connection, chains, Closed(connection, {each.tenant or "" for each in unreadable}))
     chains.write()
+    arrived.write(connection)
+    return new
 
 
 def timeline_of(connection: Connection, tenant: str, request_id: str) -> TimelineAnswer | None:
@@ -267,14 +291,12 @@ def timeline_of(connection: Connection, tenant: str, request_id: str) -> Timelin
     )
 
 
-def _tell(appended: Appended) -> None:
-    if appended.conflicting:
-        log.error("usage records contradict the ledger; they are kept aside", extra={"count": appended.conflicting})
-
-
-def _check_batch(records: Sequence[RequestRecord | LifetimeRecord]) -> None:
+def _check_size(records: Sequence[RequestRecord | LifetimeRecord]) -> None:
     if len(records) > MAX_BATCH:
         raise Refused(InvalidRequest("records", str(len(records)), f"must be at most {MAX_BATCH}"))
+
+
+def _check_sources(records: Sequence[LifetimeRecord]) -> None:
     for record in records:
         if record.source.startswith(CUT):  # ours: another's could take the place of a life that we end
             raise Refused(InvalidRequest("source", record.source[:128], f"must not begin with {CUT!r}"))

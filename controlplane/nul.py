@@ -32,6 +32,11 @@ def refusing_nul(app: ASGIApp) -> ASGIApp:
     return guarded
 
 
+def without_nul(word: str) -> str:
+    """Return the word as every database stores it."""
+    return word.replace("\0", "\ufffd")
+
+
 def check_json(raw: bytes | bytearray) -> None:
     """Raises Refused(InvalidRequest) for JSON with a NUL in any string. As a byte of its own it is no JSON."""
     if _ESCAPED in raw and _ESCAPE.search(raw):

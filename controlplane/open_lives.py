@@ -6,7 +6,6 @@ for CUT_S the last one becomes that record: it may be up to SO_FAR_S short, and 
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from controlplane.clock import Clock
 from controlplane.ledger_schema import lifetime_records, open_lives
 from controlplane.policy.standing import Conflict, place_lifetime
 from controlplane.upserts import upserts
+from controlplane.usage_batches import Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +41,6 @@ _RAW: Final[Mapping[str, ColumnElement[Any]]] = {
     "sqlite": cast(open_lives.c.record, LargeBinary),
     "postgresql": open_lives.c.record,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A last word that is none: `raw` as it lies there, and why it can't be read."""
-
-    runtime_id: str
-    tenant: str
-    died_at_us: int
-    raw: bytes
-    reason: str
 
 
 def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int) -> None:
@@ -111,7 +100,9 @@ def cut_off(connection: Connection, before_us: int) -> tuple[list[LifetimeRecord
             case str(fault):
                 content = raw if isinstance(raw, bytes) else raw.encode()
                 reason = f"its last word can't be read: {fault}"
-                unreadable.append(Unreadable(runtime_id, tenant, died_at_us, content, reason))
+                unreadable.append(
+                    Unreadable(raw=content, reason=reason, subject=runtime_id, tenant=tenant, at_us=died_at_us)
+                )
     return records, unreadable
 
 

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Engine
 from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane.closings import freeze, frozen_report, prices_of
 from controlplane.journal import Closing, Entry
-from controlplane.ledger import append_lifetimes, append_requests
+from controlplane.ledger import append_lifetimes, append_requests, keep_aside
+from controlplane.usage_batches import Unreadable
 
 BATCH: Final = 500
 
@@ -43,6 +44,8 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 def _enter(connection: Connection, batch: list[Entry]) -> None:
     append_requests(connection, [entry for entry in batch if isinstance(entry, RequestRecord)])
     append_lifetimes(connection, [entry for entry in batch if isinstance(entry, LifetimeRecord)])
+    if unreadable := [entry for entry in batch if isinstance(entry, Unreadable)]:
+        keep_aside(connection, unreadable)
     for entry in batch:
         if isinstance(entry, Closing):
             report = entry.report

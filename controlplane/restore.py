@@ -16,7 +16,6 @@ from pathlib import Path
 from sqlalchemy import delete, func, select, text
 
 from contracts.backup import BackupIndex, RestoreReport
-from contracts.errors import Refused
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
@@ -30,6 +29,7 @@ from controlplane.program import reporting
 from controlplane.replay import replay
 from controlplane.soundness import soundness_of
 from controlplane.store import Database, open_database
+from controlplane.usage_batches import Unreadable
 from service.private import keep_secrets
 from spool.frame import decode_frame
 
@@ -49,8 +49,9 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             _check_pages(database)
             # The journal first: it says whether a record that was unshipped came before or after its month was closed.
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
-            readable, unreadable = _unshipped(staging / UNSHIPPED)
-            unshipped = replay(database.engine, readable)
+            waiting = _unshipped(staging / UNSHIPPED)
+            unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
+            unshipped = replay(database.engine, waiting) - unreadable
             with database.engine.begin() as connection:
                 connection.execute(delete(journal_position))  # the backup's is not where the journal is now
             with database.engine.connect() as connection:
@@ -126,25 +127,24 @@ def _check_pages(database: Database) -> None:
         raise CannotRestore(f"the database is damaged: {found}")
 
 
-def _unshipped(path: Path) -> tuple[list[Entry], int]:
-    """The records that waited in spools, and how many there are that this program can't read."""
+def _unshipped(path: Path) -> list[Entry]:
+    """The records that waited in spools."""
     entries: list[Entry] = []
-    unreadable = 0
     content, offset = path.read_bytes(), 0
     while (frame := decode_frame(content, offset)) is not None:
-        try:
-            entries.append(entry_of(frame.payload))
-        except Refused:
-            unreadable += 1
+        entries.append(entry_of(frame.payload))
         offset = frame.end
-    return entries, unreadable
+    return entries
 
 
 def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:
     """How many entries came after the backup, and how many should have and did not."""
     if index.journal_after is None:
         return 0, 0
-    replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
+    try:
+        replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
+    except ValueError as error:
+        raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
     return replayed, lost_after(place, index.journal_after)
 
 

@@ -11,9 +11,10 @@ from starlette.routing import Route
 
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
 from contracts.usage import LifetimeRecord, RequestRecord
-from controlplane.bodies import LARGE_BYTES, nothing, read
+from controlplane.bodies import LARGE_BYTES, nothing, read, read_body
 from controlplane.clock import Clock
 from controlplane.ledger import Ledger
+from controlplane.usage_batches import read_batch
 
 
 def routes(
@@ -25,15 +26,17 @@ def routes(
     """Internal routes; a batch is one transaction, and then `seen` or `ended`."""
 
     async def requests(request: Request) -> Response:
-        batch = await read(request, RequestBatch, LARGE_BYTES)
-        await ledger.append_requests(batch)
-        seen(batch.records)
+        body = await read_body(request, LARGE_BYTES)
+        records, unreadable = read_batch(body, RequestRecord, clock.wall_s() * 1_000_000)
+        await ledger.append_requests(RequestBatch(records=records), unreadable)
+        seen(records)
         return nothing()
 
     async def lifetimes(request: Request) -> Response:
-        batch = await read(request, LifetimeBatch, LARGE_BYTES)
-        await ledger.append_lifetimes(batch)
-        ended(batch.records)
+        body = await read_body(request, LARGE_BYTES)
+        records, unreadable = read_batch(body, LifetimeRecord, clock.wall_s() * 1_000_000)
+        await ledger.append_lifetimes(LifetimeBatch(records=records), unreadable)
+        ended(records)
         return nothing()
 
     async def lives(request: Request) -> Response:

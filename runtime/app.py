@@ -11,6 +11,7 @@ import torch
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from contracts.control import batch_of
 from contracts.errors import Refused
 from contracts.filters import SOCKET
 from contracts.jobs import Bind, Pod, SealAttestation, SealJob
@@ -25,7 +26,7 @@ from runtime.lanes import Lanes
 from runtime.memory import SPARE_BYTES, bound_memory
 from runtime.metering import MeterPage
 from runtime.orders import Orders, build_orders
-from runtime.orphans import Orphans, batch_of, orphanage
+from runtime.orphans import Orphans, orphanage
 from runtime.policy.roles import ORDERS, RULES
 from runtime.predictor.session import installed
 from runtime.replica import Replica, Work

@@ -8,14 +8,12 @@ something. Where both write, the activator's stands.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
-
-import msgspec
 
 from contracts.errors import Refused
 from contracts.usage import Receipt
@@ -207,11 +205,6 @@ class SpooledRecords:
         await self._loops.close()
         if self._spool is not None:
             await asyncio.to_thread(self._spool.close)
-
-
-def batch_of(payloads: Sequence[bytes]) -> object:
-    """The body of a `RequestBatch` of records that are encoded already."""
-    return {"records": [msgspec.Raw(payload) for payload in payloads]}
 
 
 @asynccontextmanager

@@ -104,6 +104,8 @@ def _slot(record: RequestRecord) -> tuple[Origin, str | None]:
 
 
 def _impossible(record: RequestRecord | LifetimeRecord, figures: Sequence[str], words: Mapping[str, int]) -> str | None:
+    if record.tenant == "":  # the name of the platform's own chain
+        return "tenant is empty"
     for name in figures:
         value = getattr(record, name)
         if not 0 <= value <= MAX_FIGURE:

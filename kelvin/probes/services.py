@@ -1,4 +1,5 @@
-"""Ask each service whether it could start with these settings, and the snapshotter whether the store answers.
+"""Ask each service whether it could start with these settings, the snapshotter whether the store answers, and the
+control plane whether its ledger keeps records aside.
 
 They are run as programs, as `kelvin up` runs them, with `--check`: settings are read, and nothing is served.
 """
@@ -45,6 +46,9 @@ def ask_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         last = (said.strip().splitlines() or ["it said nothing"])[-1]
         if name == "snapshotter" and process.returncode in (0, STORE_STATUS):
             yield _store(process.returncode, last)
+        elif name == "controlplane" and process.returncode == 0 and said:
+            mend = "`kelvin billing reconcile` names each"
+            yield Finding("usage records", Level.WARN, last, "no bill has them", mend)
         elif process.returncode != 0:
             refused = True
             level, mend = Level.FAIL, "the value that it names" if process.returncode == BAD_SETTING_STATUS else ""

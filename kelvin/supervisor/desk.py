@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
+from contracts.control import LivesSoFar, batch_of
 from contracts.doubling import is_told
-from contracts.usage import LifetimeRecord, RequestRecord
-from contracts.wire import decode
+from contracts.usage import LifetimeRecord
 from kelvin.supervisor.graves import LIFETIME_PREFIX
 from service.client import ServiceClient
 from spool.recovery import recover
@@ -30,13 +29,11 @@ class LedgerDesk:
 
     async def post_lifetimes(self, records: Sequence[bytes]) -> None:
         """Raises Refused while the ledger is away; repeats are harmless."""
-        batch = LifetimeBatch(records=tuple(decode(raw, LifetimeRecord, what="spooled lifetime") for raw in records))
-        await self._post("lifetimes", batch)
+        await self._post("lifetimes", batch_of(records))
 
     async def post_requests(self, records: Sequence[bytes]) -> None:
         """Likewise for request records of processes that are no more."""
-        batch = RequestBatch(records=tuple(decode(raw, RequestRecord, what="spooled request") for raw in records))
-        await self._post("requests", batch)
+        await self._post("requests", batch_of(records))
 
     async def post_so_far(self, record: LifetimeRecord) -> None:
         """How a replica that lives has lived until now. Raises Refused; the next word says more than this one."""
@@ -67,5 +64,5 @@ class LedgerDesk:
     def _post_for(self, source: str) -> Post:
         return self.post_lifetimes if source.startswith(LIFETIME_PREFIX) else self.post_requests
 
-    async def _post(self, kind: str, batch: LifetimeBatch | RequestBatch | LivesSoFar) -> None:
-        await self._control.call("POST", f"/internal/v1/usage/{kind}", type(None), body=batch, timeout_s=SHIP_TIMEOUT_S)
+    async def _post(self, kind: str, body: object) -> None:
+        await self._control.call("POST", f"/internal/v1/usage/{kind}", type(None), body=body, timeout_s=SHIP_TIMEOUT_S)

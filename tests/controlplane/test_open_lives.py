@@ -201,7 +201,7 @@ def test_one_that_can_t_be_read_holds_up_no_other(
         assert why is None or why in named[0].detail
 
     with_ledger(tmp_path, scenario)
-    told = [vars(each)["runtime_id"] for each in caplog.records if each.levelname == "ERROR"]
+    told = [vars(each)["subject"] for each in caplog.records if each.levelname == "ERROR"]
     assert told == ([] if why is None else ["rt-2"])
 
 

@@ -1,5 +1,6 @@
 """`kelvin doctor` from outside: a good place fails nothing; what is planted is found, with its cost and its mend."""
 
+import asyncio
 import json
 import os
 import resource
@@ -11,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from controlplane.check import describe_kept_aside
+from controlplane.ledger import keep_aside
+from controlplane.store import open_database
+from controlplane.usage_batches import Unreadable
 from kelvin.policy.findings import Level
 from kelvin.probes.disk import look_at_disk
 from kelvin.probes.guards import is_running, look_at_secrets
@@ -176,3 +181,16 @@ def test_filters_are_asked_where_they_are_on(data: Path) -> None:
     assert "filters: KELVIN_OTLP_ENDPOINT=nowhere" in told["on"]
     assert "filters:" not in told["off"]
     assert "activator: KELVIN_OTLP_ENDPOINT=nowhere" in told["off"]
+
+
+def test_records_kept_aside_are_counted(tmp_path: Path) -> None:
+    """The control plane's check tells of them; without a ledger, and with none, it says nothing."""
+    path = tmp_path / "kelvin.db"
+    assert describe_kept_aside(path) == ""
+    database = open_database(path)
+    assert describe_kept_aside(path) == ""
+    unreadable = Unreadable(raw=b"?", reason="no JSON", subject="unknown", tenant=None, at_us=1)
+    asyncio.run(database.write(lambda connection: keep_aside(connection, [unreadable])))
+    database.close()
+    found = {finding.check: finding for finding in ask_services({**os.environ, "KELVIN_DATA": str(tmp_path)})}
+    assert found["usage records"].seen == "1 can't be read or contradict others, and are kept aside"

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contracts.control import RequestBatch
+from contracts.control import RequestBatch, batch_of
 from contracts.errors import Refused, Unavailable
 from contracts.frames import Counts
 from contracts.usage import Receipt, RequestRecord
 from contracts.wire import decode, encode
 from runtime import orphans as module
 from runtime.accounts import Account
-from runtime.orphans import Orphans, batch_of, orphanage
+from runtime.orphans import Orphans, orphanage
 from spool import recover
 from tests.runtime.fakes import MemoryRecords
 from tests.virtual_loop import run_virtually

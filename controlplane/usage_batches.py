@@ -1,0 +1,109 @@
+"""Read usage records one by one, so that a record that can't be read keeps no other from the ledger.
+
+A record can't be read if it is no JSON, lacks fields, has wrong ones, or holds a NUL character. The ledger keeps it
+aside: see `keep_aside` in `controlplane/ledger.py`.
+
+A record that has all fields and more is from a newer program. Its sender keeps it until this program is replaced, too.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import msgspec
+
+from contracts.errors import InvalidRequest, Refused
+from contracts.usage import CUT, LifetimeRecord, RequestRecord
+from contracts.wire import BadJson, Fact, Wire, convert, decode, decode_any, decoder
+from controlplane.nul import check_json
+
+R = TypeVar("R", RequestRecord, LifetimeRecord)
+
+UNKNOWN: Final = "unknown"
+_NAMES: Final = ("request_id", "runtime_id")
+_TIMES: Final = ("ended_at_us", "died_at_us")
+
+
+class Unreadable(Wire, frozen=True):
+    """A usage record that can't be read: its bytes, why, and what can be told of it all the same.
+
+    `tenant` is None, `source` empty and `sequence` 0 where they are not known.
+    """
+
+    raw: bytes
+    reason: str
+    subject: str
+    tenant: str | None
+    at_us: int
+    source: str = ""
+    sequence: int = 0
+
+
+class _Batch(Fact, frozen=True):
+    records: tuple[msgspec.Raw, ...]
+
+
+def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tuple[R, ...], tuple[Unreadable, ...]]:
+    """Return the batch's records, and what can't be read. Raises Refused(InvalidRequest) where the body is no batch, or
+    has a record of a newer program.
+    """
+    raws = [bytes(raw) for raw in decode(body, _Batch).records]
+    records, unreadable = split(raws, kind, now_us)
+    for each in unreadable:
+        if newer := _fields_of_newer_program(each.raw, kind):
+            rule = f"has the field {newer[0]!r}, of a newer program: it waits until the control plane is replaced, too"
+            raise Refused(InvalidRequest("records", each.subject[:128], rule))
+    ours = [record for record in records if record.source.startswith(CUT)]  # could take the place of a life we end
+    if ours:
+        reason = f"its source must not begin with {CUT!r}"
+        unreadable += [describe(msgspec.json.encode(record), reason, now_us) for record in ours]
+        records = [record for record in records if not record.source.startswith(CUT)]
+    return tuple(records), tuple(unreadable)
+
+
+def split(raws: Sequence[bytes], kind: type[R], now_us: int) -> tuple[list[R], list[Unreadable]]:
+    """Return the records, and what can't be read."""
+    records, unreadable = list[R](), list[Unreadable]()
+    decode_record = decoder(kind).decode
+    for raw in raws:
+        try:
+            record = decode_record(raw)
+            check_json(raw)
+        except BadJson as error:
+            unreadable.append(describe(raw, str(error), now_us))
+        except Refused:
+            unreadable.append(describe(raw, "it holds a NUL character", now_us))
+        else:
+            records.append(record)
+    return records, unreadable
+
+
+def _fields_of_newer_program(raw: bytes, kind: type[R]) -> list[str]:
+    """Return the fields that `kind` lacks, if the others are those of a record."""
+    with suppress(BadJson, msgspec.ValidationError):
+        if isinstance(found := decode_any(raw), dict):
+            known = {name: found[name] for name in kind.__struct_fields__ if name in found}
+            convert(known, kind)
+            return sorted(found.keys() - known.keys())
+    return []
+
+
+def describe(raw: bytes, reason: str, now_us: int) -> Unreadable:
+    """Tell what can be told of such a record. Of an unknown time it is of `now_us`."""
+    try:
+        found = decode_any(raw)
+    except BadJson:
+        found = None
+    fields = found if isinstance(found, dict) else {}
+    words = {name: fields[name] for name in (*_NAMES, "tenant", "source") if isinstance(fields.get(name), str)}
+    times = [fields[name] for name in _TIMES if type(fields.get(name)) is int]
+    sequence = fields.get("sequence")
+    return Unreadable(
+        raw=raw,
+        reason=reason,
+        subject=next((words[name] for name in _NAMES if name in words), UNKNOWN),
+        tenant=words.get("tenant"),
+        at_us=times[0] if times else now_us,
+        source=words.get("source", ""),
+        sequence=sequence if type(sequence) is int and "source" in words else 0,
+    )

@@ -1,0 +1,140 @@
+"""A usage record that can't be read is kept aside, and holds up no other record."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contracts.control import RequestBatch, batch_of
+from contracts.deadline import Deadline
+from contracts.errors import Refused, Unavailable
+from contracts.usage import RequestRecord
+from contracts.wire import encode
+from controlplane.billing import billing_report
+from controlplane.ledger import Ledger
+from controlplane.ledger_schema import conflicts
+from controlplane.price_book import default_price_book
+from controlplane.usage_batches import read_batch
+from spool.frame import MAX_RECORD_BYTES
+from spool.journal import Journal
+from spool.shipper import Shipper
+from spool.spool import Spool
+from tests.controlplane.door import opened
+from tests.controlplane.test_ledger import charged, rows, with_ledger
+from tests.controlplane.test_restore import World, back, in_world
+from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
+
+GOOD = encode(request_record(1)), encode(request_record(3))
+HALF = encode({"request_id": "req-2", "tenant": "acme", "source": "activator-1", "sequence": 2, "surprise": 1})
+
+BAD = [
+    pytest.param(HALF, "surprise", id="half a record"),
+    pytest.param(b'{"tenant":"acme"}', "missing required field", id="hardly a record"),
+    pytest.param(b"[" * 5000 + b"]" * 5000, "Expected `object`", id="nested deeply"),
+    pytest.param(b"\xff\x00 no JSON", "Expected `object`", id="no JSON"),
+    pytest.param(encode(request_record(2, outcome="a\0b")), "NUL", id="a NUL character"),
+    pytest.param(encode(request_record(2, source="cut-rt-7")), "must not begin with 'cut-'", id="a source of ours"),
+]
+
+
+async def post(ledger: Ledger, *records: bytes) -> None:
+    """As the route does with the body that every sender makes."""
+    entered, unreadable = read_batch(encode(batch_of(records)), RequestRecord, END_US - 1)
+    await ledger.append_requests(RequestBatch(records=entered), unreadable)
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD)
+@pytest.mark.usefixtures("backend")
+def test_unreadable_record_is_kept_aside(tmp_path: Path, bad: bytes, reason: str) -> None:
+    """The records around it enter. It is stored and counted once, with the reason."""
+
+    async def scenario(ledger: Ledger) -> None:
+        for _ in range(2):
+            await post(ledger, GOOD[0], bad, GOOD[1])
+        assert sorted(await charged(ledger)) == ["req-1", "req-3"]
+        (aside,) = await rows(ledger, conflicts)
+        assert reason in aside["reason"]
+        assert ledger.kept_aside == 1
+
+    with_ledger(tmp_path, scenario)
+
+
+def test_unreadable_record_is_no_hole(tmp_path: Path) -> None:
+    """The bill's balance names the record that is kept aside, and misses no sequence of its source."""
+
+    async def scenario(ledger: Ledger) -> None:
+        await post(ledger, GOOD[0], HALF, GOOD[1])
+        report = await ledger.database.read(
+            lambda connection: billing_report(connection, default_price_book(), "acme", MONTH, live=None, now_us=END_US)
+        )
+        assert [(problem.kind, problem.subject) for problem in report.balance.problems] == [("conflict", "req-2")]
+
+    with_ledger(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("kind", ["requests", "lifetimes"])
+def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path: Path, kind: str) -> None:
+    """A spool's shipper hands everything over to a control plane; nothing waits behind the record."""
+    path = f"/internal/v1/usage/{kind}"
+    good = encode(request_record(2) if kind == "requests" else lifetime_record(2))
+
+    async def main() -> None:
+        async with opened(data) as door:
+
+            async def post(records: Sequence[bytes]) -> None:
+                status, _ = await door.ask("POST", path, encode(batch_of(records)))
+                if status != 204:
+                    raise Refused(Unavailable("the control plane"))
+
+            spool = Spool.open(tmp_path / "spool", "source-1")
+            try:
+                for payload in (b'{"later":1}', b"\xff", good):
+                    await spool.append(lambda _, payload=payload: payload)  # type: ignore[misc]
+                shipper = Shipper(spool, post, backoff_s=0.0)
+                assert await shipper.flush(Deadline.after(5.0, time.monotonic()))
+                assert shipper.backlog == 0
+            finally:
+                spool.close()
+
+    asyncio.run(main())
+
+
+def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
+    """What the journal holds of them comes after the backup; a record in a spool that can't be read is in the backup.
+    Both are in the restored ledger, once, however often it is restored.
+    """
+
+    async def scenario(world: World) -> None:
+        directory = world.data / "spool" / "activator-1"
+        directory.mkdir(parents=True)
+        journal = Journal(directory)
+        journal.commit([lambda _: b'{"request_id":"waits","tenant":"acme"}'])
+        journal.close()
+        assert await world.loop().once() is not None
+        await post(world.ledger, GOOD[0], HALF, b"x" * MAX_RECORD_BYTES)
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.unreadable, report.unshipped, report.replayed, report.missing) == (1, 0, 3, 0)
+    with closing(sqlite3.connect(tmp_path / "new" / "kelvin.db")) as database:
+        subjects = database.execute("SELECT subject FROM ledger_conflicts ORDER BY subject").fetchall()
+    assert subjects == [("req-2",), ("unknown",), ("waits",)]
+
+
+def test_record_of_newer_program_waits_for_its_program(data: Path) -> None:
+    """It is refused, and its sender keeps it: a control plane that is replaced, too, will read it."""
+    record = encode({**msgspec.to_builtins(request_record(2)), "surprise": 1})
+
+    async def main() -> None:
+        async with opened(data) as door:
+            body = encode(batch_of([GOOD[0], record]))
+            status, problem = await door.ask("POST", "/internal/v1/usage/requests", body)
+            assert (status, problem["code"]) == (400, "invalid_request")
+            assert "the field 'surprise', of a newer program" in problem["detail"]
+
+    asyncio.run(main())
