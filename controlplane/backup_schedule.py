@@ -18,7 +18,6 @@ from controlplane.clock import Clock
 from controlplane.journal import LedgerJournal
 from controlplane.policy.retention import NEWEST, keep
 from controlplane.store import Database
-from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +58,10 @@ class BackupLoop:
         return time.time() - self.done_at_s
 
     async def run(self) -> None:
-        """Again and again. After a failure, and while files are missing, sooner: RETRY_S, then twice as long each time,
-        up to the interval.
+        """Again and again. Where the disk or the database refuses, and while files are missing, sooner: RETRY_S, then
+        twice as long each time, up to the interval.
         """
+        self._stop.clear()  # of a run that ended by an error
         pauses, retries = Doubling(RETRY_S, self._every_s), 0
         try:
             while True:
@@ -69,10 +69,8 @@ class BackupLoop:
                 is_done = True
                 try:
                     await self.once()
-                except Exception as error:  # a full disk, SQLite's own errors, a record that does not decode
+                except (Refused, OSError) as error:
                     log.error("no backup could be made", extra={"place": str(self._place), "error": repr(error)})
-                    if not isinstance(error, (Refused, OSError)):  # those are the disk's and the database's
-                        record_error(error, "a backup")
                     is_done = False
                 # At the first start the activator makes its CA meanwhile. Where it has none it never will.
                 retries = 0 if is_done and self._backups.has_all_files() else retries + 1

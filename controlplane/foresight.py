@@ -74,10 +74,7 @@ class Foresight:
         """Look for ever; where nothing is to be foreseen, at nothing."""
         while self.least_s:
             await self._clock.sleep(BEAT_S)
-            try:
-                self.look()
-            except Exception:  # a defect in a guess must not stop the others
-                log.exception("what will be asked for could not be looked at")
+            self.look()
 
     def look(self) -> None:
         """Once, at every version that was used lately."""

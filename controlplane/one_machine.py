@@ -84,7 +84,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     tasks.start_loop("adopter", adopter.run)
     tasks.start_loop("autoscaler", autoscaler.run)
     tasks.start_loop("damages", damages.run)
-    tasks.start_loop("foresight", foresight.run)
+    tasks.start_loop("foresight", foresight.run, takes_readiness=False)  # a guess is for nobody yet
 
     shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, foresight)
     return Running(

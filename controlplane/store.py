@@ -175,13 +175,16 @@ class Database:
     def copy(self, path: Path) -> None:
         """One consistent state as a file of its own (mode 0600), beside writers and readers. Blocking: it reads all.
 
-        Raises Refused(Conflict) where it is no file of ours.
+        Raises Refused(Conflict) where it is no file of ours, OSError where a disk refuses.
         """
         self.check_copied()
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        with closing(sqlite3.connect(path)) as target, closing(self.engine.raw_connection()) as source:
-            assert isinstance(source.driver_connection, SqliteConnection)
-            source.driver_connection.backup(target)  # SQLite's: one step under one read lock, GIL released
+        try:
+            with closing(sqlite3.connect(path)) as target, closing(self.engine.raw_connection()) as source:
+                assert isinstance(source.driver_connection, SqliteConnection)
+                source.driver_connection.backup(target)  # SQLite's: one step under one read lock, GIL released
+        except (sqlite3.Error, DBAPIError) as error:
+            raise OSError(f"the database can't be copied: {error}") from error
 
     def check_copied(self) -> None:
         """Raises as `copy`."""

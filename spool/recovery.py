@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from contracts.errors import Refused
+from service.loops import record_error
 from spool.home import Home, readable_sources
 from spool.looking import frames_after
 from spool.reader import Tail, last_sequence, read_position
@@ -87,8 +89,10 @@ async def _ship(home: Home, post: Post) -> Recovered:
         # What is left behind the last readable record was never acknowledged to its writer, or the disk lost it.
         lost += last - tail.acknowledged
         tail.acknowledge(last)
-    except Exception as error:
+    except (Refused, OSError) as error:
         log.warning("a leftover spool is not taken; it is kept", extra={"source": home.source, "error": repr(error)})
+    except Exception as error:
+        record_error(error, home.source)
     finally:
         tail.close()
     remaining = last - tail.acknowledged

@@ -12,7 +12,8 @@ from typing import Final, Self
 
 from contracts.deadline import Deadline
 from contracts.doubling import Doubling, is_told
-from service.loops import Loops
+from contracts.errors import Refused
+from service.loops import Loops, record_error
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,9 @@ MAX_BYTES: Final = 1024 * 1024
 class Shipper:
     """Ships one spool. `async with` runs it in the background; `flush` ships what is there without that, too.
 
-    `post` gets records in order and returns once the receiver has them durably; it must end by itself. Whatever it
-    raises, the same records are posted again after a pause that doubles up to `max_backoff_s`, with jitter.
+    `post` gets records in order and returns once the receiver has them durably; it must end by itself. Where it raises
+    Refused or OSError, the same records are posted again after a pause that doubles up to `max_backoff_s`, with jitter.
+    Anything else is a defect: it ends `run`, and the loop's owner starts that again.
     """
 
     def __init__(
@@ -92,10 +94,13 @@ class Shipper:
                         await asyncio.sleep(self._pause_s())
         except TimeoutError:
             return False
+        except Exception as error:  # who drains has more to do
+            record_error(error, self._spool.source)
+            return False
         return True
 
     async def _try_ship(self) -> bool:
-        """Post one batch. False where it was not taken."""
+        """Post one batch. Return False where the receiver or the disk refuses. Other errors are defects, and raised."""
         async with self._one_at_a_time:
             try:
                 batch = self._spool.tail.read(self._spool.committed, MAX_RECORDS, MAX_BYTES)
@@ -105,7 +110,7 @@ class Shipper:
                 elif self.backlog:
                     # Damage at the end of what is written: the next segment lets us go on behind the hole.
                     raise OSError("durable records cannot be read back")
-            except Exception as error:
+            except (Refused, OSError) as error:
                 self.failures += 1
                 if is_told(self.failures):
                     log.warning(

@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import os
+import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from contracts.settings import BadSetting
 from controlplane.backup_place import backups_in, claim_place, name_of
 from controlplane.journal import extent_of
 from controlplane.policy.retention import NEWEST
+from controlplane.store import open_database
+from service.loops import LoopHealth, Loops
 from tests.controlplane.test_restore import World, back, ids, in_world
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -173,3 +177,41 @@ def test_a_damaged_name_is_refused(tmp_path: Path, damaged: str, content: bytes)
     with pytest.raises(BadSetting, match=rf"{path} holds no name of an installation: copy that file"):
         claim_place(tmp_path / "place", tmp_path / "data")
     assert path.read_bytes() == content
+
+
+def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
+    """An error that no disk and no database makes ends the run. Its loop counts that, and begins again."""
+
+    async def scenario(world: World) -> None:
+        health, loop = LoopHealth(), world.loop()
+        pieces, made = world.backups.pieces, asyncio.Event()
+
+        def defective(*given: Any) -> Any:
+            if not health.errors:
+                raise KeyError("a defect")
+            asyncio.get_running_loop().call_soon(made.set)
+            return pieces(*given)
+
+        world.backups.pieces = defective  # type: ignore[method-assign, assignment]
+        async with Loops(health) as loops:
+            loops.start("backups", loop.run)
+            async with asyncio.timeout(20.0):
+                await made.wait()
+                while not backups_in(world.place):
+                    await asyncio.sleep(0.01)
+        assert health.errors == {"backups": 1}
+
+    in_world(tmp_path, scenario)
+
+
+def test_full_disk_of_a_copy_is_no_defect(tmp_path: Path) -> None:
+    """SQLite's own errors of a copy come as the disk's."""
+    database = open_database(tmp_path / "kelvin.db")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="the database can't be copied"):
+            database.copy(tmp_path / "copy.db")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        database.close()

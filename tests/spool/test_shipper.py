@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from contracts.deadline import Deadline
 from contracts.errors import Refused, Unavailable
+from service.loops import LoopHealth, Loops
 from spool.disk import segments
 from spool.reader import read_position
 from spool.recent import RECENT_BYTES
@@ -250,5 +251,42 @@ def test_any_order_of_appends_failures_and_restarts_loses_nothing(
         spool._journal.check_integrity()
         spool.close()
         assert receiver.first_times() == [make("x" * size)(sequence) for sequence in range(1, appended + 1)]
+
+    asyncio.run(scenario())
+
+
+def test_defect_of_shipping_is_the_loops_to_count(tmp_path: Path) -> None:
+    """What is neither the receiver's refusal nor the disk's ends the run. Its loop counts that, and ships on."""
+
+    async def scenario() -> None:
+        spool, receiver, health = Spool.open(tmp_path, "a-1"), Receiver(), LoopHealth()
+
+        async def post(records: Sequence[bytes]) -> None:
+            if not health.errors:
+                raise KeyError("a defect")
+            await receiver.post(records)
+
+        await spool.append(make("x"))
+        async with Loops(health) as loops:
+            loops.start("shipper", Shipper(spool, post, linger_s=0.0).run)
+            async with asyncio.timeout(DEADLINE_S):
+                await receiver.more.wait()
+        assert health.errors == {"shipper": 1}
+        spool.close()
+
+    asyncio.run(scenario())
+
+
+def test_defect_ends_no_drain(tmp_path: Path) -> None:
+    """A flush says that it did not succeed, and who drains goes on."""
+
+    async def scenario() -> None:
+        async def post(_: Sequence[bytes]) -> None:
+            raise KeyError("a defect")
+
+        spool = Spool.open(tmp_path, "a-1")
+        await spool.append(make("x"))
+        assert not await Shipper(spool, post).flush(soon())
+        spool.close()
 
     asyncio.run(scenario())
