@@ -17,13 +17,14 @@ from typing import Final
 from contracts.errors import Refused, Unavailable
 from kelvin.policy.hanging import START_S, Silence
 from service.client import ServiceClient
-from service.unix import SocketDirectory
+from service.unix import SocketDirectory, peer_pid
 from service.zygote import ZygoteClient
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 3.0
 ANSWER_S: Final = 3.0
+CONNECT_S: Final = 0.2  # within one machine it takes no time, unless very many wait to be accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,18 @@ def asking(directory: SocketDirectory) -> Callable[[Watched], Awaitable[bool]]:
             finally:
                 await client.close()
         except Refused as refused:
-            return not isinstance(refused.failure, Unavailable)  # any other failure is an answer
+            # Any other failure is an answer. The silence of another process at the socket says nothing about this one.
+            return not isinstance(refused.failure, Unavailable) or _is_anothers(directory, each)
 
     return answers
+
+
+def _is_anothers(directory: SocketDirectory, each: Watched) -> bool:
+    """Return whether another process has the socket's name, as a new front door does before the old one ends."""
+    if each.socket is None:
+        return False
+    try:
+        with directory.connect(each.socket, timeout_s=CONNECT_S) as connected:
+            return peer_pid(connected) != each.pid
+    except OSError:
+        return False

@@ -1,6 +1,7 @@
 """The watchdog kills what hangs and nothing else. With an installation: tests/e2e/test_hung_processes.py."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -150,3 +151,23 @@ def test_process_is_asked_over_its_socket(tmp_path: Path, status: int) -> None:
         child.kill()
         child.wait()
         assert not asyncio.run(answers())
+
+
+def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_path: Path) -> None:
+    """A new front door takes the name of the old one's socket. If it hangs then, the old one stays."""
+    command = [sys.executable, "-c", SERVES, str(tmp_path), "200"]
+    with closing(SocketDirectory(tmp_path)) as directory, subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        child.send_signal(signal.SIGSTOP)
+
+        async def answers(pid: int) -> bool:
+            return await asking(directory)(Watched("x", pid, "x.sock"))
+
+        try:
+            assert asyncio.run(answers(os.getpid()))
+            assert not asyncio.run(answers(child.pid))
+        finally:
+            child.kill()
+        child.wait()
+        assert not asyncio.run(answers(os.getpid())), "nobody is there"
