@@ -72,6 +72,7 @@ class Line:
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
+    is_grant_due: bool = False  # whether a grant is scheduled, for when its shares are counted anew
     swept_s: float = 0.0  # when it was last looked for those who are late
     most: int = 0  # requests that its replicas had at once from here, since somebody asked for that
 

@@ -82,7 +82,12 @@ class Throttler:
     def try_other(self, key: VersionKey, ask: Ask, deadline: Deadline, than: Replica) -> Slot | None:
         """A slot that is free now (so nobody waits for it) of another replica, at which nothing failed; end it."""
         line = self._lines.get(key)
-        if line is None or not line.may_take(ask.tenant) or (other := take_other(line, than, ask.tenant)) is None:
+        if line is None:
+            return None
+        # The line may be a new one that has not heard of the tenant, where all replicas were replaced meanwhile.
+        if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
+            self.grant(key, line)
+        if not line.may_take(ask.tenant) or (other := take_other(line, than, ask.tenant)) is None:
             return None
         line.pace.took(self._clock())
         return Slot(self, key, ask, deadline, held=other)
@@ -277,6 +282,7 @@ class Throttler:
                 self._turns.waits(key, line.waiting)
             if self._slots is not None:
                 self._slots.lacks(key, line)
+            self._grant_later(key, line)
             if line.is_asleep:
                 self.breakers.enter(key, waiter, began_s)
                 self._waking.ensure(key)
@@ -331,7 +337,23 @@ class Throttler:
                 self._turns.gave(key, line.waiting)
         if self._slots is not None and len(line.waiting):
             self._slots.lacks(key, line)
+        self._grant_later(key, line)
         self.tidy(key, line)
+
+    def _grant_later(self, key: VersionKey, line: Line) -> None:
+        """Grant again when the shares are counted anew, where a slot is free that is kept from all who wait.
+
+        No other event may come: the tenant for which it is kept asks no more, and other answers may be long.
+        """
+        if len(line.waiting) and line.free and not line.is_grant_due:
+            line.is_grant_due = True
+            delay_s = line.shares.refresh_in_s(self._clock())
+            asyncio.get_running_loop().call_later(delay_s, self._grant_due, key, line)
+
+    def _grant_due(self, key: VersionKey, line: Line) -> None:
+        line.is_grant_due = False
+        if self._lines.get(key) is line:
+            self.grant(key, line)
 
     def tidy(self, key: VersionKey, line: Line) -> None:
         """Forget it where nobody waits and nothing serves."""

@@ -79,6 +79,10 @@ class SlotShares:
                 self._weights -= use.weight
         self.is_owner_alone = self._uses.keys() == {self.owner}
 
+    def refresh_in_s(self, now_s: float) -> float:
+        """Return how long it takes until `refresh` has something to do."""
+        return max(0.0, self._since_s + WINDOW_S - now_s)
+
     def may_take(self, tenant: str, slots: int, free: int) -> bool:
         """Return whether the tenant, which has asked, may have one of so many free slots, of `slots` in all."""
         if free <= 0:

@@ -7,7 +7,7 @@ import pytest
 
 from activator.keys import VersionKey
 from activator.policy.ask import Ask
-from activator.policy.slot_shares import SlotShares
+from activator.policy.slot_shares import WINDOW_S, SlotShares
 from activator.throttler import Throttler
 from contracts.control import Feed
 from contracts.deadline import Deadline
@@ -115,5 +115,51 @@ def test_owner_alone_has_all_slots() -> None:
         began_s, before = load.loop.time(), len(load.served.get("default", ()))
         await load.clients("default", 40, began_s + 60.0)
         assert len(load.served["default"]) - before >= SLOTS * 60.0 / ANSWER_S * 0.95
+
+    run_virtually(scenario())
+
+
+def test_slot_is_not_kept_for_a_tenant_that_has_stopped_asking() -> None:
+    """Whoever waits gets it within the two windows in which the other one is remembered. No other request comes or ends
+    meanwhile, as where answers are long.
+    """
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        throttler = Throttler(LIMITS, Bell(), clock=loop.time, draw=lambda n: 0)
+        throttler.apply(Feed(revision=1, replicas=(replica_row("a", 2),)))
+        await asyncio.sleep(2 * WINDOW_S)
+        deadline = Deadline(loop.time() + 1000.0)
+        async with throttler.slot(KEY, Ask("default", 10, 100), deadline):
+            pass
+        async with throttler.slot(KEY, Ask("guest", 10, 100), deadline):  # an answer of many minutes
+            began_s = loop.time()
+            async with throttler.slot(KEY, Ask("guest", 10, 100), deadline):
+                assert 0 < loop.time() - began_s <= 2 * WINDOW_S
+                throttler.check_integrity()
+
+    run_virtually(scenario())
+
+
+def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile() -> None:
+    """All replicas went, and others came: the new line has not heard of the tenant. No slot is left behind."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        throttler = Throttler(LIMITS, Bell(), clock=loop.time, draw=lambda n: 0)
+        throttler.apply(Feed(revision=1, replicas=(replica_row("a", 2), replica_row("b", 2))))
+        deadline, ask = Deadline(loop.time() + 50.0), Ask("guest", 10, 100)
+        async with throttler.slot(KEY, ask, deadline) as slot:
+            first = slot.replica
+            throttler.apply(Feed(revision=2, removed_replicas=("a", "b")))
+            throttler.apply(Feed(revision=3, replicas=(replica_row("c", 2),)))
+            second = throttler.try_other(KEY, ask, deadline, first)
+            assert second is not None
+            throttler.check_integrity()
+            second.release()
+        throttler.check_integrity()
+        for _ in range(2):
+            await throttler.acquire(KEY, ask, deadline)
+        throttler.check_integrity()
 
     run_virtually(scenario())
