@@ -1,5 +1,5 @@
-"""Which tokens the next step computes: every decode, then as much prefill as the budget leaves: max-min fair over the
-tenants that have prompts to compute, of each tenant in order of arrival.
+"""Which tokens the next step computes: every decode, then as much prefill as the budget leaves: half of it for the
+owner where guests have prompts, too, the rest max-min fair over the other tenants; of each in order of arrival.
 
 Admission is by worst case (`blocks`), so nothing is ever preempted.
 """
@@ -67,10 +67,21 @@ def plan(running: Sequence[Progress], budget: Budget) -> tuple[Share, ...]:
     for index, progress in enumerate(running):
         if not progress.is_decode:
             prompts.setdefault(progress.tenant, []).append(index)
+    needs = {tenant: sum(running[index].uncomputed for index in own) for tenant, own in prompts.items()}
     left = budget.prefill_tokens(len(decodes), has_guests=any(prompts.keys() - {OWNER}))
     prefills: list[Share] = []
+    if OWNER in prompts and len(prompts) > 1:
+        # The owner's first token comes at the end of this step. So the owner has half of it at least, and guests
+        # compute no more in it than the owner does, or the minimum.
+        guests = sum(needs.values()) - needs[OWNER]
+        part = min(needs[OWNER], max(left - left // 2, left - guests))
+        left = min(left - part, max(part, budget.min_prefill_tokens))
+        for index in prompts.pop(OWNER):
+            if count := min(part, running[index].uncomputed):
+                prefills.append(Share(index, count))
+                part -= count
     # Who needs least goes first: what it leaves of its part is for the others.
-    due = sorted(prompts.values(), key=lambda own: sum(running[index].uncomputed for index in own))
+    due = [prompts[tenant] for tenant in sorted(prompts, key=needs.__getitem__)]
     for number, own in enumerate(due):
         part = -(-left // (len(due) - number))
         for index in own:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, Budget, Progress, Share, divide, plan
+from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, Progress, Share, divide, plan
 
 BUDGET = Budget(mixed_tokens=10, lone_tokens=40, min_prefill_tokens=4)
 DECODE = Progress(known=8, computed=7)
@@ -33,13 +33,17 @@ def of(tenant: str, tokens: int) -> Progress:
         pytest.param([*[DECODE] * 12], [(i, 1) for i in range(12)], id="no decode is left out"),
         pytest.param([prompt(1), prompt(50)], [(0, 1), (1, 39)], id="a one-token prompt is a prefill, no decode"),
         pytest.param([prompt(50), of("b", 5)], [(0, 5), (1, 5)], id="another tenant's short prompt does not wait"),
-        pytest.param([prompt(50), prompt(50), of("b", 50)], [(0, 5), (2, 5)], id="two tenants have equal parts"),
-        pytest.param([of("b", 50), of("c", 2), prompt(50)], [(0, 4), (1, 2), (2, 4)], id="what one leaves is others'"),
+        pytest.param([prompt(50), prompt(50), of("b", 50)], [(0, 5), (2, 5)], id="owner and guest have equal parts"),
+        pytest.param([of("b", 50), of("c", 2), of("d", 50)], [(0, 4), (1, 2), (2, 4)], id="what one leaves is others'"),
+        pytest.param([of("b", 50), of("c", 50), prompt(50)], [(0, 3), (1, 2), (2, 5)], id="the owner has half"),
+        pytest.param([of("b", 2), prompt(50)], [(0, 2), (1, 8)], id="and what guests leave"),
         pytest.param(
             [*[DECODE] * 9, *map(of, "abcdef", [9] * 6)],
             [*[(i, 1) for i in range(9)], *[(i, 1) for i in range(9, 13)]],
             id="of more tenants than tokens some have one",
         ),
+        pytest.param([prompt(2), of("b", 50)], [(0, 2), (1, 4)], id="a guest's part of a step of the owner's is small"),
+        pytest.param([prompt(4), of("b", 9), of("c", 9)], [(0, 4), (1, 2), (2, 2)], id="that of all guests together"),
         pytest.param([of("b", 50)], [(0, 10)], id="a guest's lone prompt is cut: the owner may come during the step"),
     ],
 )
@@ -52,7 +56,9 @@ def test_plan(running: list[Progress], want: list[tuple[int, int]]) -> None:
     running=st.lists(
         st.tuples(st.integers(1, 60), st.integers(0, 59))
         .filter(lambda pair: pair[0] > pair[1])
-        .flatmap(lambda pair: st.builds(Progress, st.just(pair[0]), st.just(pair[1]), st.sampled_from("abc"))),
+        .flatmap(
+            lambda pair: st.builds(Progress, st.just(pair[0]), st.just(pair[1]), st.sampled_from([OWNER, *"abc"]))
+        ),
         max_size=20,
     )
 )
