@@ -113,13 +113,15 @@ class Succession:
         A second link keeps the socket reachable while the new process has the name.
         """
         assert old.spec.socket is not None
-        name = self._run / old.spec.socket
+        name, pid = self._run / old.spec.socket, old.pid
         kept = name.with_name(f".{name.name}.kept")
         kept.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # the old one died, or never was ready: there is nothing to keep
             os.link(name, kept)
 
         def give_back() -> None:
+            if old.pid != pid:  # it died; what is brought back in its place takes the name by itself
+                return
             with suppress(FileNotFoundError):
                 kept.rename(name)
 

@@ -190,6 +190,23 @@ def test_a_failed_change_gives_the_old_one_its_name_back(tmp_path: Path) -> None
     assert {each.name for each in tmp_path.iterdir()} == {"activator.sock", OUTCOME}
 
 
+def test_failed_change_leaves_the_name_to_an_old_one_that_was_brought_back(tmp_path: Path) -> None:
+    """It died during the change, and its next process has the name by now: a dead socket must not replace that."""
+    name = tmp_path / "activator.sock"
+
+    def comes_back(supervisor: Supervisor) -> bool:
+        _begun(supervisor.children[1], 3)
+        (tmp_path / "next").write_text("next")
+        (tmp_path / "next").rename(name)
+        return False
+
+    name.write_text("old")
+    supervisor = Supervisor(tmp_path, ready_s=0.0, at_door=comes_back)
+    asyncio.run(supervisor.change())
+    assert supervisor.doors == [(3, True)]
+    assert name.read_text() == "next"
+
+
 def test_a_change_leaves_the_new_one_its_name(tmp_path: Path) -> None:
     """The control of the above: nothing is given back where the new one is ready."""
     name = tmp_path / "activator.sock"
