@@ -16,7 +16,7 @@ from contracts.errors import Refused
 from contracts.filters import Looked, Question
 from contracts.traffic_errors import DeadlineExceeded
 from filters.look import look_in_steps
-from service.fair_turns import FairTurns
+from service.fair_lock import FairLock
 
 SLICE_S: Final = 0.005
 MAX_WAITING: Final = 256  # a bound of memory: for how long they wait, who asks says
@@ -48,10 +48,10 @@ class Sharing:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._turns = FairTurns("the filters' queue", MAX_WAITING, MAX_WAITING_OF_TENANT)
+        self._lock = FairLock("the filters' queue", MAX_WAITING, MAX_WAITING_OF_TENANT)
 
     def __repr__(self) -> str:
-        return f"<Sharing {self._turns!r}>"
+        return f"<Sharing {self._lock!r}>"
 
     async def look(self, tenant: str, question: Question, within_s: float) -> tuple[Looked, ...]:
         """Look at each text of `question`. Raises `Refused`: Overloaded, at once, where too many wait;
@@ -61,7 +61,7 @@ class Sharing:
         try:
             async with asyncio.timeout(within_s):
                 while True:
-                    async with self._turns.take(tenant):
+                    async with self._lock.hold(tenant):
                         if await loop.run_in_executor(self._executor, look.go_on):
                             return look.found
         except TimeoutError:

@@ -16,7 +16,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused, TenantSuspended, Unavailable
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from service.born import BornProcess
-from service.fair_turns import FairTurns
+from service.fair_lock import FairLock
 from service.processes import private_bytes
 
 T = TypeVar("T")
@@ -62,8 +62,8 @@ class JobDesk:
         self._standby = standby
         self._weight_of = weight_of
         self._is_suspended = is_suspended
-        self._gates = FairTurns("the queue of gates", MAX_WAITING, MAX_WAITING_OF_TENANT)
-        self._seals = FairTurns("the queue of seals", MAX_WAITING, MAX_WAITING_OF_TENANT)
+        self._gates = FairLock("the queue of gates", MAX_WAITING, MAX_WAITING_OF_TENANT)
+        self._seals = FairLock("the queue of seals", MAX_WAITING, MAX_WAITING_OF_TENANT)
 
     def __repr__(self) -> str:
         return f"<JobDesk {self._gates!r} {self._seals!r}>"
@@ -85,13 +85,13 @@ class JobDesk:
 
     async def _run(
         self,
-        turns: FairTurns,
+        lock: FairLock,
         tenant: str,
         limit_s: float,
         limit_bytes: int,
         work: Callable[[BornProcess], Awaitable[T]],
     ) -> T:
-        async with turns.take(tenant, self._weight_of(tenant)):
+        async with lock.hold(tenant, self._weight_of(tenant)):
             for _ in range(_ATTEMPTS):
                 async with self._standby() as process:
                     try:

@@ -1,11 +1,10 @@
-"""Start background loops. This is the one way to run something for as long as a process, or its owner, lives.
+"""Run background loops: work that goes on for as long as its owner lives. Every loop of a process is started here.
 
-A loop that raises is a defect. It is logged, counted and started again with exponential back-off, so a defect neither
-ends the loop for good nor takes the process along. While a loop keeps failing the process is not ready: see
-`_Loop.is_failing` for the rule.
+An exception that leaves a loop is a defect. It is logged and counted, and the loop is restarted with exponential
+back-off. A process whose loop keeps failing is not ready: see `_Loop.is_failing` for the rule.
 
-A dependency that is away is no defect: the loop itself has to expect that, wait and ask again. So it never takes
-readiness. Work that ends by itself is not a loop: it belongs to a task with an owner that waits for it.
+An unavailable dependency is not a defect. A loop should expect it, wait and try again; if it doesn't, it is restarted
+all the same, but the process stays ready. Work that ends by itself is not a loop: start a task for it.
 """
 
 import asyncio
@@ -28,17 +27,16 @@ Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 BACKOFF: Final = Doubling(0.1, 10.0)
 FAILING_AFTER: Final = 5  # errors in a row
-ROUND_S: Final = 1.0  # errors of several parts within it are of one round
-STEADY_S: Final = 60.0  # without an error: the loop works again, and earlier errors no longer count
-# What a call raises whose other end is away. The loop should have expected it, but the process is as ready as before.
-AWAY: Final = (Refused, ConnectionError, TimeoutError)
+ROUND_S: Final = 1.0  # part errors within one round count as one error in a row
+STEADY_S: Final = 60.0  # after so long without an error, earlier errors no longer count
+UNAVAILABLE: Final = (Refused, ConnectionError, TimeoutError)  # raised by calls to an unavailable dependency
 
 
 class LoopHealth:
-    """What a process tells of its loops: in its metrics, and in its answer to a readiness probe."""
+    """The loops of a process and their errors, for its metrics and its readiness probe."""
 
     def __init__(self) -> None:
-        self.errors: Counter[str] = Counter()  # unexpected ones since the process began, by the loop's name
+        self.errors: Counter[str] = Counter()  # by the loop's name, since the process began
         self.loops: set[_Loop] = set()
 
     def __repr__(self) -> str:
@@ -50,26 +48,24 @@ class LoopHealth:
 
 
 PROCESS: Final = LoopHealth()
-
-
 _running: Final[ContextVar["_Loop | None"]] = ContextVar("running loop", default=None)
 
 
 def record_error(error: Exception, about: object) -> None:
-    """Record an unexpected error in one of several things that the running loop looks after, and go on with the others.
+    """Record an unexpected error in one part of a loop's work. The loop goes on with the other parts.
 
-    It is logged, and counts as an error of the loop, which is not started again. `about` says which thing it was. What
-    is called outside of a loop only logs.
+    `about` names the part, for the log. The error counts as one of the loop that runs; outside of a loop it is only
+    logged.
     """
     loop = _running.get()
     if loop is None:
-        log.error("one of several failed; the others go on", exc_info=error, extra={"about": str(about)})
+        log.error("one part of the work failed; the others go on", exc_info=error, extra={"about": str(about)})
     else:
         loop.record_part(error, about)
 
 
 def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIApp:
-    """Return the application with one change: `/readyz` is 503, and names the loops, while loops keep failing."""
+    """Wrap an application: while loops keep failing, `/readyz` answers 503 and names them."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/readyz" and (failing := health.failing()):
@@ -84,7 +80,7 @@ def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIAp
 
 
 class Loops:
-    """Own some loops of one event loop: leaving the `async with` block, or `close`, cancels them and waits for them."""
+    """Own background loops: leaving the `async with` block cancels them and waits for them."""
 
     def __init__(self, health: LoopHealth = PROCESS) -> None:
         self._health = health
@@ -109,17 +105,15 @@ class Loops:
         *,
         about: object = "",
         takes_readiness: bool = True,
-        steady_s: float = STEADY_S,
     ) -> asyncio.Task[None]:
-        """Run `body` until it returns, again after each unexpected error. Cancel the task to end it sooner.
+        """Run `body` until it returns, and again after each unexpected error. Cancel the task to end it sooner.
 
-        `name` is a metric's label, so it comes from a small fixed set; `about` says which of several loops of that name
-        this is. Pass `takes_readiness=False` for a loop that serves one tenant's version: its defect must not take the
-        process away from all others. `steady_s` is for loops that act less often than once in STEADY_S seconds.
+        `name` is a metric label, so take it from a small fixed set; `about` tells loops of one name apart in the log.
+        Pass `takes_readiness=False` for a loop that serves one version or one tenant: its defect must not take the
+        process away from all others.
         """
-        title = f"{name} {about}".rstrip()
-        loop = _Loop(name, self._health, takes_readiness, steady_s)
-        task = asyncio.get_running_loop().create_task(loop.run(title, body), name=title)
+        loop = _Loop(name, f"{name} {about}".rstrip(), self._health, takes_readiness)
+        task = asyncio.get_running_loop().create_task(loop.run(body), name=loop.title)
         if self._closed:
             task.cancel()
         self._tasks.add(task)
@@ -127,7 +121,7 @@ class Loops:
         return task
 
     async def wait(self) -> None:
-        """Return once every loop has ended. Loops go on where the caller is cancelled."""
+        """Return once every loop has ended. Cancelling the caller ends none of them."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -140,37 +134,37 @@ class Loops:
 
 
 class _Loop:
-    """A running loop, and how it fares."""
+    """A running loop and its errors in a row."""
 
-    def __init__(self, name: str, health: LoopHealth, takes_readiness: bool, steady_s: float) -> None:
+    def __init__(self, name: str, title: str, health: LoopHealth, takes_readiness: bool) -> None:
         self.name = name
+        self.title = title  # with what it is about
         self._health = health
         self._takes_readiness = takes_readiness
-        self._steady_s = steady_s
         self._errors_in_a_row = 0
-        self._is_away = False  # the last error was one of AWAY
-        self._part_s: float | None = None  # when a part of its work failed last
-        self._began_s: float | None = None  # None: it waits to be started again
+        self._is_unavailable = False  # the last error was one of UNAVAILABLE
+        self._part_error_s: float | None = None  # when a part of its work failed last
+        self._sound_since_s: float | None = None  # None: it waits for its restart
         self._now_s = asyncio.get_running_loop().time
 
     def is_failing(self) -> bool:
-        """Return whether it failed FAILING_AFTER times, and has not since run for `steady_s` without an error."""
+        """Return whether it failed FAILING_AFTER times, and has not run for STEADY_S without an error since."""
         has_failed = self._errors_in_a_row >= FAILING_AFTER and not self._is_steady()
-        return has_failed and self._takes_readiness and not self._is_away
+        return has_failed and self._takes_readiness and not self._is_unavailable
 
-    async def run(self, title: str, body: Body) -> None:
+    async def run(self, body: Body) -> None:
         self._health.loops.add(self)
         _running.set(self)
         try:
-            while not await self._try(title, body):
+            while not await self._try(body):
                 luck = random.random()  # noqa: S311 (spreads load, keeps no secret)
                 await asyncio.sleep(BACKOFF.after(self._errors_in_a_row, luck))
         finally:
             self._health.loops.discard(self)
 
-    async def _try(self, title: str, body: Body) -> bool:
-        """Return whether the body came to its own end."""
-        self._began_s = self._now_s()
+    async def _try(self, body: Body) -> bool:
+        """Return whether the body returned."""
+        self._sound_since_s = self._now_s()
         try:
             await body()
             return True
@@ -178,40 +172,34 @@ class _Loop:
             # Only a cancelled task may end so. Something that the body awaits may have been cancelled instead.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            self._record(title, error)
+            self._record(error)
         except Exception as error:
-            self._record(title, error)
+            self._record(error)
         return False
 
+    def _record(self, error: BaseException) -> None:
+        self._count(error)
+        self._sound_since_s = None
+        self._log("a background loop failed and is started again", error, loop=self.title)
+
     def record_part(self, error: Exception, about: object) -> None:
-        """Count an error that does not end the body. Several of one round are one in the row."""
+        """Count an error that does not end the body."""
         now_s = self._now_s()
-        if self._part_s is not None and now_s - self._part_s < ROUND_S:
+        if self._part_error_s is not None and now_s - self._part_error_s < ROUND_S:
             self._health.errors[self.name] += 1
         else:
             self._count(error)
-        self._part_s = self._began_s = now_s  # it is steady once it goes on without an error from here
-        if is_told(self._errors_in_a_row):
-            log.error(
-                "a background loop goes on without a part of its work",
-                exc_info=error,
-                extra={"loop": self.name, "about": str(about), "errors_in_a_row": self._errors_in_a_row},
-            )
+        self._part_error_s = self._sound_since_s = now_s
+        self._log("a background loop goes on without a part of its work", error, loop=self.name, about=str(about))
 
     def _count(self, error: BaseException) -> None:
         self._errors_in_a_row = 1 if self._is_steady() else self._errors_in_a_row + 1
-        self._is_away = isinstance(error, AWAY)
+        self._is_unavailable = isinstance(error, UNAVAILABLE)
         self._health.errors[self.name] += 1
 
-    def _record(self, title: str, error: BaseException) -> None:
-        self._count(error)
-        self._began_s = None
+    def _log(self, text: str, error: BaseException, **fields: str) -> None:
         if is_told(self._errors_in_a_row):
-            log.error(
-                "a background loop failed and is started again",
-                exc_info=error,
-                extra={"loop": title, "errors_in_a_row": self._errors_in_a_row},
-            )
+            log.error(text, exc_info=error, extra={**fields, "errors_in_a_row": self._errors_in_a_row})
 
     def _is_steady(self) -> bool:
-        return self._began_s is not None and self._now_s() - self._began_s >= self._steady_s
+        return self._sound_since_s is not None and self._now_s() - self._sound_since_s >= STEADY_S

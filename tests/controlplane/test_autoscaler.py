@@ -256,7 +256,7 @@ def test_a_defect_in_one_version_does_not_stop_the_others(caplog: pytest.LogCapt
             assert w.actuator.live(good) == 0
 
     asyncio.run(main())
-    assert "one of several failed; the others go on" in caplog.text
+    assert "one part of the work failed; the others go on" in caplog.text
 
 
 def test_report_of_a_defective_version_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Turns at something scarce: by tenant and weight, by the time that turns last, bounded, safe to cancel."""
+"""A fair lock goes by tenant, weight and time held; its queue is bounded; waiting is safe to cancel."""
 
 import asyncio
 
@@ -6,25 +6,25 @@ import pytest
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
-from service.fair_turns import FairTurns
+from service.fair_lock import FairLock
 from tests.virtual_loop import run_virtually
 
 
 class Desk:
-    """Turns whose order is noted."""
+    """A lock that notes the order of its holders."""
 
     def __init__(self) -> None:
-        self.turns = FairTurns("the queue", 8, 4)
+        self.lock = FairLock("the queue", 8, 4)
         self.began: list[str] = []
 
     async def work(self, tenant: str, lasts_s: float, weight: int = 1) -> None:
-        async with self.turns.take(tenant, weight):
+        async with self.lock.hold(tenant, weight):
             self.began.append(tenant)
             await asyncio.sleep(lasts_s)
 
 
-def test_tenant_with_one_request_waits_for_one_turn_of_another() -> None:
-    """Whoever has many long turns in the queue gets one of them before a newcomer, and no more."""
+def test_tenant_with_one_request_waits_for_one_holder_of_another() -> None:
+    """A tenant with many long requests in the queue gets one of them before a newcomer, and no more."""
 
     async def main() -> None:
         desk = Desk()
@@ -34,12 +34,12 @@ def test_tenant_with_one_request_waits_for_one_turn_of_another() -> None:
             await asyncio.sleep(1)
             tasks.create_task(desk.work("one", 5))
         assert desk.began == ["many", "one", "many", "many", "many", "many"]
-        desk.turns.check_integrity()
+        desk.lock.check_integrity()
 
     run_virtually(main())
 
 
-def test_turns_are_shared_by_weight_and_time() -> None:
+def test_lock_is_shared_by_weight_and_time() -> None:
     """Of two that always wait, the one of three times the weight has three times the time."""
 
     async def main() -> None:
@@ -47,7 +47,7 @@ def test_turns_are_shared_by_weight_and_time() -> None:
 
         async def always(tenant: str, lasts_s: float, weight: int) -> None:
             while sum(used.values()) < 4000:
-                async with desk.turns.take(tenant, weight):
+                async with desk.lock.hold(tenant, weight):
                     await asyncio.sleep(lasts_s)
                     used[tenant] += lasts_s
 
@@ -61,7 +61,7 @@ def test_turns_are_shared_by_weight_and_time() -> None:
 
 
 def test_tenant_that_was_away_has_no_claim_from_before() -> None:
-    """Turns that others had meanwhile are no debt to it."""
+    """It gets no credit for the time that others held the lock meanwhile."""
 
     async def main() -> None:
         desk = Desk()
@@ -98,7 +98,7 @@ def test_one_tenant_can_not_fill_the_queue() -> None:
 
 
 @pytest.mark.parametrize("moment", [0, 1, 2, 3, 4])
-def test_cancelled_waiter_leaves_the_turn_to_others(moment: int) -> None:
+def test_cancelled_waiter_leaves_the_lock_to_others(moment: int) -> None:
     """Whenever it leaves, also in the moment in which it is granted: the next one is served."""
 
     async def main() -> None:
@@ -113,6 +113,6 @@ def test_cancelled_waiter_leaves_the_turn_to_others(moment: int) -> None:
         leaver.cancel()
         await asyncio.wait_for(last, 10)
         assert desk.began[-1] == "c"
-        desk.turns.check_integrity()
+        desk.lock.check_integrity()
 
     run_virtually(main())
