@@ -15,8 +15,8 @@ from contracts.numbers import whole_number
 from contracts.wire import decode, encode
 from filters.meters import Meters
 from filters.pii import unknown_region
+from filters.scanner import Scanner
 from filters.settings import FilterSettings
-from filters.sharing import Sharing
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -38,13 +38,13 @@ async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
         sys.setswitchinterval(SWITCH_S)
         executor = ThreadPoolExecutor(1, "looking")
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        app = make_app(Meters(telemetry.page), Sharing(executor))
+        app = make_app(Meters(telemetry.page), Scanner(executor))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})
         await serve_until(telemetry.exposing(app), listener, stop)
 
 
-def make_app(meters: Meters, sharing: Sharing) -> FastAPI:
+def make_app(meters: Meters, scanner: Scanner) -> FastAPI:
     """One question is one POST; no text is logged or kept."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
@@ -53,7 +53,7 @@ def make_app(meters: Meters, sharing: Sharing) -> FastAPI:
     async def check(request: Request) -> Response:
         question = decode(await request.body(), Question)
         _require_known(question)
-        looked = await sharing.look(request.headers.get(TENANT, ""), question, _left_s(request))
+        looked = await scanner.scan(request.headers.get(TENANT, ""), question, _left_s(request))
         meters.unseen(question.unseen)
         for found in looked:
             meters.looked(question.direction, found)

@@ -26,8 +26,9 @@ def look(text: str, rules: Sequence[Rule], whole: bool) -> Looked:
 
 
 def look_in_steps(text: str, rules: Sequence[Rule], whole: bool) -> Generator[None, None, Looked]:
-    """Look as `look` does, and stop after each step, for whoever shares a thread. A step is one pattern over one
-    segment, or some hundred segments without anything to look for: milliseconds.
+    """Look as `look` does, and yield after each step of some milliseconds, so that scans can share a thread.
+
+    A step is one pattern over one segment, or _PLAIN_SEGMENTS segments that hold nothing to look for.
     """
     folded = fold(text)
     at, plain, spans = 0, 0, list[Span]()

@@ -1,8 +1,8 @@
 """Find what identifies a person in one segment, by patterns and checksums; no language model, no network.
 
 Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social security numbers
-`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's. Texts come
-folded, without invisible characters (`policy/folding.py`).
+`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's. Texts must be
+folded, without invisible characters: see `policy/folding.py`.
 """
 
 import ipaddress
@@ -81,7 +81,7 @@ def _card_from(text: str, groups: list[Found], first: int) -> int | None:
 
 
 def _is_grouped(groups: list[Found]) -> bool:
-    """Whether groups are as long as a card's. Dots stand in numbers of every kind, `3.14159265358979` for one."""
+    """Return whether digits are grouped as on a card. Otherwise any number with a dot, such as pi, might be one."""
     return len(groups) > 2 and all(end - start in range(3, 7) for start, end in groups)
 
 
@@ -135,7 +135,7 @@ def find(text: str, rule: Rule) -> list[Span]:
 
 
 def finders(rule: Rule) -> Iterator[Callable[[str], list[Span]]]:
-    """One for each pattern and each region. Telephones come last, since much may be one."""
+    """Yield a finder for each entity; telephones come last, one finder for each region, as they match too much."""
     for entity in sorted(rule.actions, key=lambda entity: (entity == _PHONE, entity)):
         action = rule.actions[entity]
         if entity == _PHONE:

@@ -1,9 +1,8 @@
-"""Jobs that need the engine but serve nobody: the gate and the seal of a push. Each takes a standby and uses it up.
+"""Run a push's jobs on an engine: its gate and its seal. Each job takes a standby process and uses it up.
 
-One gate and one seal run at a time: they are the platform's work, and a gate, which is short, waits for no seal.
-Tenants take turns by their weights. What a job judges is a stranger's, so a job has a bound of time and of memory. It
-ends when its caller leaves, or its tenant is suspended. Where standbys come from, and how they end, is said by
-whoever has a zygote.
+One gate and one seal run at a time, shared fairly by tenant and weight; a gate, which is short, waits for no seal. A
+job judges untrusted input, so its time and its memory are bounded. It ends when its caller leaves or its tenant is
+suspended. The owner of the zygote passes in where standbys come from and how they end.
 """
 
 import asyncio
@@ -27,14 +26,14 @@ GATE_S: Final = 60.0
 SEAL_S: Final = 60.0  # and what a draft's bytes take, from a slow store to a replica's answer
 SEAL_BYTES_S: Final = 20 << 20
 LONGEST_S: Final = 900.0
-GATE_BYTES: Final = 1 << 30  # what it may grow by
-SEAL_BYTES: Final = 2 << 30  # beside the draft's own
-_COPIES: Final = 3  # of a draft's bytes, which a seal may make
-_UNSAID_BYTES: Final = 40 << 30  # of a draft whose size is not told: a snapshotter of an older build asks
+GATE_BYTES: Final = 1 << 30  # growth of the process
+SEAL_BYTES: Final = 2 << 30  # growth beside _COPIES of the draft
+_COPIES: Final = 3  # of the draft's bytes, which a seal may make
+_UNKNOWN_DRAFT_BYTES: Final = 40 << 30  # assumed where an older snapshotter sends no size
 _LOOK_S: Final = 0.1
-_DEATH_S: Final = 1.0  # for the kernel to say that a process is gone whose connection was cut
+_DEATH_S: Final = 1.0  # until the kernel reports the end of a process whose connection broke
 _ATTEMPTS: Final = 2
-_JUDGED: Final = "model"  # whose fault it is, where no file is known
+_JUDGED: Final = "model"  # the artifact named where no file is known
 
 Standby = Callable[[], AbstractAsyncContextManager[BornProcess]]
 
@@ -48,7 +47,7 @@ class Jobs(Protocol):
 
 
 class JobDesk:
-    """Runs jobs on standbys, each kind one after another. `standby` gives one that is parked; left, it ends.
+    """Run jobs, one of each kind at a time. `standby` yields a parked process and ends it when the block is left.
 
     Cancelling a call ends its process.
     """
@@ -69,14 +68,14 @@ class JobDesk:
         return f"<JobDesk {self._gates!r} {self._seals!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """May this architecture be served? Raises Refused: the gate's reason, Overloaded, Unavailable."""
+        """Decide whether an architecture may be served. Raises Refused: the gate's reason, Overloaded, Unavailable."""
         return await self._run(
             self._gates, job.tenant, GATE_S, GATE_BYTES, lambda process: process.gate(job, LONGEST_S)
         )
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """Record a draft's known answers. Raises Refused likewise."""
-        size = job.total_bytes or _UNSAID_BYTES
+        """Record a draft's known answers. Raises Refused as `gate`."""
+        size = job.total_bytes or _UNKNOWN_DRAFT_BYTES
         limit_s = min(SEAL_S + size / SEAL_BYTES_S, LONGEST_S)
         limit_bytes = SEAL_BYTES + _COPIES * size
         return await self._run(
@@ -97,7 +96,7 @@ class JobDesk:
                     try:
                         return await self._bounded(process, tenant, limit_s, limit_bytes, work(process))
                     except Refused as refused:
-                        # One that dies may have been killed by somebody else. One that dies again dies of its job.
+                        # One process may have been killed from outside. If the second dies too, the job killed it.
                         if not isinstance(refused.failure, Unavailable) or not await process.gone(_DEATH_S):
                             raise
         raise Refused(ArtifactRejected(_JUDGED, f"the process that judges it ended {_ATTEMPTS} times on the way"))
@@ -105,8 +104,8 @@ class JobDesk:
     async def _bounded(
         self, process: BornProcess, tenant: str, limit_s: float, limit_bytes: int, work: Awaitable[T]
     ) -> T:
-        """The result of `work`, which `process` does. Raises `Refused` also where it is beyond a bound, or its tenant
-        is suspended. The process is killed in those cases.
+        """Return the result of `work` on `process`. If it exceeds a bound, its tenant is suspended or this call is
+        cancelled, kill the process. Raises `Refused`.
         """
         loop = asyncio.get_running_loop()
         ends_s, before = loop.time() + limit_s, private_bytes(process.pid)
@@ -126,6 +125,6 @@ class JobDesk:
                     raise Refused(TenantSuspended())
         finally:
             if not working.done():
-                process.signal(signal.SIGKILL)  # whatever it is in, it may not even notice another signal
+                process.signal(signal.SIGKILL)  # it may be in native code, and notice no other signal
                 working.cancel()
                 await asyncio.wait({working})

@@ -1,4 +1,4 @@
-"""Tenants share the thread that looks at texts by slices, and nobody looks for whoever has gone."""
+"""Tenants share the scanning thread in slices, and an abandoned scan ends."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from contracts.wire import encode
 from filters.app import make_app
 from filters.meters import Meters
-from filters.sharing import MAX_WAITING_OF_TENANT, Sharing
+from filters.scanner import MAX_WAITING_OF_TENANT, Scanner
 from telemetry.policy.instruments import Page
 from tests.loops import in_loop
 
@@ -29,11 +29,11 @@ LONG = Question(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), 
 
 
 @asynccontextmanager
-async def _sharing() -> AsyncIterator[Sharing]:
+async def _scanner() -> AsyncIterator[Scanner]:
     executor = ThreadPoolExecutor(1)
     try:
         async with asyncio.timeout(120):
-            yield Sharing(executor)
+            yield Scanner(executor)
     finally:
         executor.shutdown(cancel_futures=True)
 
@@ -41,12 +41,12 @@ async def _sharing() -> AsyncIterator[Sharing]:
 @in_loop
 async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> None:
     """While one tenant has many seconds of work in the queue, another one's short texts take milliseconds."""
-    async with _sharing() as sharing:
-        hostile = [asyncio.create_task(sharing.look("hostile", LONG, 60.0)) for _ in range(12)]
+    async with _scanner() as scanner:
+        hostile = [asyncio.create_task(scanner.scan("hostile", LONG, 60.0)) for _ in range(12)]
         await asyncio.sleep(0.2)
         for _ in range(10):
             began = time.monotonic()
-            (looked,) = await sharing.look("victim", SHORT, 30.0)
+            (looked,) = await scanner.scan("victim", SHORT, 30.0)
             assert [span.label for span in looked.spans] == ["EMAIL_ADDRESS"]
             assert time.monotonic() - began < 1.0
         assert not any(task.done() for task in hostile)
@@ -58,13 +58,13 @@ async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> Non
 @in_loop
 async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
     """Beyond it that tenant is refused at once, and another one is not."""
-    async with _sharing() as sharing:
-        hostile = [asyncio.create_task(sharing.look("hostile", LONG, 60.0)) for _ in range(1 + MAX_WAITING_OF_TENANT)]
+    async with _scanner() as scanner:
+        hostile = [asyncio.create_task(scanner.scan("hostile", LONG, 60.0)) for _ in range(1 + MAX_WAITING_OF_TENANT)]
         await asyncio.sleep(0.05)
         with pytest.raises(Refused) as refused:
-            await sharing.look("hostile", SHORT, 30.0)
+            await scanner.scan("hostile", SHORT, 30.0)
         assert isinstance(refused.value.failure, Overloaded)
-        assert await sharing.look("victim", SHORT, 30.0)
+        assert await scanner.scan("victim", SHORT, 30.0)
         for task in hostile:
             task.cancel()
         await asyncio.wait(hostile)
@@ -72,37 +72,37 @@ async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
 
 @in_loop
 async def test_looking_ends_with_the_time_of_whoever_asked() -> None:
-    """And with the step that it is at: the thread is there for the next one."""
-    async with _sharing() as sharing:
+    """The scan ends after its current step, so the thread is free for the next one."""
+    async with _scanner() as scanner:
         with pytest.raises(Refused) as refused:
-            await sharing.look("a", LONG, 0.05)
+            await scanner.scan("a", LONG, 0.05)
         assert isinstance(refused.value.failure, DeadlineExceeded)
         began = time.monotonic()
-        assert await sharing.look("a", SHORT, 30.0)
+        assert await scanner.scan("a", SHORT, 30.0)
         assert time.monotonic() - began < 1.0
 
 
 @in_loop
 async def test_slices_give_what_one_look_gives() -> None:
     """However often it is put aside, a text is looked at once, and whole."""
-    async with _sharing() as sharing:
+    async with _scanner() as scanner:
         text = "a@b.example and 4111 1111 1111 1111, " * 200
         question = Question(direction="input", rules=DEAR, texts=(text, "none"), whole=True)
-        looked, none = await sharing.look("a", question, 60.0)
+        looked, none = await scanner.scan("a", question, 60.0)
         assert len(looked.spans) == 400
         assert none == Looked(decided=4)
 
 
 @in_loop
 async def test_loop_answers_while_a_text_is_looked_at() -> None:
-    """The looking is not the loop's, and whose turn it is comes with the question."""
-    turns: list[str] = []
+    """Scans run off the event loop, and a header names their tenant."""
+    tenants: list[str] = []
     gate = threading.Event()
 
-    class Noting(Sharing):
-        async def look(self, tenant: str, question: Question, within_s: float) -> tuple[Looked, ...]:
-            turns.append(tenant)
-            return await super().look(tenant, question, within_s)
+    class Noting(Scanner):
+        async def scan(self, tenant: str, question: Question, within_s: float) -> tuple[Looked, ...]:
+            tenants.append(tenant)
+            return await super().scan(tenant, question, within_s)
 
     executor = ThreadPoolExecutor(1)
     executor.submit(gate.wait)
@@ -115,7 +115,7 @@ async def test_loop_answers_while_a_text_is_looked_at() -> None:
         assert late.status_code == 504
         gate.set()
         assert (await asking).status_code == 200
-        assert sorted(turns) == ["", "acme"]
+        assert sorted(tenants) == ["", "acme"]
     executor.shutdown()
 
 
@@ -124,8 +124,8 @@ def test_time_that_is_none_is_refused_by_name(said: str) -> None:
     """Whole milliseconds alone."""
 
     async def main() -> None:
-        async with _sharing() as sharing:
-            transport = httpx.ASGITransport(app=make_app(Meters(Page("filters")), sharing))
+        async with _scanner() as scanner:
+            transport = httpx.ASGITransport(app=make_app(Meters(Page("filters")), scanner))
             async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
                 answer = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: said})
                 assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE)
