@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from contracts.control import TenantLimits, TenantRow
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, LimitExceeded
 from tests.activator.control import STRANGER
 from tests.activator.replica import Call, Held, hello
 from tests.activator.world import CHAT, World, http, world
@@ -108,6 +108,25 @@ def test_what_never_ran_costs_no_tokens(tmp_path: Path) -> None:
             got = await here.post(body=CHAT | {"max_tokens": 950})
             assert got.status == 200
             assert int(got.headers["x-ratelimit-remaining-tokens"]) < 50
+
+    asyncio.run(scenario())
+
+
+def test_prompt_that_the_replica_finds_too_long_counts(tmp_path: Path) -> None:
+    """It has read and encoded the prompt to find that out. The answer that never began costs nothing."""
+
+    async def refuse(call: Call) -> None:
+        call.refuse(LimitExceeded("messages", 200, 100, "tokens"))
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            await limit(here, tpm=1000)
+            replica = await here.replica("a", refuse)
+            long = CHAT | {"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 10}
+            assert (await here.post(body=long)).code == "context_length_exceeded"
+            replica.script = hello
+            got = await here.post(body=SMALL)
+            assert 350 < int(got.headers["x-ratelimit-remaining-tokens"]) < 550
 
     asyncio.run(scenario())
 
