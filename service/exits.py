@@ -30,7 +30,10 @@ class ExitNotes:
         self._path.unlink(missing_ok=True)
 
     def add(self, name: str, status: int, at_s: int, why: str | None = None) -> None:
-        """Write down one end. `status` is as Popen has it; `why` tells why the supervisor killed it. Raises OSError."""
+        """Write down one end. `status` is as Popen has it; `why` tells why the supervisor killed it. Raises OSError.
+
+        Without a sync: it is called on the supervisor's event loop, and a power cut ends what the note is for.
+        """
         how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         before = self._exits.get(name)
         self._exits[name] = ProcessExits(
@@ -39,7 +42,7 @@ class ExitNotes:
             last_at_s=at_s,
             last=how if why is None else f"{how}: {why}",
         )
-        write_whole(self._path, encode(tuple(self._exits.values())), 0o600)
+        write_whole(self._path, encode(tuple(self._exits.values())), 0o600, durable=False)
 
 
 def read_exits(run: Path) -> dict[str, ProcessExits]:

@@ -17,17 +17,19 @@ class Draft:
     _path: Path
     _target: Path
 
-    def keep(self, *, replace: bool = True) -> None:
-        """Content, name and mode survive a power cut when this returns. Raises OSError; FileExistsError where another
-        file has the name and is not to be replaced.
+    def keep(self, *, replace: bool = True, durable: bool = True) -> None:
+        """Content, name and mode survive a power cut when this returns, if `durable`. Raises OSError; FileExistsError
+        where another file has the name and is not to be replaced.
         """
         self.file.flush()
-        os.fsync(self.file.fileno())
+        if durable:
+            os.fsync(self.file.fileno())
         if replace:
             self._path.rename(self._target)
         else:
             os.link(self._path, self._target)
-        sync(self._target.parent)
+        if durable:
+            sync(self._target.parent)
 
 
 @contextmanager
@@ -42,12 +44,12 @@ def drafted(path: Path, mode: int) -> Iterator[Draft]:
         draft.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes, mode: int) -> None:
+def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = True) -> None:
     """Make the file, and its directory where there is none, or replace what was there. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with drafted(path, mode) as draft:
         draft.file.write(content)
-        draft.keep()
+        draft.keep(durable=durable)
 
 
 def remove_drafts(directory: Path, names: str) -> None:

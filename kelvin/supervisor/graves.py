@@ -1,10 +1,11 @@
 """Turns the deaths of replicas into durable lifetime records. Handing them on is the desk's work."""
 
+import asyncio
 import logging
 import re
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,19 +35,23 @@ class Graves:
         self._meters = meters
         self._spool = spool
         self._source = source
+        self._writing: dict[Path, asyncio.Task[None]] = {}  # by page
 
     def __repr__(self) -> str:
         return f"<Graves source={self._source} pages={len(list(self._pages()))}>"
 
     def bury(self, reaped: Reaped) -> None:
-        """Write the lifetime of a replica that was reaped; whatever left no meter page was none. Blocks for a sync.
+        """Begin to write the lifetime of a replica that was reaped; whatever left no meter page was none.
 
-        Where the spool refuses, the page stays, and the next start writes that life up to its last transition.
+        Call it on the event loop: the disk is waited for in a task, see `settled`. Where the spool refuses, the page
+        stays, and the next start writes that life up to its last transition.
         """
         for page, _, runtime_id in self._pages(reaped.pid):
+            if page in self._writing:  # of an earlier process with this pid
+                continue
             meter = _try_read(page)
             if meter is not None and meter.is_older_than(reaped.died_ns - reaped.lived_us * 1000):
-                self._bury_unseen(page, reaped.pid, runtime_id, meter)
+                self._begin(page, meter, self._unseen(page, reaped.pid, runtime_id, meter))
                 continue
             death = Death(
                 runtime_id=runtime_id,
@@ -58,7 +63,12 @@ class Graves:
                 cpu_us=reaped.cpu_us,
                 max_rss_kb=reaped.max_rss_kb,
             )
-            self._write(page, meter, death)
+            self._begin(page, meter, death)
+
+    async def settled(self, patience_s: float) -> None:
+        """Wait for the lifetimes that are being written, for at most that long. What is not done then goes on."""
+        if self._writing:
+            await asyncio.wait(self._writing.values(), timeout=patience_s)
 
     def lives(self) -> list[tuple[int, str]]:
         """Return pid and runtime id of each meter page: replicas and standbys that live, and some that died.
@@ -102,7 +112,8 @@ class Graves:
             except OSError as error:
                 log.error("a meter page can't be read; it stays", extra={"page": page.name, "error": repr(error)})
             else:
-                self._bury_unseen(page, pid, runtime_id, meter)
+                if (death := self._unseen(page, pid, runtime_id, meter)) is not None:
+                    self._write_blocking(page, meter, death)
 
     def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
         """Page, pid and runtime of each meter page, or of those of one pid. Foreign entries are left out."""
@@ -111,27 +122,38 @@ class Graves:
             if named is not None and path.is_file() and of_pid in (None, int(named[1])):
                 yield path, int(named[1]), named[2]
 
-    def _bury_unseen(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> None:
-        """Write the lifetime of a replica whose end nobody saw, up to its last transition."""
+    def _unseen(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> Death | None:
+        """Return the death of a replica whose end nobody saw, at its last transition; None for one of another boot."""
         death = abandoned(meter, runtime_id, pid, time.monotonic_ns(), time.time_ns() // 1000, boot_id())
         if death is None:
             log.warning("a meter page of another boot was dropped", extra={"page": page.name})
             page.unlink()
-        else:
-            self._write(page, meter, death)
+        return death
 
-    def _write(self, page: Path, meter: Meter | None, death: Death) -> None:
-        """Where the spool refuses, the page stays."""
+    def _begin(self, page: Path, meter: Meter | None, death: Death | None) -> None:
         if meter is None:
             log.error("a meter page is unreadable", extra={"page": page.name})
-            return
-        try:
+        elif death is not None:
+            work = self._write(page, meter, death)
+            self._writing[page] = task = asyncio.get_running_loop().create_task(work, name=f"life of {death.pid}")
+            task.add_done_callback(lambda _: self._writing.pop(page))
+
+    async def _write(self, page: Path, meter: Meter, death: Death) -> None:
+        with self._removing(page, death):
+            await self._spool.append(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+
+    def _write_blocking(self, page: Path, meter: Meter, death: Death) -> None:
+        with self._removing(page, death):
             self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
-        except Refused as refused:
-            failure = refused.failure.message
-            log.error("a lifetime is not recorded yet", extra={"runtime": death.runtime_id, "failure": failure})
-            return
-        page.unlink()  # only after the record is durable: killed between the two, `recover` finds that record
+
+    @contextmanager
+    def _removing(self, page: Path, death: Death) -> Iterator[None]:
+        """Remove the page once the block has written the record. Where the spool or disk refuses, the page stays."""
+        try:
+            yield
+            page.unlink()  # only after the record is durable: killed between the two, `recover` finds that record
+        except (Refused, OSError) as error:
+            log.error("a lifetime is not recorded yet", extra={"runtime": death.runtime_id, "failure": str(error)})
 
 
 class _Named(msgspec.Struct):

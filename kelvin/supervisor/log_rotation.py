@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,14 +37,25 @@ def _rotate_all(directory: Path) -> None:
 def rotate(path: Path, limit_bytes: int) -> None:
     """Move what `path` holds to `path.1` if it is larger than the limit.
 
-    Raises OSError: `path` is as it was then, but what `path.1` held may be lost.
+    Where there is no room for the copy, `path.1` is removed, which makes room. A log of more than twice the limit is
+    emptied then without a copy, so that a full disk does not fill further. Raises OSError: `path` is as it was then,
+    but what `path.1` held may be lost.
     """
-    if path.stat().st_size <= limit_bytes:
+    size = path.stat().st_size
+    if size <= limit_bytes:
         return
     older = path.with_name(path.name + SUFFIX)
-    with path.open("rb") as current, older.open("wb") as copy:
-        shutil.copyfileobj(current, copy)
-        copy.flush()
-        copy.write(current.read())  # what was written while the rest was copied
-        copy.flush()
+    try:
+        with path.open("rb") as current, older.open("wb") as copy:
+            shutil.copyfileobj(current, copy)
+            copy.flush()
+            copy.write(current.read())  # what was written while the rest was copied
+            copy.flush()
+            os.truncate(path, 0)
+    except OSError as error:
+        with suppress(OSError):
+            older.unlink()
+        if size <= 2 * limit_bytes:
+            raise
         os.truncate(path, 0)
+        log.warning("a log was emptied without a copy", extra={"file": path.name, "error": repr(error)})

@@ -197,6 +197,7 @@ async def _supervise(settings: PodSettings) -> int:
                 pod.start()
                 loops.start("watchdog", Watchdog(pod.watched, asking(directory)).run)
                 await pod.until_over(stop)
+                await graves.settled(KILL_AFTER_S)
     finally:
         spool.close()
         os.close(lifeline_read)

@@ -218,6 +218,7 @@ class Supervisor:
         await self._end([child for child in self._children if child.spec.listens], self._settings.drain_s)
         await self._end([by_name["zygote"]], KILL_AFTER_S)
         await self._end_replicas(self._settings.drain_s)
+        await self._graves.settled(KILL_AFTER_S)
         if not await shipper.flush(Deadline.after(KILL_AFTER_S, time.monotonic())):
             log.warning("lifetimes wait in the spool for the next start", extra={"records": shipper.backlog})
         behind = [by_name[name] for name in ("snapshotter", "cache", "filters") if name in by_name]

@@ -41,6 +41,7 @@ MAKERS = {
     "controlplane/scaling/knative/pools.py": WORK,
     "controlplane/scaling/knative/tenant_spaces.py": TOGETHER,
     "controlplane/tasks.py": "owns pieces of work, each of which ends by itself",
+    "kelvin/supervisor/graves.py": WORK,
     "kelvin/supervisor/pod.py": WORK,
     "kelvin/supervisor/succession.py": WORK,
     "kelvin/supervisor/up.py": WORK,

@@ -1,5 +1,6 @@
 """A supervisor's part that buries, and is killed at a point: `python -m tests.kelvin.dying_supervisor DATA POINT`."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -56,7 +57,12 @@ def main(data: Path, point: str) -> None:
         unlink(path, missing_ok)
 
     Path.unlink = dying_unlink  # type: ignore[assignment, method-assign]
-    graves.bury(Reaped(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
+
+    async def bury() -> None:
+        graves.bury(Reaped(PID, -9, 9_000_000, time.monotonic_ns(), 5_000, 6_000))
+        await graves.settled(60.0)
+
+    asyncio.run(bury())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -20,16 +21,29 @@ from controlplane.ledger_schema import conflicts, lifetime_records
 from kelvin.supervisor.graves import Graves, recorded_lives
 from kelvin.supervisor.reaper import Reaped
 from service.processes import born_ns
+from spool.disk import Disk
 from spool.home import Home
 from spool.recovery import recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.controlplane.billing_ground import fresh_engine
 from tests.kelvin.dying_supervisor import PID, POINTS
+from tests.loops import in_loop
 from tests.spool.disks import FailingDisk
 
 ROOT = Path(__file__).parents[2]
 LIVED_US = 9_000_000  # as the supervisor that saw the death has it
+
+
+class StalledDisk(Disk):
+    """A disk that takes no write until it goes on."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def write(self, fd: int, payload: bytes, offset: int) -> None:
+        assert self.goes_on.wait(10.0)
+        super().write(fd, payload, offset)
 
 
 def leave_page(data: Path, name: str, idle_ns: int = 0) -> None:
@@ -45,6 +59,16 @@ def leave_page(data: Path, name: str, idle_ns: int = 0) -> None:
 def pages(data: Path) -> list[str]:
     """What is not buried."""
     return sorted(page.name for page in (data / "run" / "meters").iterdir())
+
+
+def bury(graves: Graves, reaped: Reaped) -> None:
+    """Until the record is written or refused."""
+
+    async def main() -> None:
+        graves.bury(reaped)
+        await graves.settled(60.0)
+
+    asyncio.run(main())
 
 
 def kill_at(data: Path, point: str) -> None:
@@ -108,10 +132,10 @@ def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path)
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
     graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
-    graves.bury(Reaped(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    bury(graves, Reaped(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0))
     assert pages(tmp_path) == [f"{PID + 1}.rt-1", f"{PID + 2}.rt-2"]
     disk.fail.clear()
-    graves.bury(Reaped(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    bury(graves, Reaped(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
     assert pages(tmp_path) == [f"{PID + 1}.rt-1"]
     spool.close()
     start_again(tmp_path, "supervisor-2", recorded_lives(tmp_path / "spool"))
@@ -124,7 +148,7 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
     graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
     leave_page(tmp_path, f"{PID}.rt-2")
-    graves.bury(Reaped(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
+    bury(graves, Reaped(PID, 0, 50_000, time.monotonic_ns(), 0, 0))
     spool.close()
     assert pages(tmp_path) == []
     assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000), ("rt-2", 50_000)], 0)
@@ -175,3 +199,23 @@ def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
     start_again(tmp_path, "supervisor-1", ())
     assert pages(tmp_path) == []
     assert in_the_ledger(tmp_path) == ([], 0)
+
+
+@in_loop
+async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
+    """The disk stalls while a life is written. The event loop goes on, and the life is recorded once it is back."""
+    leave_page(tmp_path, f"{PID}.rt-1")
+    disk = StalledDisk()
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    started_s = time.monotonic()
+    graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    graves.bury(Reaped(PID, 0, 1, time.monotonic_ns(), 0, 0))  # a later process with the pid: the page is not its
+    await graves.settled(0.01)
+    assert time.monotonic() - started_s < 5.0
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    disk.goes_on.set()
+    await graves.settled(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)

@@ -1,6 +1,7 @@
 """Logs of child processes stay bounded while the children hold them open."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,19 @@ def test_log_stays_where_the_copy_fails(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         rotate(path, limit_bytes=20)
     assert path.read_bytes() == b"x" * 30
+
+
+def test_full_disk_gets_room_back(tmp_path: Path) -> None:
+    """A copy that does not fit leaves nothing of itself. A log of more than twice the limit is emptied all the same."""
+    path = tmp_path / "zygote.log"
+    path.write_bytes(b"x" * 300_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a copy ends there as on a full disk
+    try:
+        with pytest.raises(OSError, match="too large"):
+            rotate(path, limit_bytes=200_000)
+        assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [("zygote.log", 300_000)]
+        rotate(path, limit_bytes=100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [("zygote.log", 0)]
