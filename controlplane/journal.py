@@ -6,9 +6,12 @@ again, to the last record that was acknowledged. Frames and segments are the spo
 Entries are written before their transaction commits. The transaction also stores how far the journal reached, so the
 database knows which entries it has. Entries of a transaction that did not commit get a mark behind them (`Dropped`)
 before anything else is written, and are not replayed. Each journal has a number, by which the database knows it: a
-position in the journal of another place says nothing of this one. Entries without a mark were committed. That holds for
-journals of older programs, which have no marks, and for the last transaction before a disk was lost, of which nobody
-knows.
+position in the journal of another place says nothing of this one. The database also knows which journal is in use. A
+journal that is taken up again after another one, or after none, gets a mark (`_GAP`): it lacks what was entered
+meanwhile, and a restore from a backup before the mark counts that as missing.
+
+Entries without a mark were committed. That holds for journals of older programs, which have no marks, and for the last
+transaction before a disk was lost, of which nobody knows.
 """
 
 import logging
@@ -48,7 +51,7 @@ CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of 
 # Of one transaction at most: a batch is 5,000 records, a bill of CLOSING_BYTES fewer pieces than that.
 MAX_ENTRIES: Final = 8_192
 PIECE_BYTES: Final = 128 * 1024
-REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED, _UNREADABLE = b"R", b"L", b"C", b"P", b"D", b"U"
+REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED, _UNREADABLE, _GAP = b"R", b"L", b"C", b"P", b"D", b"U", b"G"
 _PART: Final = struct.Struct("<cII")  # kind, which piece of a closing, how many there are
 
 
@@ -180,6 +183,12 @@ class LedgerJournal:
         log.warning("entries of the journal were not committed", extra={"after": position, "until": self.committed})
         self._append([_DROPPED + encode(Dropped(after=position, until=self.committed))])
 
+    def mark_gap(self) -> None:
+        """Note that entries were made without this journal. Raises as `append`."""
+        if self.committed:  # else there is no backup before the mark
+            log.warning("the journal lacks what was entered while it was not in use")
+            self._append([_GAP])
+
     def _append(self, payloads: Sequence[bytes]) -> None:
         for outcome in self._journal.commit([lambda _, payload=payload: payload for payload in payloads]):  # type: ignore[misc]
             if isinstance(outcome, Exception):
@@ -229,19 +238,20 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
         while dropped and dropped[0].until < sequence:
             dropped.popleft()
         is_dropped = bool(dropped) and dropped[0].after < sequence
-        if payload[:1] != _DROPPED and not is_dropped:
+        if payload[:1] not in (_DROPPED, _GAP) and not is_dropped:
             yield sequence, entry_of(payload)
 
 
 def lost_after(place: Path, after: int) -> int | None:
     """How many frames behind `after` can't be read; None where the journal ends before it. Raises OSError.
 
-    A closing that the disk took only in part is no loss: it was never committed, and comes again.
+    A gap counts as one, since nobody knows how many entries were made without the journal. A closing that the disk took
+    only in part is no loss: it was never committed, and comes again.
     """
     last = extent_of(place).last
     if last < after:
         return None
-    return last - after - sum(1 for _ in frames_after(place / DIRECTORY, after))
+    return last - after - sum(frame.payload != _GAP for frame in frames_after(place / DIRECTORY, after))
 
 
 def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, bytes]]:

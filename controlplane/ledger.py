@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from contracts.billing import ClosingReport
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch, TimelineAnswer
@@ -25,7 +25,7 @@ from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
 from controlplane.journal import Entry, LedgerJournal
-from controlplane.ledger_schema import LIFETIME_VALUES, journal_position, lifetime_records, request_records
+from controlplane.ledger_schema import IN_USE, LIFETIME_VALUES, journal_position, lifetime_records, request_records
 from controlplane.months import Closed
 from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
@@ -131,8 +131,13 @@ class Ledger:
         return await self._write(closed)
 
     async def settle_journal(self) -> None:
-        """Mark what the journal has and the database has not. Raises Refused where either is away."""
-        if self._journal is not None:
+        """Mark what the journal has and the database has not, and what was entered without it. Without a journal, note
+        that none is in use. Raises Refused where either is away.
+        """
+        if self._journal is None:
+            leave = update(journal_position).where(journal_position.c.id == IN_USE).values(position=0)
+            await self._database.write(lambda connection: connection.execute(leave), repeated=True)
+        else:
             await self._database.write(partial(self._journalize, journal=self._journal, entries=()), repeated=True)
 
     async def _write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
@@ -174,15 +179,19 @@ class Ledger:
     @staticmethod
     def _journalize(connection: Connection, journal: LedgerJournal, entries: Sequence[Entry]) -> None:
         """Append, and store in the same transaction how far the journal reaches. See `controlplane/journal.py`."""
-        known = select(journal_position.c.position).where(journal_position.c.id == journal.number)
-        position = connection.execute(known).scalar()
+        c = journal_position.c
+        query = select(c.id, c.position).where(c.id.in_((journal.number, IN_USE)))
+        known = {row.id: row.position for row in connection.execute(query)}
+        position, in_use = known.get(journal.number), known.get(IN_USE)
         if position is not None:
             journal.drop_after(position)
+        if in_use is not None and in_use != journal.number:
+            journal.mark_gap()
         if entries:
             journal.append(entries)
-        if position != journal.committed:
-            row = {"id": journal.number, "position": journal.committed}
-            connection.execute(_POSITION[connection.dialect.name], [row])
+        rows = [{"id": journal.number, "position": journal.committed}, {"id": IN_USE, "position": journal.number}]
+        if changed := [row for row in rows if known.get(row["id"]) != row["position"]]:
+            connection.execute(_POSITION[connection.dialect.name], changed)
 
     async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer:
         """Of a request that ended; without stamps where it had nothing to tell. Raises Refused(NotFound)."""

@@ -225,10 +225,11 @@ Index(
     postgresql_where=_guests,
 )
 
+IN_USE: Final = 0  # no journal's number: the position in that row is the number of the journal in use, 0 for none
 journal_position = Table(
     "ledger_journal",
     metadata,
-    Column("id", Integer, primary_key=True),  # the journal's number; of one without a row it is unknown
+    Column("id", Integer, primary_key=True),  # the journal's number, or IN_USE; without a row it is unknown
     Column("position", BigInteger, nullable=False),  # its last entry when the last transaction with it committed
 )
 

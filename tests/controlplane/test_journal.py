@@ -271,7 +271,7 @@ def test_a_place_that_is_taken_again_drops_nothing_that_was_committed(tmp_path: 
         asyncio.run(ledger.append_requests(RequestBatch(records=(request_record(number),))))
         journal.close()
         database.close()
-    assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 3, 4]
+    assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 3, 5]
 
 
 def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
@@ -388,3 +388,45 @@ def test_entries_keep_their_kind() -> None:
         assert entry_of(payload_of(entry)) == entry
     with pytest.raises(ValueError, match="kind"):
         entry_of(b"X{}")
+
+
+@pytest.mark.parametrize("between", ["b", None], ids=["another place", "no place"])
+def test_journal_that_was_left_for_a_while_says_so(tmp_path: Path, between: str | None) -> None:
+    """It lacks what was entered without it: at least one entry is missing behind a backup from before, and none behind
+    one from after. A start with the same place as before is no gap.
+    """
+    for place, number in (("a", 1), ("a", 2), (between, 3), (between, 4), ("a", 5), ("a", 6)):
+        database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+        journal = None if place is None else LedgerJournal(tmp_path / place)
+        ledger = Ledger(database, journal)
+        asyncio.run(ledger.settle_journal())
+        asyncio.run(ledger.append_requests(RequestBatch(records=(request_record(number),))))
+        if journal is not None:
+            journal.close()
+        database.close()
+    assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 4, 5]
+    assert [lost_after(tmp_path / "a", after) for after in range(6)] == [1, 1, 1, 0, 0, 0]
+    if between is not None:
+        assert lost_after(tmp_path / between, 0) == 0
+
+
+def test_gap_is_told_although_its_transaction_failed(tmp_path: Path) -> None:
+    """The entries of that transaction are dropped; the gap before them is not."""
+
+    async def left(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+        await Ledger(ledger.database).settle_journal()
+        await ledger.append_requests(RequestBatch(records=(request_record(2),)))
+
+    async def failed(ledger: Ledger, _: LedgerJournal) -> None:
+        await Ledger(ledger.database).settle_journal()
+        commits_fail(ledger.database)
+        with pytest.raises(OperationalError):
+            await ledger.append_requests(RequestBatch(records=(request_record(3),)))
+
+    over(tmp_path, left)
+    assert lost_after(tmp_path / "place", 1) == 1
+    reached = extent_of(tmp_path / "place").last
+    over(tmp_path, failed)
+    assert (lost_after(tmp_path / "place", reached) or 0) >= 1
+    same_again(tmp_path)
