@@ -13,7 +13,7 @@ from contracts.errors import Refused
 from contracts.settings import BadSetting
 from controlplane.archive import BadBackup, read_index
 from controlplane.backup_place import SETTING, backups_in, claim_place, next_name, write_backup
-from controlplane.backups import Backups, Stopped
+from controlplane.backups import Backups, Moment, Stopped
 from controlplane.clock import Clock
 from controlplane.journal import LedgerJournal
 from controlplane.policy.retention import NEWEST, keep
@@ -82,24 +82,30 @@ class BackupLoop:
 
     async def once(self) -> Path | None:
         """The backup that was made; None where nothing was written since the newest one. Raises what goes wrong."""
-        if self._now() == self._state:
-            newest = backups_in(self._place)
-            if newest:
-                newest[-1][1].touch()  # whoever watches its age sees that it is still true
-                self.done_at_s = time.time()
-                return None
+        if self._now() == self._state and await asyncio.to_thread(self._touch_newest):
+            self.done_at_s = time.time()
+            return None
         moment = await self._backups.begin()
         state = self._now()  # what is written from here on may be missing
-        path = self._place / next_name(self._place, moment.made_at_us // 1_000_000)
         try:
-            pieces = self._backups.pieces(moment, self._place, self._stop)
-            size = await asyncio.to_thread(write_backup, path, pieces)
+            path, size = await asyncio.to_thread(self._write, moment)
         except Stopped:
             return None
         self._state, self.done_at_s = state, time.time()
         await asyncio.to_thread(self._thin)
         log.info("backup", extra={"file": path.name, "bytes": size, "journal_after": moment.journal_after})
         return path
+
+    def _touch_newest(self) -> bool:
+        """Show whoever watches its age that the newest backup is still true. Return whether there is one."""
+        there = backups_in(self._place)
+        if there:
+            there[-1][1].touch()
+        return bool(there)
+
+    def _write(self, moment: Moment) -> tuple[Path, int]:
+        path = self._place / next_name(self._place, moment.made_at_us // 1_000_000)
+        return path, write_backup(path, self._backups.pieces(moment, self._place, self._stop))
 
     def _now(self) -> tuple[object, ...]:
         return self._database.writes, self._backups.files_state()

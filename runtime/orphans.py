@@ -56,19 +56,18 @@ class Orphans:
     def __init__(
         self,
         source: str,
-        open_records: Callable[[], Records],
+        records: Records,
         lives: Callable[[str], bool],
         grace_s: float = GRACE_S,
         far_s: float = FAR_S,
     ) -> None:
-        """`open_records` is called at the first record: most replicas never lose an activator. `lives(activator)`."""
+        """`lives(activator)` says whether it lives."""
         self._source = source
-        self._open_records = open_records
         self._lives = lives
         self._grace_s = grace_s
         self._look_s = min(grace_s, LOOK_S)
         self._far_s = far_s
-        self._records: Records | None = None
+        self._records = records
         self._kept: dict[str, _Kept] = {}
         self._look: asyncio.TimerHandle | None = None
         self._dead: frozenset[str] = frozenset()  # at the last look
@@ -175,7 +174,6 @@ class Orphans:
 
     async def _append(self, account: Account, level: int, why: str) -> None:
         try:
-            self._records = self._records or self._open_records()
             await self._records.append(lambda sequence: encode(account.record(self._source, sequence)))
             log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
@@ -184,21 +182,23 @@ class Orphans:
 
 
 class SpooledRecords:
-    """A spool that is opened when the first record comes, and shipped from then on."""
+    """Records in a spool that is opened when the first one comes, and shipped from then on."""
 
     def __init__(self, directory: Path, source: str, post: Post) -> None:
         self._directory = directory
         self._source = source
         self._post = post
         self._spool: Spool | None = None
+        self._opening = asyncio.Lock()
         self._loops = Loops()
 
-    def open(self) -> Spool:
-        """Raises OSError where the directory cannot be had."""
-        if self._spool is None:
-            self._spool = Spool.open(self._directory, self._source)
-            self._loops.start("shipper", Shipper(self._spool, self._post).run)
-        return self._spool
+    async def append(self, make: Callable[[int], bytes], /) -> int:
+        """As `Spool.append`. Raises OSError, too, where the directory cannot be had."""
+        async with self._opening:
+            if self._spool is None:
+                self._spool = await asyncio.to_thread(Spool.open, self._directory, self._source)
+                self._loops.start("shipper", Shipper(self._spool, self._post).run)
+        return await self._spool.append(make)
 
     async def close(self) -> None:
         """What is not shipped stays, for whoever recovers it."""
@@ -211,7 +211,7 @@ class SpooledRecords:
 async def orphanage(directory: Path, source: str, post: Post) -> AsyncIterator[Orphans]:
     """Orphans over a spool of their own, beside those of the activators; left, everything kept is durable."""
     records = SpooledRecords(directory, source, post)
-    orphans = Orphans(source, records.open, partial(has_owner, directory))
+    orphans = Orphans(source, records, partial(has_owner, directory))
     try:
         yield orphans
     finally:

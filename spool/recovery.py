@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from contracts.errors import Refused
@@ -11,7 +12,7 @@ from service.loops import record_error
 from spool.home import Home, readable_sources
 from spool.looking import frames_after
 from spool.reader import Tail, last_sequence, read_position
-from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
+from spool.shipper import MAX_BYTES, MAX_RECORDS, Post, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +80,16 @@ async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> li
 async def _ship(home: Home, post: Post) -> Recovered:
     tail = Tail(home.path)
     shipped = lost = 0
-    last = last_sequence(home.path)
+    last = await in_thread(partial(last_sequence, home.path))
     try:
-        while (batch := tail.read(last, MAX_RECORDS, MAX_BYTES)) is not None:
+        while (batch := await in_thread(partial(tail.read, last, MAX_RECORDS, MAX_BYTES))) is not None:
             await post(batch.payloads)
-            tail.acknowledge(batch.last)
+            await in_thread(partial(tail.acknowledge, batch.last))
             shipped += len(batch.payloads)
             lost += batch.skipped
         # What is left behind the last readable record was never acknowledged to its writer, or the disk lost it.
         lost += last - tail.acknowledged
-        tail.acknowledge(last)
+        await in_thread(partial(tail.acknowledge, last))
     except (Refused, OSError) as error:
         log.warning("a leftover spool is not taken; it is kept", extra={"source": home.source, "error": repr(error)})
     except Exception as error:
@@ -97,5 +98,5 @@ async def _ship(home: Home, post: Post) -> Recovered:
         tail.close()
     remaining = last - tail.acknowledged
     if remaining == 0:
-        home.remove_if_shipped()
+        await in_thread(home.remove_if_shipped)
     return Recovered(home.source, shipped, lost, remaining)

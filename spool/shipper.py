@@ -8,7 +8,8 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Self
+from functools import partial
+from typing import Final, Self, TypeVar
 
 from contracts.deadline import Deadline
 from contracts.doubling import Doubling, is_told
@@ -19,9 +20,22 @@ from spool.spool import Spool
 log = logging.getLogger(__name__)
 
 Post = Callable[[Sequence[bytes]], Awaitable[None]]
+T = TypeVar("T")
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 1024 * 1024
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do it in a thread, as a slow disk must not hold up the event loop. Cancelled, this waits for its end: a tail and
+    its files are one thread's at a time.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    finally:
+        if not working.done():
+            await asyncio.wait({working})
 
 
 class Shipper:
@@ -103,10 +117,11 @@ class Shipper:
         """Post one batch. Return False where the receiver or the disk refuses. Other errors are defects, and raised."""
         async with self._one_at_a_time:
             try:
-                batch = self._spool.tail.read(self._spool.committed, MAX_RECORDS, MAX_BYTES)
+                tail = self._spool.tail
+                batch = await in_thread(partial(tail.read, self._spool.committed, MAX_RECORDS, MAX_BYTES))
                 if batch is not None:
                     await self._post(batch.payloads)
-                    self._spool.tail.acknowledge(batch.last)
+                    await in_thread(partial(tail.acknowledge, batch.last))
                 elif self.backlog:
                     # Damage at the end of what is written: the next segment lets us go on behind the hole.
                     raise OSError("durable records cannot be read back")

@@ -184,19 +184,17 @@ def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
 
     async def scenario(world: World) -> None:
         health, loop = LoopHealth(), world.loop()
-        pieces, made = world.backups.pieces, asyncio.Event()
+        pieces = world.backups.pieces
 
         def defective(*given: Any) -> Any:
             if not health.errors:
                 raise KeyError("a defect")
-            asyncio.get_running_loop().call_soon(made.set)
             return pieces(*given)
 
         world.backups.pieces = defective  # type: ignore[method-assign, assignment]
         async with Loops(health) as loops:
             loops.start("backups", loop.run)
             async with asyncio.timeout(20.0):
-                await made.wait()
                 while not backups_in(world.place):
                     await asyncio.sleep(0.01)
         assert health.errors == {"backups": 1}

@@ -50,7 +50,7 @@ def test_an_orphan_is_written_after_a_moment() -> None:
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=0.02)
+        orphans = Orphans("rt1", records, _lives, grace_s=0.02)
         orphans.keep(_account("a", 2), lost=True)
         for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
             orphans.take(Receipt(request_id=name, completion_tokens=tokens))
@@ -82,7 +82,7 @@ def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, lives, grace_s=60)
+        orphans = Orphans("rt1", records, lives, grace_s=60)
         orphans.keep(_account("a", 2), lost=lost)
         began_s = loop.time()
         orphans.take(Receipt(request_id="a", completion_tokens=5))
@@ -100,7 +100,7 @@ def test_one_that_is_recorded_is_not_written() -> None:
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans = Orphans("rt1", records, _lives, grace_s=60)
         orphans.keep(_account("a"), lost=True)
         orphans.keep(_account("b"), lost=True)
         for name in ("a", "nobody"):
@@ -116,7 +116,7 @@ def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_delivered()
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans = Orphans("rt1", records, _lives, grace_s=60)
         for name in ("a", "b"):
             orphans.keep(replace(_account(name, 2, LIVE), once="digest"), lost=False)
         orphans.disown("a")
@@ -144,7 +144,7 @@ def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
     async def main() -> None:
         nonlocal alive
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, lives, grace_s=0.001)
+        orphans = Orphans("rt1", records, lives, grace_s=0.001)
         orphans.keep(_account("a"), lost=True)
         orphans.claimed("a")
         orphans.keep(_account("lost"), lost=True)
@@ -172,7 +172,7 @@ def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(f
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=0.001, far_s=far_s)
+        orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=far_s)
         orphans.heard_from_afar("activator-far")
         orphans.keep(_account("far", activator="activator-far"), lost=False)
         orphans.keep(_account("dead"), lost=False)
@@ -190,7 +190,7 @@ def test_activators_on_other_hosts_are_bounded() -> None:
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=0.001, far_s=3600.0)
+        orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=3600.0)
         for number in range(module.MAX_FAR):
             orphans.heard_from_afar(f"activator-{number}")
         orphans.heard_from_afar("activator-new")
@@ -209,7 +209,7 @@ def test_the_pending_are_bounded() -> None:
 
     async def main() -> None:
         records = MemoryRecords()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans = Orphans("rt1", records, _lives, grace_s=60)
         for number in range(module.MAX_KEPT + 1):
             orphans.keep(_account(f"r{number}"), lost=True)
         async with asyncio.timeout(30):
@@ -233,7 +233,7 @@ def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
 
     async def main() -> None:
         records = Failing()
-        orphans = Orphans("rt1", lambda: records, _lives, grace_s=60)
+        orphans = Orphans("rt1", records, _lives, grace_s=60)
         orphans.keep(_account("a"), lost=True)
         await orphans.flush()
         orphans.keep(_account("b"), lost=True)

@@ -1,6 +1,7 @@
 """Records arrive in order, at least once, in bounded batches; nothing is forgotten before it was acknowledged."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused, Unavailable
 from service.loops import LoopHealth, Loops
 from spool.disk import segments
-from spool.reader import read_position
+from spool.reader import Tail, read_position
 from spool.recent import RECENT_BYTES
 from spool.shipper import MAX_RECORDS, Shipper
 from spool.spool import Spool
@@ -287,6 +288,34 @@ def test_defect_ends_no_drain(tmp_path: Path) -> None:
         spool = Spool.open(tmp_path, "a-1")
         await spool.append(make("x"))
         assert not await Shipper(spool, post).flush(soon())
+        spool.close()
+
+    asyncio.run(scenario())
+
+
+def test_slow_disk_holds_up_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the position of what was acknowledged is being written, the loop goes on. A shipper that is cancelled ends
+    once the disk is done.
+    """
+    goes_on, writes = threading.Event(), threading.Event()
+    acknowledge = Tail.acknowledge
+
+    def slow(tail: Tail, last: int) -> None:
+        writes.set()
+        assert goes_on.wait(DEADLINE_S)
+        acknowledge(tail, last)
+
+    monkeypatch.setattr(Tail, "acknowledge", slow)
+
+    async def scenario() -> None:
+        spool, receiver = Spool.open(tmp_path, "a-1"), Receiver()
+        async with quick(spool, receiver):
+            await spool.append(make("x"))
+            await receiver.more.wait()
+            while not writes.is_set():
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.01, goes_on.set)  # the loop runs, or nothing ever goes on
+        assert read_position(spool.path) == 1
         spool.close()
 
     asyncio.run(scenario())
