@@ -15,7 +15,8 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from contracts.errors import InvalidRequest, Refused
-from runtime.bounded_templates import BoundedEnvironment, budget, spend_text, written_size
+from runtime.bounded_templates import BoundedEnvironment
+from runtime.template_budget import budget, spend_text, written_size
 
 Message = Mapping[str, str]
 

@@ -68,9 +68,7 @@ def seal(
 
 @contextmanager
 def _blaming_the_artifact() -> Iterator[None]:
-    """What libraries raise over a draft is the draft's fault, whatever they raise. An OSError is not: it is a disk's or
-    a peer's.
-    """
+    """Translate any exception of a library to `Refused(ArtifactRejected)`. An OSError passes: a disk or peer failed."""
     try:
         yield
     except (Refused, OSError):

@@ -72,14 +72,14 @@ class Stream:
             self._more.set()
 
     def release(self) -> None:
-        """The engine holds nothing for it any longer."""
+        """Record that the engine holds nothing for this request any longer."""
         self.released = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def final_cost(self, timeout_s: float) -> Counts | None:
-        """Wait until the engine has let go of the request, and return what it cost in all. None where the engine ended
-        without saying so, or takes longer.
+        """Wait until the engine has released the request and return its total cost; None if that takes too long or the
+        engine ended without reporting it.
         """
         if not self.released:
             self._waiter = self._waiter or asyncio.get_running_loop().create_future()

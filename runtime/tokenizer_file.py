@@ -4,8 +4,8 @@ The library goes through an untyped tree of the file before it builds the model,
 second for 128,000 tokens, in which nothing else of the process runs. Given vocabulary and merges as they are, it builds
 the same. What is not known here, or comes out otherwise, is read its way.
 
-The library panics where it meets what it did not expect, a regular expression that backtracks too often for one. To
-Python a panic is no Exception. Everything that asks the library goes through this module, which names the artifact.
+The library panics on unexpected input, such as a regular expression that backtracks too often. A panic reaches Python
+as a BaseException that is no Exception. So every call of the library is here, and its errors name the artifact.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ from contracts.errors import Refused
 from contracts.wire import BadJson, decode_any, decoder
 
 TOKENIZER: Final = "tokenizer.json"
-MAX_GROWTH: Final = 128  # how many times as long a text may become before it is cut into tokens
-_PANIC: Final = "pyo3_runtime"  # the module of the exception that a panic is
-# What other normalizers make of one character at the most; those that are not named keep its length, or change it once.
+MAX_GROWTH: Final = 128  # how many times longer normalizers may make a text
+_PANIC: Final = "pyo3_runtime"  # module of the exception for a panic
+# Characters that a normalizer makes of one at most, by its type. One for types that are not named.
 _GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
@@ -67,8 +67,9 @@ _MODEL: Final = msgspec.Raw(b'{"type":"BPE","vocab":{},"merges":[]}')
 
 
 def load_tokenizer(raw: bytes) -> Any:
-    """A `tokenizers.Tokenizer` that cuts and pads nothing: limits are the manifest's, and refuse. Raises
-    `Refused(ArtifactRejected)`.
+    """Return a `tokenizers.Tokenizer` that neither truncates nor pads. Raises `Refused(ArtifactRejected)`.
+
+    Texts that are too long are refused by the manifest's limits instead.
     """
     with _blaming_the_file("does not load"):
         tokenizer = read_tokenizer(raw)
@@ -82,8 +83,9 @@ def load_tokenizer(raw: bytes) -> Any:
 
 
 def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-    """The ids of a text. Other threads of this process run meanwhile: `Tokenizer.encode` would hold the interpreter's
-    lock. Raises `Refused(ArtifactRejected)` where the tokenizer fails on the text.
+    """Return the token ids of a text. Raises `Refused(ArtifactRejected)` if the tokenizer fails on it.
+
+    Other threads run meanwhile; `Tokenizer.encode` would hold the interpreter's lock.
     """
     with _blaming_the_file("fails on this text"):
         (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -91,15 +93,17 @@ def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = True) -
 
 
 def longest_token(tokenizer: Any) -> int:
-    """Characters of the longest token. No text of more than that many times n has n tokens, but where the tokenizer
-    drops text or takes a whole word for unknown. Takes a while.
+    """Return the characters of the longest token. Slow.
+
+    n tokens stand for at most n times as many characters, unless the tokenizer drops text or has one unknown token for
+    a whole word.
     """
     return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
 @contextmanager
 def _blaming_the_file(what: str) -> Iterator[None]:
-    """Translate whatever the library raises, panics included."""
+    """Translate whatever the library raises, panics included, to `Refused(ArtifactRejected)`."""
     try:
         yield
     except BaseException as error:
@@ -114,7 +118,7 @@ def _state(normalizer: Any) -> dict[str, Any]:
 
 
 def _growth(normalizer: dict[str, Any]) -> int:
-    """How many times as long a text can become: of steps in a row, the product."""
+    """Return how many times longer the normalizer can make a text. For a sequence that is the product of its steps."""
     match normalizer:
         case {"type": "Sequence", "normalizers": steps}:
             return prod(map(_growth, steps))

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from contracts.errors import InvalidRequest, Refused
-from runtime.bounded_templates import MAX_UNITS
 from runtime.chat_template import MAX_SOURCE, ChatTemplate
+from runtime.template_budget import MAX_UNITS
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

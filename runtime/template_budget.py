@@ -1,0 +1,219 @@
+"""The work budget of a chat template, and the cost of each operation. `bounded_templates.py` makes Jinja spend it.
+
+Work is counted, not timed: whether a template renders a conversation never depends on how busy the machine is. An
+operation is paid for before it runs. If it can make much of little, its cost is the size of its result.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, NoReturn
+
+from jinja2.exceptions import TemplateRuntimeError
+from jinja2.utils import Namespace
+from markupsafe import Markup
+
+MAX_UNITS: Final = 2_000_000  # for compiling, and for one rendering: about one second of one core
+CHARACTERS_PER_UNIT: Final = 8
+MAX_WIDTH: Final = 9_999  # of padding, indentation, batches
+_MAX_BITS: Final = 4096  # of a whole number
+_MAX_DECIMALS: Final = 300
+# Filters that take one item after another (each pays as it is taken), and filters that don't look inside their value.
+_LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
+_SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length",
+                             "reverse", "round"})  # fmt: skip
+_WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
+_WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|[0-9]{5})")
+
+
+class TooMuchWork(TemplateRuntimeError):
+    """The template does more than its budget allows."""
+
+
+class _Budget:
+    __slots__ = ("left",)
+
+    def __init__(self, units: int) -> None:
+        self.left = units
+
+
+_budget: ContextVar[_Budget | None] = ContextVar("budget of a template", default=None)
+
+
+@contextmanager
+def budget() -> Iterator[None]:
+    """Give templates that are compiled or rendered in this block MAX_UNITS. Beyond them they raise TooMuchWork."""
+    token = _budget.set(_Budget(MAX_UNITS))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def _current() -> _Budget:
+    found = _budget.get()
+    assert found is not None, "templates are compiled and rendered within a budget"
+    return found
+
+
+def spend(units: int) -> bool:
+    """Pay for work that follows. Always returns True, for use in a condition. Raises TooMuchWork."""
+    found = _current()
+    found.left -= units
+    if found.left < 0:
+        _refuse_more()
+    return True
+
+
+def spend_text(characters: int) -> None:
+    """Pay for a text of so many characters, or a list of so many entries. Raises TooMuchWork."""
+    spend(1 + characters // CHARACTERS_PER_UNIT)
+
+
+def paid_items(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items, and pay for each."""
+    for item in items:
+        spend(1)
+        yield item
+
+
+def _refuse_more() -> NoReturn:
+    raise TooMuchWork(f"it does more work than the {MAX_UNITS} steps that one conversation may take")
+
+
+def _refuse_width(name: str) -> NoReturn:
+    raise TooMuchWork(f"{name!r} with a width or count of more than {MAX_WIDTH}")
+
+
+def size(value: object) -> int:
+    """Return the characters of a text or the entries of a container, without looking inside; 1 for anything else."""
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict | range) else 1
+
+
+def written_size(value: object) -> int:
+    """Return about how many characters `value` has when it is written out, however deep it is.
+
+    A list that holds the same list twice counts it twice, as its text does. Raises TooMuchWork as soon as the size is
+    more than the budget allows.
+    """
+    if isinstance(value, str):
+        return len(value)
+    most = _current().left * CHARACTERS_PER_UNIT
+    total, pending = 0, [value]
+    while pending:
+        match pending.pop():
+            case str() | bytes() as text:
+                total += len(text)
+            case dict() as members:
+                pending += members.keys()
+                pending += members.values()
+            case list() | tuple() as items:
+                pending += items
+            case Namespace() as namespace:
+                pending.append(object.__getattribute__(namespace, "_Namespace__attrs"))
+        total += CHARACTERS_PER_UNIT
+        if total + len(pending) > most:
+            _refuse_more()
+    return total
+
+
+def spend_on_comparison(value: Any) -> None:
+    """Pay for an operand of a comparison, or a key. Lists of lists take as long to compare as to write out."""
+    # Texts are compared some eight times faster than they are made.
+    spend_text(written_size(value) if isinstance(value, list | tuple | dict) else size(value) // 8)
+
+
+def spend_on_operator(operator: str, left: Any, right: Any) -> None:
+    """Pay for `left operator right`: one of `+`, `*`, `**`, `%`. Raises TooMuchWork."""
+    if operator == "+":
+        spend_text(size(left) + size(right))
+    elif operator == "%" and isinstance(left, str | bytes):
+        _spend_on_percent(left, right)
+    elif isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
+        if operator in ("*", "**") and bits > _MAX_BITS:
+            raise TooMuchWork(f"a number of more than {_MAX_BITS} bits")
+    elif operator == "*":
+        times, repeated = (left, right) if isinstance(left, int) else (right, left)
+        if isinstance(times, int):
+            spend_text(max(times, 0) * size(repeated))
+
+
+def spend_on_method(owner: object, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Pay for `owner.name(*args, **kwargs)`. Raises TooMuchWork."""
+    match owner:
+        case str() | bytes():
+            _spend_on_text_method(owner, name, args, kwargs)
+        case int() if any(isinstance(each, int) and each > MAX_WIDTH for each in args):
+            _refuse_width(name)
+        case list() | tuple() | dict():
+            searched = owner if name in ("count", "index") else ()
+            spend_text(size(owner) + written_size(args) + written_size(searched))
+
+
+def _spend_on_text_method(text: str | bytes, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if any(isinstance(each, int) and each > MAX_WIDTH for each in (*args, *kwargs.values())):
+        _refuse_width(name)
+    match name:
+        case "replace" if len(args) >= 2:
+            _spend_on_replacement(text, args[0], args[1])
+        case "join" if args:
+            spend_text(written_size(args[0]) + size(args[0]) * len(text))
+        case "translate":
+            raise TooMuchWork("'translate' is not served")
+        case "format" | "format_map" if isinstance(text, str):
+            if _WIDE_FIELD.search(text):
+                _refuse_width(name)
+            spend_text(len(text) + text.count("{") * (written_size([*args, kwargs]) + MAX_WIDTH))
+        case "center" | "ljust" | "rjust" | "zfill":
+            spend_text(len(text) + MAX_WIDTH)
+        case "expandtabs":  # each character may be a tab
+            spend_text(len(text) * max([8, *args, *kwargs.values()]))
+        case _:
+            spend_text(len(text))
+
+
+def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Pay for `value | name(*args, **kwargs)`. Raises TooMuchWork."""
+    every = (*args, *kwargs.values())
+    numbers = [each for each in every if isinstance(each, int)]
+    if max(numbers, default=0) > (_MAX_DECIMALS if name == "round" else MAX_WIDTH):
+        _refuse_width(name)
+    if name in _LAZY:
+        spend(size(value))
+        return
+    if name in _SHALLOW:
+        return
+    written = written_size(value)
+    spend_text(written)
+    match name:
+        case "replace" if len(args) >= 2:
+            _spend_on_replacement(str(value), str(args[0]), str(args[1]))
+        case "join":
+            spend_text(size(value) * max(map(size, every), default=0))
+        case "format":
+            _spend_on_percent(str(value), [*args, kwargs])
+        case "indent":
+            spend_text((str(value).count("\n") + 1) * max([4, *map(size, every), *numbers]))
+        case "tojson":
+            widths = [*numbers, *(written_size(each) for each in every if not isinstance(each, int))]
+            spend_text(written * max([1, *widths]))
+        case "sum":
+            spend_text(written * size(value) if every else 0)
+        case "batch" | "slice":
+            spend_text(sum(numbers))
+
+
+def _spend_on_percent(template: str | bytes, values: object) -> None:
+    text = template if isinstance(template, str) else template.decode("latin-1")
+    if _WIDE_PERCENT.search(text):
+        _refuse_width("%")
+    padding = MAX_WIDTH if re.search("%[^a-zA-Z%]*[0-9]{2}", text) else 8
+    spend_text(len(text) + text.count("%") * (written_size(values) + padding))
+
+
+def _spend_on_replacement(text: Any, old: Any, new: Any) -> None:
+    kinds = {type(each) for each in (text, old, new)}
+    if kinds <= {str, Markup} or kinds == {bytes}:  # otherwise `replace` raises
+        spend_text(len(text) + text.count(old) * len(new))
