@@ -1,12 +1,16 @@
 """A guest of a shared version, at many times the load of its owner, does not keep the owner waiting."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
+from types import FrameType
 
 import pytest
 
 from activator.keys import VersionKey
+from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask
+from activator.policy.bounds import Bound
 from activator.policy.slot_shares import WINDOW_S, SlotShares
 from activator.throttler import Throttler
 from contracts.control import Feed
@@ -163,3 +167,35 @@ def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile() -> None:
         throttler.check_integrity()
 
     run_virtually(scenario())
+
+
+@pytest.mark.parametrize("tenants", [20, 200])
+def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -> None:
+    """All share one version and wait. Frames of Python that one release enters, for each tenant that waits."""
+
+    async def scenario() -> int:
+        loop = asyncio.get_running_loop()
+        wide = Bound(1000, 1_000_000, 1_000_000)
+        throttler = Throttler(QueueLimits(wide, wide, wide, 60.0), Bell(), clock=loop.time, draw=lambda n: 0)
+        throttler.apply(Feed(revision=1, replicas=(replica_row("a", 256),)))
+        deadline, asks = Deadline(loop.time() + 50.0), [Ask(f"t{number}", 10, 100) for number in range(tenants)]
+        waiting = [asyncio.ensure_future(throttler.acquire(KEY, asks[n % tenants], deadline)) for n in range(500)]
+        await asyncio.sleep(0.01)
+        replica = waiting[0].result()
+        entered = 0
+
+        def count(frame: FrameType, event: str, arg: object) -> None:
+            nonlocal entered
+            entered += event == "call"
+
+        sys.setprofile(count)
+        try:
+            throttler.release(KEY, replica, asks[0], 100)
+        finally:
+            sys.setprofile(None)
+        throttler.check_integrity()
+        for task in waiting:
+            task.cancel()
+        return entered
+
+    assert run_virtually(scenario()) <= 20 * tenants

@@ -94,3 +94,35 @@ def test_slots_are_never_kept_from_everybody(uses: list[Uses], slots: int, data:
         assert made.may_take(tenant.tenant, slots, free)
     if free > sum(each.need for each in uses if each is not tenant) + 1:
         assert made.may_take(tenant.tenant, slots, free)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "take", "give back", "refresh", "may take"]),
+        st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 20),
+    ),
+    max_size=60,
+)  # fmt: skip
+
+
+@given(OPERATIONS)
+def test_what_is_kept_is_counted_at_each_change(operations: list[tuple[str, str, int, int]]) -> None:
+    """`check_integrity` counts it anew."""
+    made, now_s = SlotShares("o"), 0.0
+    asked: set[str] = set()
+    for what, tenant, weight, slots in operations:
+        if what == "ask":
+            made.ask(tenant, weight, slots)
+            asked.add(tenant)
+        elif what == "refresh":
+            now_s += WINDOW_S
+            made.refresh(now_s, lambda tenant: 0)
+            asked &= {each for each in asked if made.running(each)}
+        elif tenant in asked:
+            if what == "take":
+                made.take(tenant)
+            elif what == "give back" and made.running(tenant):
+                made.give_back(tenant)
+            elif what == "may take":
+                made.may_take(tenant, slots, min(slots, 3))
+        made.check_integrity()
