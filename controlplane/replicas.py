@@ -36,6 +36,12 @@ class Replica:
     restore: tuple[Span, ...] = ()
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # empty where another control plane had it restored
     url: str = ""  # where other hosts reach it, if they do
+    ends_asleep: bool = False  # it slept when it was told to end
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether it holds a device slot: it has a version, and has not given the slot back by falling asleep."""
+        return self.key is not None and self.state not in SLEEPING and not self.ends_asleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +84,8 @@ class ReplicaTable:
     @property
     def held(self) -> int:
         """Device slots that are taken: by starts, and by processes of versions that don't sleep."""
-        return sum(start.after not in self._replicas for start in self._starts.values()) + sum(
-            each.key is not None and each.state not in SLEEPING for each in self._replicas.values()
-        )
+        starts = sum(start.after not in self._replicas for start in self._starts.values())
+        return starts + sum(each.holds_slot for each in self._replicas.values())
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Processes of a version in any state, the oldest first."""
@@ -117,9 +122,7 @@ class ReplicaTable:
     def leaving(self) -> int:
         """Processes that hold a slot and will give it back to anybody: they are relieved, drain or end."""
         heirs = sum(start.after in self._replicas for start in self._starts.values())
-        return (
-            sum(each.key is not None and each.state not in LIVE | SLEEPING for each in self._replicas.values()) - heirs
-        )
+        return sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values()) - heirs
 
     def count(self, state: ReplicaState) -> int:
         """Processes in that state."""
@@ -182,6 +185,7 @@ class ReplicaTable:
 
     def _move(self, runtime_id: str, event: ReplicaEvent, now_us: int, **learned: Any) -> Replica:
         replica = self._replicas[runtime_id]
+        learned["ends_asleep"] = event is ReplicaEvent.END and replica.state in SLEEPING
         after = replace(replica, state=move(replica.state, event), since_us=now_us, **learned)
         if after.key != replica.key:
             raise ValueError("a key comes with a bind only")

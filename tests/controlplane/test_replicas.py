@@ -121,7 +121,7 @@ class Table(RuleBasedStateMachine):
         heirs = sum(start.after == runtime_id for start in self.starts)
         assert self.table.remove(runtime_id) == replica
         assert self.table.remove(runtime_id) is None
-        assert self.table.held == held - (replica.key is not None and replica.state not in SLEEPING) + heirs
+        assert self.table.held == held - replica.holds_slot + heirs
         del self.alive[runtime_id]
 
     @invariant()
@@ -168,6 +168,18 @@ def test_illegal_moves(state: ReplicaState, event: ReplicaEvent) -> None:
     with pytest.raises(IllegalMove):
         table.move("r1", event, 1)
     assert table["r1"].state is state
+
+
+@pytest.mark.parametrize("state", sorted(SLEEPING))
+def test_sleeper_that_ends_holds_no_slot(state: ReplicaState) -> None:
+    """It gave its slot back when it fell asleep: its end takes none from others, and frees none."""
+    table = ReplicaTable(1)
+    table.add(Replica("r1", state, 0, key=KEYS[0]))
+    table.add(Replica("r2", ReplicaState.READY, 0, key=KEYS[1]))
+    table.move("r1", ReplicaEvent.END, 1)
+    assert (table.held, table.leaving()) == (1, 0)
+    table.remove("r2")
+    table.begin(KEYS[1], 2)
 
 
 def test_a_second_process_of_the_same_name_is_refused() -> None:
