@@ -44,9 +44,12 @@ class FakeProcess:
     state: RuntimeState = RuntimeState.STANDBY
     bind: Bind | None = None
     busy: int = 0
-    is_hung: bool = False
+    answers: asyncio.Event = field(default_factory=asyncio.Event)  # not set while it hangs
     is_alive: bool = True
     tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     def report(self) -> RuntimeReport:
         """What it says of itself."""
@@ -92,7 +95,7 @@ class FakeMachine:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         if number == signal.SIGKILL:
             self._later(self.random.uniform(*END_S), process)
-        elif number == signal.SIGTERM and not process.is_hung:
+        elif number == signal.SIGTERM and process.answers.is_set():
             slow_s = 20.0 if self.ends_slowly else 0.0
             self._later(self.random.uniform(*END_S) + slow_s, process)
 
@@ -159,8 +162,7 @@ class FakeMachine:
 
     async def _serve(self, process: FakeProcess, path: str, body: Any) -> Any:
         await asyncio.sleep(self.random.uniform(0.0005, 0.005))
-        if process.is_hung:
-            await asyncio.Event().wait()
+        await process.answers.wait()  # a call that came while it hung is answered afterwards
         match path:
             case "/control/state":
                 return process.report()

@@ -8,10 +8,11 @@ import sys
 import time
 from random import Random
 
+import msgspec
 import pytest
 
 from tests.simulation.history import History, Step, draw
-from tests.simulation.play import Outcome, draw_for, play, search, shrink
+from tests.simulation.play import draw_for, play, search, shrink
 from tests.simulation.world import World, operation
 from tests.simulation.worlds import WORLDS
 
@@ -93,15 +94,21 @@ def test_history_is_read_back_from_its_text() -> None:
     assert History.parse(str(history)) == history
 
 
-@pytest.mark.parametrize("world", sorted(WORLDS))
-def test_seed_plays_the_same_history(world: str) -> None:
-    """Twice in this process, and in another one with another hash seed: the same trace, byte for byte."""
-    here = [_trace(world, seed) for seed in SEEDS]
-    assert here == [_trace(world, seed) for seed in SEEDS]
-    command = [sys.executable, "-m", "tests.simulation.test_core", world]
+@pytest.fixture(scope="module")
+def traces_of_another_process() -> dict[str, list[str]]:
+    """The traces of SEEDS in each world, from one process for all worlds with another hash seed."""
+    command = [sys.executable, "-m", "tests.simulation.test_core"]
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": "."}
-    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    assert there.stdout.split("\0")[:-1] == here
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
+    return msgspec.json.decode(done.stdout, type=dict[str, list[str]])
+
+
+@pytest.mark.parametrize("world", sorted(WORLDS))
+def test_seed_plays_the_same_history(world: str, traces_of_another_process: dict[str, list[str]]) -> None:
+    """Twice in this process, and in another one with another hash seed: the same trace, byte for byte."""
+    here = _traces(world)
+    assert here == _traces(world)
+    assert here == traces_of_another_process[world]
 
 
 def test_failed_task_is_reported() -> None:
@@ -125,14 +132,10 @@ def test_clocks_and_chance_are_given_back() -> None:
     assert before == (time.monotonic, time.time, os.urandom, random.getstate())
 
 
-def _trace(world: str, seed: int) -> str:
-    return "\n".join(_full(play(WORLDS[world], draw_for(WORLDS[world], seed))))
-
-
-def _full(outcome: Outcome) -> tuple[str, ...]:
-    return (str(outcome.broken), *outcome.trace)
+def _traces(world: str) -> list[str]:
+    outcomes = [play(WORLDS[world], draw_for(WORLDS[world], seed)) for seed in SEEDS]
+    return ["\n".join((str(outcome.broken), *outcome.trace)) for outcome in outcomes]
 
 
 if __name__ == "__main__":
-    for each in SEEDS:
-        sys.stdout.write(_trace(sys.argv[1], each) + "\0")
+    sys.stdout.buffer.write(msgspec.json.encode({world: _traces(world) for world in WORLDS}))
