@@ -1,13 +1,15 @@
-"""An HTTP/1.1 connection of the edge over an in-memory socket, and the requests that the application received."""
+"""Connections of the edge over in-memory sockets, and the requests that the application received."""
 
 import asyncio
 import ssl
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from activator.edge_h2 import Http2Protocol
 from activator.edge_http import HttpProtocol
 from activator.gate import Gate
 from activator.meters import Meters
@@ -15,6 +17,8 @@ from activator.routes import host_of
 from activator.settings import read_settings
 from contracts.errors import Failure
 from telemetry.policy.instruments import Page
+
+P = TypeVar("P", HttpProtocol, Http2Protocol)
 
 
 class MemorySocket(asyncio.Transport):
@@ -93,21 +97,47 @@ class Application:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class MemoryServer:
+    """The edge before one application, without a port. Use inside a running event loop."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        limits = read_settings({"KELVIN_DATA": "/unused", "KELVIN_HTTP2": "on"}).edge
+        assert limits.http2 is not None
+        self._http2 = limits.http2
+        self._gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, Meters(Page("activator")))
+        self._config = uvicorn.Config(
+            application, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3"
+        )
+        self.state = ServerState()
+
+    def http1(self, protocol: type[HttpProtocol] = HttpProtocol) -> tuple[HttpProtocol, MemorySocket]:
+        """Return a new HTTP/1.1 connection, and its socket."""
+        return _connected(protocol(self._gate, self._config, self.state, {}))
+
+    def http2(self) -> tuple[Http2Protocol, MemorySocket]:
+        """Return a new HTTP/2 connection, and its socket."""
+        return _connected(Http2Protocol(self._gate, self._config, self.state, self._http2))
+
+    async def tasks_end(self) -> None:
+        """Run the application until nothing of it runs any more."""
+        while self.state.tasks:
+            await asyncio.sleep(0)
+
+
+def _connected(protocol: P) -> tuple[P, MemorySocket]:
+    socket = MemorySocket()
+    protocol.raw, protocol.source = socket, None
+    protocol.connection_made(socket)
+    return protocol, socket
+
+
 class MemoryEdge:
-    """One connection. Use inside a running event loop, and call `close` at the end."""
+    """One HTTP/1.1 connection to an `Application`. Call `close` at the end."""
 
     def __init__(self, protocol: type[HttpProtocol] = HttpProtocol, *, answers_early: bool = False) -> None:
-        limits = read_settings({"KELVIN_DATA": "/unused"}).edge
-        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, Meters(Page("activator")))
         self.application = Application(answers_early)
-        self.socket = MemorySocket()
-        self._server = ServerState()
-        config = uvicorn.Config(
-            self.application, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3"
-        )
-        self._protocol = protocol(gate, config, self._server, {})
-        self._protocol.raw, self._protocol.source = self.socket, None
-        self._protocol.connection_made(self.socket)
+        self._server = MemoryServer(self.application)
+        self._protocol, self.socket = self._server.http1(protocol)
 
     @property
     def delivered(self) -> list[Delivered]:
@@ -124,5 +154,4 @@ class MemoryEdge:
     async def close(self) -> None:
         """Close the connection and wait for its tasks."""
         self._protocol.connection_lost(None)
-        while self._server.tasks:
-            await asyncio.sleep(0)
+        await self._server.tasks_end()

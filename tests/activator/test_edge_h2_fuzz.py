@@ -2,11 +2,9 @@
 
 import asyncio
 import random
-import ssl
 from collections import Counter
 
 import pytest
-import uvicorn
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -25,43 +23,14 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 from starlette.types import Receive, Scope, Send
-from uvicorn.server import ServerState
 
 from activator.edge_connection import EXTENSION
 from activator.edge_cycle import READ_AHEAD
 from activator.edge_frames import PREFACE
-from activator.edge_h2 import Http2Protocol
 from activator.exchange import NAMED
-from activator.gate import Gate
-from activator.meters import Meters
-from activator.settings import read_settings
-from telemetry.policy.instruments import Page
+from tests.activator.memory_edge import MemoryServer
 
 CONNECTIONS = 2000
-
-
-class Socket(asyncio.Transport):
-    """Takes everything at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.closing = False
-        self.written = b""
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += data
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def abort(self) -> None:
-        self.closing = True
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,20 +102,14 @@ def test_an_application_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     """500, with the name that the application knew the request by."""
 
     async def scenario() -> None:
-        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
-        assert edge.http2 is not None
-        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")))
-        config = uvicorn.Config(_fails, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, socket = ServerState(), Socket()
-        here = Http2Protocol(gate, config, server, edge.http2)
-        here.raw, here.source = socket, None
-        here.connection_made(socket)
+        server = MemoryServer(_fails)
+        here, socket = server.http2()
         client = H2Connection(H2Configuration(header_encoding="utf-8"))
         client.initiate_connection()
         head = [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/a")]
         client.send_headers(1, head, end_stream=True)
         here.data_received(client.data_to_send())
-        await asyncio.wait(server.tasks)
+        await server.tasks_end()
         (answer,) = [event for event in client.receive_data(socket.written) if isinstance(event, ResponseReceived)]
         (record,) = caplog.records
         assert record.exc_info is not None
@@ -161,14 +124,8 @@ def test_a_body_beyond_its_window(beyond: bool) -> None:
     """Nobody has taken anything of it: the connection ends with FLOW_CONTROL_ERROR."""
 
     async def scenario() -> None:
-        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
-        assert edge.http2 is not None
-        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")))
-        config = uvicorn.Config(_waits, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, socket = ServerState(), Socket()
-        here = Http2Protocol(gate, config, server, edge.http2)
-        here.raw, here.source = socket, None
-        here.connection_made(socket)
+        server = MemoryServer(_waits)
+        here, socket = server.http2()
         head = [(":method", "POST"), (":scheme", "https"), (":authority", "a"), (":path", "/a")]
         frames = READ_AHEAD // 16_000 + beyond
         body = DataFrame(1, b"x" * 16_000).serialize() * frames
@@ -177,9 +134,9 @@ def test_a_body_beyond_its_window(beyond: bool) -> None:
         goodbye = GoAwayFrame(0, 1, ErrorCodes.FLOW_CONTROL_ERROR).serialize()
         assert socket.written.endswith(goodbye) is beyond
         here.connection_lost(None)
-        for task in list(server.tasks):
+        for task in server.state.tasks:
             task.cancel()
-        await asyncio.wait(server.tasks)
+        await asyncio.wait(server.state.tasks)
 
     asyncio.run(scenario())
 
@@ -188,16 +145,11 @@ def test_any_frames(caplog: pytest.LogCaptureFixture) -> None:
     """2,000 connections of chance, each from its number, read in pieces of any size."""
 
     async def scenario() -> None:
-        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
-        assert edge.http2 is not None
-        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")))
-        config = uvicorn.Config(_answer, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+        server = MemoryServer(_answer)
         came: Counter[str] = Counter()
         for number in range(CONNECTIONS):
-            chance, server, socket = random.Random(number), ServerState(), Socket()
-            here = Http2Protocol(gate, config, server, edge.http2)
-            here.raw, here.source = socket, None
-            here.connection_made(socket)
+            chance = random.Random(number)
+            here, socket = server.http2()
             data = PREFACE + b"".join(_frame(chance) for _ in range(chance.randrange(1, 8)))
             while data:
                 size = chance.choice((1, 10, 100, len(data)))
@@ -208,10 +160,9 @@ def test_any_frames(caplog: pytest.LogCaptureFixture) -> None:
             came["ended" if socket.closing else "serves"] += 1
             here.connection_lost(None)
             async with asyncio.timeout(30):
-                while server.tasks:
-                    await asyncio.sleep(0)
+                await server.tasks_end()
             assert "streams=0 <Outgoing waiting=0 ready=0>" in repr(here), number
-            assert not server.connections
+            assert not server.state.connections
         assert min(came["ended"], came["serves"]) > CONNECTIONS // 20, came
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

@@ -20,7 +20,7 @@ from activator.meters import Meters
 from activator.porch import ROUND, Porch
 from activator.settings import read_settings
 from telemetry.policy.instruments import Page
-from tests.activator.test_edge_h2_fuzz import Socket
+from tests.activator.memory_edge import MemorySocket
 
 CAME = 20
 
@@ -197,7 +197,7 @@ def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int, gone
         edge = read_settings({"KELVIN_DATA": "/x"}).edge
         gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(most))
         config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, sockets = ServerState(), [Socket() for _ in range(CAME)]
+        server, sockets = ServerState(), [MemorySocket() for _ in range(CAME)]
         lines = [HttpProtocol(gate, config, server, {}) for _ in sockets]
         for number, (here, socket) in enumerate(zip(lines, sockets, strict=True)):
             here.raw, here.source = socket, None
@@ -232,7 +232,7 @@ def test_streams_that_wait_are_forgotten_or_told() -> None:
         assert edge.http2 is not None
         gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(1))
         config = uvicorn.Config(_never, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, socket = ServerState(), Socket()
+        server, socket = ServerState(), MemorySocket()
         here = Http2Protocol(gate, config, server, edge.http2)
         here.raw, here.source = socket, None
         here.connection_made(socket)

@@ -138,6 +138,7 @@ class Bystander:
     def __init__(self, ask: Callable[[], Answer], pause_s: float = 0.1) -> None:
         self._ask, self._pause_s = ask, pause_s
         self._stop = threading.Event()
+        self._answered = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="bystander")
         self.answers: list[Answer] = []
         self.seconds: list[float] = []
@@ -155,11 +156,10 @@ class Bystander:
 
     def wait_for(self, answers: int, limit_s: float = 60.0) -> None:
         """Wait for so many more."""
-        wanted = len(self.seconds) + answers
-        limit = time.monotonic() + limit_s
-        while len(self.seconds) < wanted:
-            assert time.monotonic() < limit, f"the bystander waits; so far {self}"
-            time.sleep(0.02)
+        with self._answered:
+            wanted = len(self.seconds) + answers
+            is_answered = self._answered.wait_for(lambda: len(self.seconds) >= wanted, limit_s)
+        assert is_answered, f"the bystander waits; so far {self}"
 
     def __repr__(self) -> str:
         longest = max(self.seconds, default=0.0)
@@ -175,7 +175,9 @@ class Bystander:
                     self.failures.append(f"{answer.status} {answer.raw[:200].decode(errors='replace')}")
             except BaseException as error:  # whatever it is, the bystander noticed the attack
                 self.failures.append(repr(error))
-            self.seconds.append(time.monotonic() - began)
+            with self._answered:
+                self.seconds.append(time.monotonic() - began)
+                self._answered.notify_all()
             self._stop.wait(self._pause_s)
 
 

@@ -1,13 +1,11 @@
 """A PostgreSQL whose sessions are cut, time out, stall or die under an installation that makes and revokes keys."""
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
 import pytest
 
 from coldstart_bench.installation import Installation, running
@@ -35,19 +33,11 @@ class Ground:
         body = {"name": name, "scopes": ["infer"]}
         return ask(self.up, "POST", "/admin/v1/keys", self.tenant.admin, body, timeout_s=ANSWER_S)
 
-    def sessions(self) -> list[psutil.Process]:
-        """All processes of the server."""
-        for process in psutil.process_iter():
-            if str(self.postgres.directory) in (words := _words(process)) and words[0].endswith("postgres"):
-                return [process, *process.children(recursive=True)]
-        raise AssertionError("no server runs")
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline() or [""]
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return [""]
+    def timed_out(self) -> int:
+        """Count the sessions that the server has ended because of an error or a timeout."""
+        query = f"SELECT sessions_fatal FROM pg_stat_database WHERE datname = '{self.name}'"
+        ((count,),) = self.postgres.ask(query)
+        return int(count)
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +62,21 @@ def _cut(ground: Ground) -> None:
 def _time_out(ground: Ground) -> None:
     """Sessions that begin now lose their transactions as soon as they are idle (25P03)."""
     ground.postgres.ask(f"ALTER DATABASE {ground.name} SET idle_in_transaction_session_timeout = '1ms'")
+    before = ground.timed_out()
     _cut(ground)
-    time.sleep(1)
+
+    def is_timed_out() -> bool:
+        ground.make_key("timed-out")
+        return ground.timed_out() > before
+
+    wait(is_timed_out, "a transaction times out")
     ground.postgres.ask(f"ALTER DATABASE {ground.name} RESET idle_in_transaction_session_timeout")
     _cut(ground)
 
 
 def _fail_over(ground: Ground) -> None:
     ground.postgres.kill()
-    time.sleep(1)
+    wait(lambda: ground.make_key("away").status == 503, "a change is refused while the server is away")
     ground.postgres.start()
 
 
@@ -131,9 +127,7 @@ def test_stalled_database(ground: Ground) -> None:
     are answered, and a model at zero is started. Afterwards changes are made again.
     """
     ground.tenant.run("stop", "m")
-    stalled = ground.sessions()
-    for process in stalled:
-        process.send_signal(signal.SIGSTOP)
+    ground.postgres.stall()
     began = time.monotonic()
     try:
         with Bystander(ground.tenant.complete) as bystander:
@@ -144,8 +138,7 @@ def test_stalled_database(ground: Ground) -> None:
             bystander.wait_for(3)
         assert bystander.failures == []
     finally:
-        for process in stalled:
-            process.send_signal(signal.SIGCONT)
+        ground.postgres.stall(resumed=True)
     wait(lambda: ground.make_key("after a stall").status == 201, "a key is made", 60)
 
 
