@@ -18,6 +18,7 @@ from coldstart_bench.endings import (
     refused,
     remaining,
     totals_of,
+    unexplained,
 )
 
 LOST = refused("replica_lost")
@@ -92,3 +93,21 @@ def test_any_other_outcome_is_red(expected: Outcome, seen: Outcome) -> None:
 def test_totals() -> None:
     """Of a report of the admin API."""
     assert totals_of({"requests": {"ok": 2, "cancelled": 1}, "completion_tokens": 7}) == Totals(3, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("served", "unrecorded", "is_explained"),
+    [
+        pytest.param(2, 1, True, id="the request that nobody could record"),
+        pytest.param(3, 1, False, id="another one beside it"),
+        pytest.param(2, 0, False, id="nothing was killed: the control"),
+    ],
+)
+def test_request_without_a_record_is_excused_once(served: int, unrecorded: int, is_explained: bool) -> None:
+    """A bill may lack as many records as requests were lost with everything; any other problem stays one."""
+    detail = f"it served {served} requests; 1 request records name it"
+    missing = {"kind": "requests_missing", "subject": "r1", "detail": detail}
+    hole = {"kind": "sequence_hole", "subject": "activator-1", "detail": "record 2 of this source never arrived"}
+    found = unexplained({"balance": {"problems": [missing, hole]}}, unrecorded)
+    assert len(found) == 1 + (not is_explained)
+    assert found[-1].startswith("sequence_hole: activator-1")

@@ -122,10 +122,16 @@ def closing_checks(ground: Ground, shared: frozenset[str]) -> tuple[None, list[s
     """Of a group: bill, ledger and store by their commands, then the end of the installation, and what is left."""
     ground.to_zero()
     wait(lambda: not ground.bill()["open_runtimes"], "every life is recorded")
-    with contextlib.suppress(NotSo):  # what a replica wrote at its end comes by itself; the command below says what not
-        wait(lambda: ground.kelvin("billing", "report")[0] == 0, "the bill balances", SETTLED_S)
-    wrong = ground.unsettled()
-    for words in (["billing", "report", "--format", "json"], ["billing", "verify"], ["fsck"]):
+    unbalanced: list[str] = []
+
+    def balances() -> bool:
+        unbalanced[:] = ground.unbalanced()
+        return not unbalanced
+
+    with contextlib.suppress(NotSo):  # what a replica wrote at its end comes by itself
+        wait(balances, "the bill balances", SETTLED_S)
+    wrong = ground.unsettled() + unbalanced
+    for words in (["billing", "verify"], ["fsck"]):
         status, out, err = ground.kelvin(*words)
         if status != 0:
             wrong.append(f"kelvin {' '.join(words)} ends with {status}: {err.strip() or out.strip()[-500:]}")

@@ -14,7 +14,17 @@ from typing import Any, Final
 
 import psutil
 
-from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, bounds_of_all, differences, remaining, totals_of
+from coldstart_bench.endings import (
+    ANSWERED,
+    Bounds,
+    Ending,
+    Totals,
+    bounds_of_all,
+    differences,
+    remaining,
+    totals_of,
+    unexplained,
+)
 from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
 from coldstart_bench.stepped_clock import SteppedClock
 from tests.drills.matrix import Process
@@ -80,6 +90,7 @@ class Ground:
         self._up: Installation | None = None
         self._counted = Totals()
         self._late = Bounds()  # what may still come of requests that are counted
+        self._unrecorded = 0  # requests whose replica had counted them when everything was killed
         self._due: list[Ending] = []  # requests of the drill's own since the bill was looked at
 
     def __repr__(self) -> str:
@@ -158,6 +169,9 @@ class Ground:
         """SIGTERM; it has to end well, and nothing of it may be left."""
         self.note_family()
         assert self._process is not None
+        # The activator would wait for the TLS end of our idle connections, which we read only with the next answer.
+        self.up.door.close()
+        self.up.admin.close()
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(READY_S)
         self.gone()
@@ -301,7 +315,9 @@ class Ground:
 
     def settle(self, endings: Iterable[Ending]) -> list[str]:
         """What is wrong with the bill after these requests, once it has had time to hear of them; counts from there."""
-        bounds = bounds_of_all([*endings, *self._due]) + self._late
+        endings = [*endings, *self._due]
+        bounds = bounds_of_all(endings) + self._late
+        self._unrecorded += sum(each.unrecorded and each.words > 0 for each in endings)
         self._due.clear()
         limit, found = time.monotonic() + SETTLED_S, Totals()
         wrong = ["the bill can't be asked for"]
@@ -317,6 +333,13 @@ class Ground:
     def unsettled(self) -> list[str]:
         """What came after all was counted, and is nobody's."""
         return differences(self._counted, totals_of(self.bill()), self._late)
+
+    def unbalanced(self) -> list[str]:
+        """Return what `kelvin billing report` names, except for requests that nobody could record."""
+        status, out, err = self.kelvin("billing", "report", "--format", "json")
+        if status not in (0, 2):
+            return [f"kelvin billing report ends with {status}: {err.strip()}"]
+        return unexplained(json.loads(out), self._unrecorded)
 
     def expect_answer(self) -> None:
         """The next request. Raises NotSo where it is not answered."""
