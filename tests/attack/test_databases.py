@@ -1,4 +1,4 @@
-"""A PostgreSQL whose sessions are cut, time out, stall or die under an installation that makes and revokes keys."""
+"""A PostgreSQL that cuts and ends sessions, stalls or dies under an installation that makes and revokes keys."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ class Ground:
         body = {"name": name, "scopes": ["infer"]}
         return ask(self.up, "POST", "/admin/v1/keys", self.tenant.admin, body, timeout_s=ANSWER_S)
 
-    def timed_out(self) -> int:
-        """Count the sessions that the server has ended because of an error or a timeout."""
+    def ended_sessions(self) -> int:
+        """Count the sessions that the server has ended by itself, as after a timeout."""
         query = f"SELECT sessions_fatal FROM pg_stat_database WHERE datname = '{self.name}'"
         ((count,),) = self.postgres.ask(query)
         return int(count)
@@ -59,18 +59,18 @@ def _cut(ground: Ground) -> None:
     )
 
 
-def _time_out(ground: Ground) -> None:
-    """Sessions that begin now lose their transactions as soon as they are idle (25P03)."""
-    ground.postgres.ask(f"ALTER DATABASE {ground.name} SET idle_in_transaction_session_timeout = '1ms'")
-    before = ground.timed_out()
+def _end_idle(ground: Ground) -> None:
+    """The server ends each session that is idle for a millisecond (57P05)."""
+    before = ground.ended_sessions()
+    ground.postgres.ask(f"ALTER DATABASE {ground.name} SET idle_session_timeout = '1ms'")
     _cut(ground)
 
-    def is_timed_out() -> bool:
-        ground.make_key("timed-out")
-        return ground.timed_out() > before
+    def is_ended() -> bool:
+        ground.make_key("idle")
+        return ground.ended_sessions() > before
 
-    wait(is_timed_out, "a transaction times out")
-    ground.postgres.ask(f"ALTER DATABASE {ground.name} RESET idle_in_transaction_session_timeout")
+    wait(is_ended, "an idle session is ended")
+    ground.postgres.ask(f"ALTER DATABASE {ground.name} RESET idle_session_timeout")
     _cut(ground)
 
 
@@ -80,7 +80,7 @@ def _fail_over(ground: Ground) -> None:
     ground.postgres.start()
 
 
-FAULTS: Final = {"sessions are cut": _cut, "transactions time out": _time_out, "the server is killed": _fail_over}
+FAULTS: Final = {"sessions are cut": _cut, "idle sessions are ended": _end_idle, "the server is killed": _fail_over}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
