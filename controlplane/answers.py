@@ -79,6 +79,16 @@ class RestoreStatus(Wire, frozen=True):
     failure: str | None = None
 
 
+class ImageBehind(Wire, frozen=True):
+    """Why a version on a cluster still runs the image, or other settings of Kelvin's own, of before, and since when
+    the control plane knows that: `waiting` for its turn, `starting`, `failed` (its new revision) or `refused`.
+    """
+
+    reason: str
+    message: str
+    since_s: int  # Unix time
+
+
 class VersionStatus(Wire, frozen=True):
     """A version and what runs of it."""
 
@@ -95,6 +105,7 @@ class VersionStatus(Wire, frozen=True):
     replicas: tuple[ReplicaStatus, ...]
     last_restore: RestoreStatus | None
     start_problem: StartProblem | None = None  # why no replica comes, where one is wanted
+    image_behind: ImageBehind | None = None
 
 
 class ModelStatus(Wire, frozen=True):

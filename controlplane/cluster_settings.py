@@ -17,6 +17,7 @@ from controlplane.policy.knative_service import (
     PRIORITY,
     TIMEOUT_S,
     TOLERATIONS,
+    ZERO_INITIAL_SCALE,
     Cluster,
     Control,
 )
@@ -58,7 +59,7 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     """None where one machine runs the versions. A pod computes with so many `cores`. Raises BadSetting."""
     if settings.choice(env, SCALING, "local", ("local", "knative")) == "local":
         return None
-    known = tuple(each.flag for each in FEATURES)
+    known = (*(each.flag for each in FEATURES), ZERO_INITIAL_SCALE)
     pods = Cluster(
         image=settings.text(env, "KELVIN_CLUSTER_IMAGE"),
         store_url=settings.text(env, "KELVIN_CLUSTER_STORE"),

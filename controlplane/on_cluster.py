@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Foreign", "Invalid", "Missing", "Unreachable")
+BEHIND: Final = ("failed", "refused", "starting", "waiting")
 STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
 
 
@@ -103,6 +104,11 @@ async def on_cluster(
     page.read(
         "kelvin_cluster_refused_objects", "What the cluster does not take or keep as it is wanted.", Kind.GAUGE,
         ("reason",), lambda: by((reason, plane.refusals()[reason]) for reason in REASONS),
+    )  # fmt: skip
+    page.read(
+        "kelvin_cluster_versions_behind", "Versions that run the image, or other settings of Kelvin's own, of before.",
+        Kind.GAUGE, ("reason",),
+        lambda: by((reason, sum(each.reason == reason for each in outcomes.behind.values())) for reason in BEHIND),
     )  # fmt: skip
     inst.registry.on_changed = plane.tick
     inst.registry.meanwhile = plane.meanwhile

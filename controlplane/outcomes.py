@@ -4,7 +4,7 @@ Written after the fact, in the background: a cold start never waits for it.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from contracts.control import StartProblem, StartProblemRow
@@ -16,6 +16,7 @@ from contracts.usage import LifetimeRecord
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, speaks_of_bytes
+from controlplane.policy.rollout import Behind
 from controlplane.policy.start_problem import crash_loop, problem_of
 from controlplane.registry import Registry
 from controlplane.replicas import Replica
@@ -41,6 +42,7 @@ class Outcomes:
         self._tasks = tasks
         self._last: dict[VersionKey, LastRestore] = {}
         self._problems: dict[VersionKey, StartProblem] = {}
+        self.behind: Mapping[VersionKey, Behind] = {}  # versions of a cluster that run the image of before
         self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
 
     def __repr__(self) -> str:

@@ -217,9 +217,21 @@ def overlap_lines(models: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['model']}: {old[:12]} answers what {new[:12]} can't take yet"
 
 
+def behind_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each version of a cluster that still runs the image of before, since when and why."""
+    for row in models:
+        for version in row.get("versions", ()):
+            if (behind := version.get("image_behind")) is not None:  # a control plane of an older build does not say
+                since = instant(behind["since_s"])
+                yield (
+                    f"{row['model']}@{version['version'][:12]}: image behind since {since} UTC"
+                    f" ({behind['reason']}): {behind['message']}"
+                )
+
+
 def _print_models(models: list[dict[str, Any]]) -> None:
     print_table(_model_table(models))
-    for line in (*failure_lines(models), *overlap_lines(models)):
+    for line in (*failure_lines(models), *overlap_lines(models), *behind_lines(models)):
         click.echo(line)
 
 

@@ -179,8 +179,10 @@ def owner_of(obj: Json) -> str | None:
 
 def stamped(obj: Json, installation: str) -> dict[str, Any]:
     """A copy that says whose it is and what it was rendered as, so that a later rendering without some field differs
-    from it.
+    from it. What has a stamp already (`owned_part`) keeps it.
     """
+    if APPLIED in (obj["metadata"].get("annotations") or {}):
+        return dict(obj)
     about = {key: value for key, value in obj["metadata"].items() if key != "annotations"}
     noted = {key: value for key, value in (obj["metadata"].get("annotations") or {}).items() if key != APPLIED}
     noted[INSTALLATION] = installation
@@ -237,17 +239,40 @@ def _taken(wanted: Json, seen: Json) -> Iterator[Difference]:
 
     https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
     """
-    entries = seen["metadata"].get("managedFields")
-    if not entries:
+    if not seen["metadata"].get("managedFields"):
         return
-    mine: Json = {}
-    for entry in entries:
-        if (entry.get("manager"), entry.get("operation"), entry.get("subresource", "")) == ("kelvin", "Apply", ""):
-            mine = entry.get("fieldsV1") or {}
+    mine = _managed(seen)
     head = ("apiVersion", "kind", "status")
     about = {key: value for key, value in wanted["metadata"].items() if key not in ("name", "namespace")}
     rest = {key: value for key, value in wanted.items() if key not in head}
     yield from _missing({**rest, "metadata": about}, mine, "")
+
+
+def _managed(seen: Json) -> Json:
+    """The fields of an object that our applies own."""
+    for entry in seen["metadata"].get("managedFields") or ():
+        if (entry.get("manager"), entry.get("operation"), entry.get("subresource", "")) == (MANAGER, "Apply", ""):
+            fields: Json = entry.get("fieldsV1") or {}
+            return fields
+    return {}
+
+
+def owned_part(seen: Json) -> dict[str, Any]:
+    """Return what our last apply said of an object, its stamp included. To apply that again changes nothing."""
+    head = {"apiVersion": seen["apiVersion"], "kind": seen["kind"]}
+    part = _owned({key: value for key, value in seen.items() if key not in (*head, "status")}, _managed(seen))
+    about = {key: seen["metadata"][key] for key in ("name", "namespace") if key in seen["metadata"]}
+    return {**head, **part, "metadata": {**part.get("metadata", {}), **about}}
+
+
+def _owned(obj: Json, fields: Json) -> dict[str, Any]:
+    """Lists are taken whole."""
+    found: dict[str, Any] = {}
+    for key, value in obj.items():
+        mine = fields.get(f"f:{key}")
+        if mine is not None:
+            found[key] = _owned(value, mine) if mine and isinstance(value, Mapping) else value
+    return found
 
 
 def _missing(wanted: Json, fields: Json, path: str) -> Iterator[Difference]:

@@ -4,6 +4,8 @@ Which fields a cluster takes is what the webhook of knative/serving (98e5ef9) wa
 its ConfigMap `config-features`; some, a grace for termination or hooks of a life among them, don't exist there.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -11,7 +13,7 @@ from typing import Any, Final
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import dns_label
-from controlplane.policy.labels import MODEL, RUNTIME, STREAMS, TENANT, VERSION
+from controlplane.policy.labels import MODEL, RENDERING, RUNTIME, STREAMS, TENANT, VERSION
 from controlplane.policy.windows import Average
 
 PORT: Final = 8080
@@ -35,7 +37,17 @@ MOST_CONCURRENCY: Final = 1000  # Knative's default for the most of a revision (
 # An answer may begin before queue-proxy has seen its request's end, and is not cut for it (golang/go#40747).
 FULL_DUPLEX: Final = {"features.knative.dev/http-full-duplex": "Enabled"}
 
-_AUTOSCALING: Final = "autoscaling.knative.dev"
+AUTOSCALING: Final = "autoscaling.knative.dev"
+# Annotations of the template that say how a version is scaled, which operators and tenants decide.
+SCALE: Final = frozenset(
+    f"{AUTOSCALING}/{name}"
+    for name in (
+        "min-scale", "max-scale", "target", "window", "scale-to-zero-pod-retention-period",
+        "metric-aggregation-algorithm",
+    )
+)  # fmt: skip
+ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: a Revision may begin without a pod
+
 _Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
 
@@ -87,7 +99,8 @@ class Control:
 class Cluster:
     """Where it is to run. `device` is a resource of the nodes, `nvidia.com/gpu` or a slice of one, None: processors.
 
-    `features` are the keys of `config-features` that are on there; `timeout_s` the longest timeout that it takes.
+    `features` are the keys of `config-features` that are on there, and `ZERO_INITIAL_SCALE` where that is. `timeout_s`
+    is the longest timeout that it takes.
     """
 
     image: str
@@ -111,7 +124,7 @@ class Cluster:
 
 def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     """The object, without a status. Raises `Refused(InvalidRequest)` where the cluster would refuse it."""
-    return {
+    obj: _Json = {
         "apiVersion": "serving.knative.dev/v1",
         "kind": "Service",
         "metadata": {
@@ -130,6 +143,17 @@ def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
             }
         },
     }
+    # On the Service alone: an annotation of the template would be a new Revision by itself.
+    obj["metadata"]["annotations"][RENDERING] = _digest(obj)
+    return obj
+
+
+def _digest(obj: _Json) -> str:
+    """Return the digest of a rendered Service without its scale: the same as long as Kelvin renders it the same."""
+    template = obj["spec"]["template"]
+    notes = {name: value for name, value in template["metadata"]["annotations"].items() if name not in SCALE}
+    whole = {**obj, "spec": {"template": {**template, "metadata": {**template["metadata"], "annotations": notes}}}}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 def service_name(model: str, version: str) -> str:
@@ -200,7 +224,7 @@ def _scaling(version: PodVersion) -> dict[str, str]:
     target = version.max_streams if version.target is None else min(version.target, version.max_streams)
     told["target"] = format(target, "g")
     return {
-        **{f"{_AUTOSCALING}/{name}": str(value) for name, value in told.items()},
+        **{f"{AUTOSCALING}/{name}": str(value) for name, value in told.items()},
         "serving.knative.dev/progress-deadline": f"{progress_s(version)}s",
         **FULL_DUPLEX,
     }

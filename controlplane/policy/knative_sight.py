@@ -55,6 +55,10 @@ class Sight:
         """What is there, as far as it is for a version."""
         return self._services.get(place)
 
+    def failure_of(self, revision: Place) -> Failed | None:
+        """Why that Revision failed, where it did."""
+        return self._failed.get(revision)
+
     def service(self, place: Place, found: Service | None) -> News:
         """A Knative Service."""
         before = self._services.pop(place, None)

@@ -22,4 +22,6 @@ CAPACITY: Final = "kelvin.dev/capacity"  # of nodes, where nothing else says tha
 VERSION: Final = "kelvin.dev/version"
 STREAMS: Final = "kelvin.dev/streams"  # of a pod, for requests; queue-proxy lets some more through
 APPLIED: Final = "kelvin.dev/applied"  # a field that we no longer name leaves no other trace
+RENDERING: Final = "kelvin.dev/rendering"  # digest of a Service as Kelvin renders it, without its scale
+ATTEMPT: Final = "kelvin.dev/attempt"  # how many Revisions were made for one rendering, where it is more than one
 INSTALLATION: Final = "kelvin.dev/installation"  # whose control plane wrote it: the namespace in which that runs

@@ -61,6 +61,10 @@ class KnativeWebhook:
             raise
         return warnings
 
+    def _allows_zero(self) -> bool:
+        """A key of config-autoscaler."""
+        return self.features.get("allow-zero-initial-scale") == "true"
+
     def _dry_run(self, new: Json) -> None:
         namespace = new["metadata"].get("namespace", "")
         if why := dry_run_pod(new["spec"]["template"]["spec"], namespace, self.has_account):
@@ -79,7 +83,9 @@ class KnativeWebhook:
                 if kind == "Service":
                     yield from of_service(metadata.get("annotations") or {}, "metadata.annotations")
                     yield from _traffic(spec.get("traffic") or [], "spec.traffic")
-                yield from of_template(annotations, "spec.template.metadata.annotations")
+                for fault in of_template(annotations, "spec.template.metadata.annotations"):
+                    if not (self._allows_zero() and fault[1].endswith("initial-scale=0 not allowed by cluster")):
+                        yield fault
                 yield from rules.of_revision(template.get("spec") or {}, "spec.template.spec")
                 yield from _named(template, metadata["name"])
                 if old is not None:

@@ -66,12 +66,13 @@ class Knative:
         return self.server.get(SERVING, "Service", service_name("m", digest(letter)), NAMESPACE)
 
     def becomes_ready(self, letter: str = "a") -> str:
-        """Its first revision was: its name."""
+        """Its newest revision was: its name."""
         found = self.service(letter)
-        name = f"{found['metadata']['name']}-00001"
-        condition = {"type": "Ready", "status": "True"}
-        status = {"conditions": [condition], "latestCreatedRevisionName": name, "latestReadyRevisionName": name}
-        self.server.set_status(found, status)
+        generation = found["metadata"]["generation"]
+        name = f"{found['metadata']['name']}-{generation:05}"
+        conditions = [{"type": kind, "status": "True"} for kind in ("ConfigurationsReady", "Ready")]
+        names = {"latestCreatedRevisionName": name, "latestReadyRevisionName": name}
+        self.server.set_status(found, {"conditions": conditions, "observedGeneration": generation, **names})
         return name
 
     def pods(self, *names: str, letter: str = "a", is_ready: bool = True) -> Json:

@@ -18,7 +18,14 @@ from contracts.control import Feed
 from contracts.jobs import GateJob, SealJob
 from contracts.wire import encode
 from controlplane.policy.convergence import differences
-from controlplane.policy.knative_service import Cluster, Control, PodVersion, service, service_name
+from controlplane.policy.knative_service import (
+    ZERO_INITIAL_SCALE,
+    Cluster,
+    Control,
+    PodVersion,
+    service,
+    service_name,
+)
 from controlplane.policy.labels import ROLE
 from controlplane.scaling.knative.role_label import LEADER
 from tests.cluster.answers import Json
@@ -155,6 +162,58 @@ def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
         knative.server.delete(knative.service("b"))
     knative.forget_the_lease()
     with running(tmp_path):
+        asyncio.run(go_on())
+
+
+def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path: Path) -> None:
+    """With the API server's own answers to what is applied: the second one keeps its image until the first one's new
+    Revision is ready, takes a scale meanwhile, and then gets the image without a pod, being at zero.
+    """
+    image = "registry.example/kelvin@sha256:" + "1" * 64
+    initial, most = (f"autoscaling.knative.dev/{name}-scale" for name in ("initial", "max"))
+    knative.server.features[ZERO_INITIAL_SCALE] = "true"
+
+    def notes(letter: str) -> Json:
+        found: Json = knative.service(letter)["spec"]["template"]["metadata"]["annotations"]
+        return found
+
+    async def begin() -> None:
+        async with inside(tmp_path) as door:
+            for letter in ("a", "b"):
+                await register(door, letter)
+            weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
+            assert (await door.admin("PUT", "/models/m/split", {"weights": weights}))[0] == 200
+            await eventually(lambda: len(knative.services()) == 2, "their Services")
+            for letter in ("a", "b"):
+                knative.becomes_ready(letter)
+
+    async def go_on() -> None:
+        async with inside(tmp_path) as door:
+            await eventually(lambda: _image(knative.service("a")) == image, "the first one's new image")
+            before = knative.service("b")
+            assert (await door.admin("PUT", "/models/m/scale", {"max": 3}))[0] == 200
+            await eventually(lambda: notes("a")[most] == notes("b")[most] == "3", "the scale")
+            after = knative.service("b")
+            assert _image(after) == IMAGE
+            assert after["spec"]["template"]["spec"] == before["spec"]["template"]["spec"]
+            assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+            _, shown = await door.admin("GET", "/models/m")
+            told = {each["version"][0]: each["image_behind"]["reason"] for each in shown["versions"]}
+            assert told == {"a": "starting", "b": "waiting"}
+            knative.becomes_ready("b")
+            assert _image(knative.service("b")) == IMAGE
+            knative.becomes_ready("a")
+            await eventually(lambda: _image(knative.service("b")) == image, "the second one's new image")
+            assert (notes("b")[initial], notes("b")[most], initial in notes("a")) == ("0", "3", False)
+            _, page = await door.admin("GET", "/metrics")
+            assert 'kelvin_cluster_versions_behind{process="controlplane",reason="failed"} 0' in page
+
+    with running(tmp_path) as process:
+        asyncio.run(begin())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    features = ",".join((*FEATURES, ZERO_INITIAL_SCALE))
+    with running(tmp_path, cluster_image=image, cluster_features=features):
         asyncio.run(go_on())
 
 

@@ -139,6 +139,7 @@ class World:
 
     def _write(self, ref: Ref, obj: Json) -> Json:
         held = deepcopy(self.objects.get(ref)) or self._new(ref)
+        before = deepcopy(held.get("spec"))
         _remove(held, self._applied.get(ref, {}), obj)
         _merge(held, deepcopy(obj))
         containers = held["spec"]["template"]["spec"]["containers"]
@@ -151,6 +152,8 @@ class World:
         held["metadata"]["managedFields"] = [
             {"manager": "kelvin", "operation": "Apply", "fieldsV1": _fields(owned)},
         ]
+        if held["spec"] != before:
+            held["metadata"]["generation"] = held["metadata"].get("generation", 0) + 1
         self._applied[ref] = deepcopy(obj)
         return self.put(held)
 

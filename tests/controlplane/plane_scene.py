@@ -68,8 +68,11 @@ class Place(World):
         return {ref.name for ref in self.objects if (ref.api_version, ref.kind) == (SERVING, "Service")}
 
     def says(self, ref: Ref, ready: str = "Unknown", **status: str) -> None:
-        """Knative's status of a Service."""
-        self.put({**self.objects[ref], "status": {"conditions": [{"type": "Ready", "status": ready}], **status}})
+        """Knative's status of a Service, as of what is written now."""
+        conditions = [{"type": kind, "status": ready} for kind in ("ConfigurationsReady", "Ready")]
+        generation = self.objects[ref]["metadata"].get("generation")
+        whole = {"conditions": conditions, "observedGeneration": generation, **status}
+        self.put({**self.objects[ref], "status": whole})
 
     def becomes_ready(self, letter: str) -> None:
         """Its first revision was."""

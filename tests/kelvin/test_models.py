@@ -6,6 +6,7 @@ import click
 import pytest
 
 from kelvin.models import (
+    behind_lines,
     cache_line,
     failure_lines,
     overlap_lines,
@@ -172,3 +173,20 @@ def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str])
 def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
     """Of a model whose version was only just named."""
     assert list(overlap_lines([{"model": "m"} | row])) == want
+
+
+@pytest.mark.parametrize(
+    ("more", "want"),
+    [
+        pytest.param({"image_behind": None}, [], id="none"),
+        pytest.param(
+            {"image_behind": {"reason": "waiting", "message": "it waits for its turn", "since_s": 1_700_000_000}},
+            [f"m@{'a' * 12}: image behind since 2023-11-14 22:13 UTC (waiting): it waits for its turn"],
+            id="one",
+        ),
+        pytest.param({}, [], id="an older control plane does not say"),
+    ],
+)
+def test_behind_lines(more: dict[str, Any], want: list[str]) -> None:
+    """Of a version that runs the image of before."""
+    assert list(behind_lines([{"model": "m", "versions": [{"version": "a" * 64} | more]}])) == want

@@ -7,7 +7,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from contracts.roles import Role
-from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S
+from controlplane.policy.knative_service import FEATURES, HOST_PATH, TIMEOUT_S, ZERO_INITIAL_SCALE
 from kelvin.main import main
 from kelvin.policy.configuration import DEFAULTS, KNOWN
 from tests.manifests.built import ROOT, Json, containers, find, knative, of_base, plain, pod_of
@@ -163,7 +163,9 @@ def test_what_replicas_are_told() -> None:
     assert told["KELVIN_CLUSTER_CONTROL"] == others["KELVIN_CONTROL"]
     assert told["KELVIN_CLUSTER_SNAPSHOTTER"] == others["KELVIN_SNAPSHOTTER"]
     on = find(knative(), "ConfigMap", "config-features")["data"]
-    assert set(told["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys()
+    zero = {ZERO_INITIAL_SCALE} & find(knative(), "ConfigMap", "config-autoscaler")["data"].keys()
+    assert zero
+    assert set(told["KELVIN_CLUSTER_FEATURES"].split(",")) == on.keys() | zero
     assert find(objects, "PriorityClass", told["KELVIN_CLUSTER_PRIORITY_CLASS"])
 
 
@@ -180,6 +182,7 @@ def test_what_knative_has_to_allow() -> None:
     on = find(knative(), "ConfigMap", "config-features")["data"]
     wanted = {each.flag for each in FEATURES if each is not HOST_PATH}
     assert wanted == {name for name, value in on.items() if value == "enabled"}
+    assert find(knative(), "ConfigMap", "config-autoscaler")["data"][ZERO_INITIAL_SCALE] == "true"
     limits = find(knative(), "ConfigMap", "config-defaults")["data"]
     assert int(limits["max-revision-timeout-seconds"]) >= TIMEOUT_S
     assert int(limits["revision-response-start-timeout-seconds"]) <= int(limits["revision-timeout-seconds"])

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import count
 from math import inf
 from typing import Final, Protocol
 
@@ -46,6 +47,7 @@ from controlplane.scaling.knative.following import place_of as _place
 from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
+from controlplane.scaling.knative.rollout import Rollout
 from controlplane.scaling.knative.tenant_spaces import TenantSpaces
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 from controlplane.takeover import Takeover
@@ -58,6 +60,7 @@ SLICES: Final = "discovery.k8s.io/v1"
 KINDS: Final = (Kind(SERVING, "Service"),)
 LOOKED_AT_S: Final = 2.0  # for a namespace that nobody asked about before to be looked at
 LOOK_S: Final = 2.0  # at what the cluster refuses
+BEATS: Final = 15  # of those, until a roll-out of an image that stands still is looked at
 
 
 class Models(Protocol):
@@ -118,6 +121,11 @@ class Plane:
         self._pools.begin()
         self._tell(self._sight.forget())
         self._converger = Converger(self._api, KINDS, self._clock, self._rendering.own, told=self._wrote)
+        self._rollout = Rollout(
+            self._converger.seen, self._sight.failure_of, self._pods, self._clock, self._rendering.own,
+            self._rendering.cluster.features,
+        )  # fmt: skip
+        self._outcomes.behind = {}
         self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
         self._overlap = False  # of two versions of some model: one leaves with time, or with its last pod
         self._takeover = Takeover(self._feed.reader_names)
@@ -203,6 +211,8 @@ class Plane:
             own, lacking = self._placed(each for each in every if not self._pools.shared.takes(*each))
             objects, failed = self._rendering.objects(own, self._has_no_minimum)
             failed |= lacking
+            objects = self._rollout.wanted(objects, self._rendering.places, self._converger.refusals())
+            self._outcomes.behind = self._rollout.behind
             self._converger.want([*objects, *filter(self._is_placed, self._pools.objects())])
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
@@ -254,14 +264,15 @@ class Plane:
         return None
 
     async def _look(self) -> None:
-        while True:
+        for beat in count():
             await self._clock.sleep(LOOK_S)
+            is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % BEATS == 0)
             without_minimum = frozenset(
                 model.tenant
                 for model in self._models.every_model()
                 if model.scale.min and self._has_no_minimum(model.tenant)
             )
-            if self._overlap or without_minimum != self._without_minimum:
+            if self._overlap or is_roll_out_due or without_minimum != self._without_minimum:
                 self._without_minimum = without_minimum
                 self._changed.set()
             refused = {

@@ -1,0 +1,498 @@
+"""A new image reaches versions of a cluster in waves; what operators change of one is written at once."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.facts import ScaleChange
+from controlplane.feed import FeedHub
+from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, service_name
+from controlplane.policy.labels import RENDERING
+from controlplane.policy.rollout import PAUSES, WAVE, Behind
+from controlplane.registry import Registry
+from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Unreachable
+from controlplane.scaling.knative.plane import SERVING
+from controlplane.tasks import Tasks
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.cluster_world import running
+from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, Place, Scene, at_once
+from tests.controlplane.virtual_time import VirtualClock
+
+OLD = replace(CLUSTER, features=frozenset({ZERO_INITIAL_SCALE}))
+NEW = replace(OLD, image="registry.example/kelvin@sha256:" + "1" * 64)
+MIN, MAX = (f"autoscaling.knative.dev/{name}-scale" for name in ("min", "max"))
+INITIAL = "autoscaling.knative.dev/initial-scale"
+
+
+def ref_of(model: str) -> Ref:
+    return Ref(SERVING, "Service", NAMESPACE, service_name(model, digest("a")))
+
+
+class Fleet(Place):
+    """Models `m00`, `m01`, ... with a version each, and a Knative that starts Revisions when it is told to."""
+
+    def __init__(self, clock: VirtualClock, models: int) -> None:
+        super().__init__()
+        self._clock = clock
+        self.models = [f"m{number:02}" for number in range(models)]
+
+    def image(self, model: str) -> str:
+        image: str = self._template(model)["spec"]["containers"][0]["image"]
+        return image
+
+    def notes(self, model: str) -> dict[str, str]:
+        """Annotations of its template."""
+        notes: dict[str, str] = self._template(model)["metadata"]["annotations"]
+        return notes
+
+    def _template(self, model: str) -> Any:
+        return self.objects[ref_of(model)]["spec"]["template"]
+
+    def images(self) -> Counter[str]:
+        return Counter(self.image(model) for model in self.models)
+
+    def with_new(self) -> list[str]:
+        return [model for model in self.models if self.image(model) == NEW.image]
+
+    def generation(self, model: str) -> int:
+        """How many Revisions were made."""
+        generation: int = self.objects[ref_of(model)]["metadata"]["generation"]
+        return generation
+
+    def becomes(self, model: str, status: str) -> None:
+        """`True`, `False` or `Unknown`: what became of its newest Revision."""
+        obj = self.objects[ref_of(model)]
+        name, generation = ref_of(model).name, obj["metadata"]["generation"]
+        before = (obj.get("status") or {}).get("latestReadyRevisionName", "")
+        at = datetime.fromtimestamp(self._clock.wall_s(), UTC).isoformat()
+        newest = f"{name}-{generation:05}"
+        condition = {"type": "ConfigurationsReady", "status": status, "lastTransitionTime": at}
+        self.put({**obj, "status": {
+            "observedGeneration": generation,
+            "latestCreatedRevisionName": newest,
+            "latestReadyRevisionName": newest if status == "True" else before,
+            "conditions": [condition],
+        }})  # fmt: skip
+        if status == "False":
+            reason = {"type": "Ready", "status": "False", "reason": "ImagePullBackOff", "lastTransitionTime": at}
+            self._put(SERVING, "Revision", newest, status={"conditions": [reason]})
+
+    def starting(self) -> list[str]:
+        """Whose newest Revision Knative has not yet said anything about; one that begins with no pod is ready."""
+        found = []
+        for model in self.models:
+            obj = self.objects[ref_of(model)]
+            if (obj.get("status") or {}).get("observedGeneration") != obj["metadata"]["generation"]:
+                if self.notes(model).get(INITIAL) == "0":
+                    self.becomes(model, "True")
+                else:
+                    found.append(model)
+        return found
+
+    def runs(self, *models: str) -> None:
+        """With a ready pod."""
+        for model in models:
+            name = ref_of(model).name
+            pod = {"kind": "Pod", "name": f"{model}-pod"}
+            endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": pod}
+            self._put(
+                "discovery.k8s.io/v1", "EndpointSlice", f"{name}-private-x", {"serving.knative.dev/service": name},
+                ports=[{"name": "http", "port": 8012}], endpoints=[endpoint],
+            )  # fmt: skip
+
+    async def starts_all(self, scene: Scene) -> int:
+        """Every Revision becomes ready, until none is made any more; the most that started at a time."""
+        most, quiet = 0, 0
+        while quiet < 2:
+            before = {model: self.generation(model) for model in self.models}
+            starting = self.starting()
+            most = max(most, len(starting))
+            for model in starting:
+                self.becomes(model, "True")
+            await scene.passes(10)
+            quiet = 0 if starting or before != {model: self.generation(model) for model in self.models} else quiet + 1
+        return most
+
+
+@asynccontextmanager
+async def leading(
+    place: Fleet, registry: Registry, feed: FeedHub, clock: VirtualClock, tasks: Tasks, cluster: Cluster
+) -> AsyncIterator[Scene]:
+    """A control plane that has just taken over."""
+    scene = Scene(place, registry, feed, clock, tasks, cluster=cluster)
+    async with running(scene.plane):
+        await scene.passes(10)
+        yield scene
+
+
+Lead = Callable[[Cluster], Any]
+
+
+def play(
+    path: Path,
+    models: int,
+    scenario: Callable[[Fleet, Lead, Registry], Awaitable[None]],
+    before: Cluster = OLD,
+) -> None:
+    """All of them are ready with the image of before, and at zero."""
+
+    async def main() -> None:
+        clock, feed = VirtualClock(), FeedHub()
+        feed.settled = at_once  # type: ignore[method-assign]
+        place = Fleet(clock, models)
+        async with opened_registry(path, feed) as registry, Tasks() as tasks:
+
+            def lead(cluster: Cluster) -> Any:
+                return leading(place, registry, feed, clock, tasks, cluster)
+
+            async with lead(before) as scene:
+                for model in place.models:
+                    await registry.register(registration(model), NOW_S)
+                await scene.passes(10)
+                await place.starts_all(scene)
+                assert place.starting() == []
+            place.calls.clear()
+            await scenario(place, lead, registry)
+        assert place.watching == []
+
+    asyncio.run(main())
+
+
+def behind(scene: Scene, model: str) -> Behind | None:
+    return scene.outcomes.behind.get(key(model))
+
+
+def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
+    """Of 50 versions one is written, one that has a pod, until its new Revision is ready; the others say why they are
+    behind. Then they follow in waves.
+    """
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs("m17", *place.models[20:])
+        async with lead(NEW) as scene:
+            await scene.passes(600)
+            assert place.calls == [("apply", ref_of("m17"))]
+            assert place.with_new() == ["m17"]
+            waits = behind(scene, "m03")
+            assert waits is not None
+            assert (waits.reason, waits.message) == (
+                "waiting", "it waits until a first replica with the new image is ready",
+            )  # fmt: skip
+            assert NOW_S < waits.since_s < scene.clock.wall_s() - 500
+            canary = behind(scene, "m17")
+            assert canary is not None
+            assert canary.reason == "starting"
+            assert len(scene.outcomes.behind) == 50
+            place.becomes("m17", "True")
+            await scene.passes(2)
+            assert 1 < len(place.with_new()) <= 1 + WAVE
+            assert 1 < await place.starts_all(scene) <= WAVE
+            assert place.images() == {NEW.image: 50}
+            assert scene.outcomes.behind == {}
+            assert {place.generation(model) for model in place.models} == {2}
+
+    play(tmp_path, 50, scenario)
+
+
+def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
+    """Once a pod has proven the image. A version that has pods, or keeps one, starts the new one first."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs("m01", "m02")
+        async with lead(NEW) as scene:
+            assert await place.starts_all(scene) == 1
+            assert place.images() == {NEW.image: 9}
+            initial = {model: place.notes(model).get(INITIAL) for model in place.models}
+            assert initial == {model: None if model in ("m01", "m02") else "0" for model in place.models}
+            # What was chosen stays: another choice would be another Revision.
+            place.runs(*place.models)
+            await scene.passes(600)
+            assert {place.generation(model) for model in place.models} == {2}
+        async with lead(NEW) as scene:
+            await scene.passes(600)
+            assert {place.generation(model) for model in place.models} == {2}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_all_idle_versions_start_one_pod(tmp_path: Path) -> None:
+    """A Revision that begins without a pod proves nothing: a broken image must not reach all of them."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        async with lead(NEW) as scene:
+            assert place.with_new() == ["m00"]
+            assert INITIAL not in place.notes("m00")
+            assert await place.starts_all(scene) == 1
+            assert place.images() == {NEW.image: 9}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: Path) -> None:
+    """Idle versions start a pod then, a wave at a time."""
+    without = replace(NEW, features=frozenset[str]())
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        async with lead(without) as scene:
+            assert await place.starts_all(scene) == WAVE
+            assert all(INITIAL not in place.notes(model) for model in place.models)
+            assert place.images() == {NEW.image: 9}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
+    """They keep the image of before and say so. After a pause another one is tried, and after a second failure not
+    for twice as long.
+    """
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW) as scene:
+            place.becomes("m00", "False")
+            await scene.passes(10)
+            failed, waits = behind(scene, "m00"), behind(scene, "m07")
+            assert failed is not None
+            assert waits is not None
+            assert (failed.reason, failed.message) == (
+                "failed", "its new revision did not start: its image is not to be had; the one of before serves",
+            )  # fmt: skip
+            assert (waits.reason, waits.message) == (
+                "waiting", "it waits: the new image did not start for another version, and is tried again later",
+            )  # fmt: skip
+            await scene.passes(PAUSES.first_s - 60)
+            assert place.with_new() == ["m00"]
+            await scene.passes(90)
+            assert place.with_new() == ["m00", "m01"]
+            place.becomes("m01", "False")
+            await scene.passes(2 * PAUSES.first_s - 60)
+            assert place.with_new() == ["m00", "m01"]
+            await scene.passes(PAUSES.first_s * 4)
+            assert place.with_new() == ["m00", "m01", "m02"]
+
+    play(tmp_path, 9, scenario)
+
+
+def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> None:
+    """The image is proven by another: after the pause the rest follow, and the one that failed is tried again."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW) as scene:
+            place.becomes("m00", "False")
+            await scene.passes(2 * PAUSES.first_s)
+            assert place.with_new() == ["m00", "m01"]
+            assert 1 < await place.starts_all(scene) < WAVE
+            assert place.images() == {NEW.image: 20}
+            assert place.generation("m00") == 3
+            assert scene.outcomes.behind == {}
+            await scene.passes(2 * PAUSES.longest_s)
+            assert place.generation("m00") == 3
+
+    play(tmp_path, 20, scenario)
+
+
+def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None:
+    """At once, with a version that is sound: what failed with the bad image comes last."""
+    fixed = replace(NEW, image="registry.example/kelvin@sha256:" + "2" * 64)
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW) as scene:
+            place.becomes("m00", "False")
+            await scene.passes(10)
+        async with lead(fixed) as scene:
+            assert place.images() == {OLD.image: 7, NEW.image: 1, fixed.image: 1}
+            assert place.image("m01") == fixed.image
+            await place.starts_all(scene)
+            assert place.images() == {fixed.image: 9}
+            assert scene.outcomes.behind == {}
+
+    play(tmp_path, 9, scenario)
+
+
+@pytest.mark.parametrize("canary", ["Unknown", "False"])
+def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> None:
+    """Another control plane writes no second canary while the first one starts, nor right after it failed."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW):
+            place.becomes("m00", canary)
+        async with lead(NEW) as scene:
+            await scene.passes(300)
+            assert place.with_new() == ["m00"]
+            assert place.generation("m00") == 2
+            place.becomes("m00", "True")
+            await scene.passes(10)
+            await place.starts_all(scene)
+            assert place.images() == {NEW.image: 9}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
+    """Revisions that the one before had started count."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW) as scene:
+            place.becomes("m00", "True")
+            await scene.passes(10)
+            assert len(place.starting()) == WAVE
+            place.becomes(place.starting()[0], "True")
+        async with lead(NEW) as scene:
+            await scene.passes(60)
+            assert len(place.starting()) == WAVE
+
+    play(tmp_path, 20, scenario)
+
+
+def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None:
+    """An operator's change waits for no wave, and carries no image along that has not been proven."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW) as scene:
+            await registry.rescale(BY, TENANT, "m05", ScaleChange(max=4), NOW_S)
+            await scene.passes(10)
+            assert (place.notes("m05")[MAX], place.image("m05")) == ("4", OLD.image)
+            assert place.generation("m05") == 2
+            assert place.with_new() == ["m00"]
+            place.becomes("m05", "True")
+            # Another control plane changes nothing of it, and its turn comes with the scale that holds.
+        async with lead(NEW) as scene:
+            await scene.passes(60)
+            assert place.generation("m05") == 2
+            place.becomes("m00", "True")
+            await scene.passes(10)
+            await place.starts_all(scene)
+            assert (place.notes("m05")[MAX], place.image("m05")) == ("4", NEW.image)
+
+    play(tmp_path, 9, scenario)
+
+
+def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None:
+    """Also of one that was rolled without any. Another change of scale of an idle version starts none."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        async with lead(NEW) as scene:
+            await place.starts_all(scene)
+            assert place.notes("m05")[INITIAL] == "0"
+            await registry.rescale(BY, TENANT, "m05", ScaleChange(max=4), NOW_S)
+            await scene.passes(10)
+            assert (place.notes("m05")[MAX], place.notes("m05").get(INITIAL)) == ("4", "0")
+            assert place.starting() == []
+            await registry.rescale(BY, TENANT, "m05", ScaleChange(min=1), NOW_S)
+            await scene.passes(10)
+            assert (place.notes("m05")[MIN], place.notes("m05").get(INITIAL)) == ("1", None)
+
+    play(tmp_path, 9, scenario)
+
+
+def test_edit_of_a_version_that_waits_is_undone(tmp_path: Path) -> None:
+    """As it was before the edit, with the image of before."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        path = ("spec", "template", "spec", "containers", 0, "image")
+        async with lead(NEW) as scene:
+            place.edit(ref_of("m05"), path, "evil")
+            await scene.passes(10)
+            assert place.image("m05") == OLD.image
+
+    play(tmp_path, 9, scenario)
+
+
+def unmarked(place: Fleet) -> None:
+    """As a build wrote them that knew nothing of renderings."""
+    for model in place.models:
+        obj: Json = place.objects[ref_of(model)]
+        del obj["metadata"]["annotations"][RENDERING]
+        del obj["metadata"]["managedFields"][0]["fieldsV1"]["f:metadata"]["f:annotations"][f"f:{RENDERING}"]
+
+
+@pytest.mark.parametrize("after", [pytest.param(NEW, id="another image"), pytest.param(OLD, id="the same image")])
+def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: Cluster) -> None:
+    """From a build that wrote no digest: versions whose scale is the same go in waves."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        unmarked(place)
+        async with lead(after) as scene:
+            await scene.passes(60)
+            if after == NEW:
+                assert place.with_new() == ["m00"]
+                place.becomes("m00", "True")
+                await scene.passes(10)
+            await place.starts_all(scene)
+            assert place.images() == {after.image: 9}
+            assert scene.outcomes.behind == {}
+            assert {place.generation(model) for model in place.models} == {2 if after == NEW else 1}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path) -> None:
+    """A tenant's new version that fails, or starts for long, says nothing about the image."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        async with lead(NEW) as scene:
+            for model in ("x0", "x1"):
+                await registry.register(registration(model), NOW_S)
+            await scene.passes(10)
+            place.becomes("x0", "False")
+            await scene.passes(10)
+            place.becomes("m00", "True")
+            await scene.passes(10)
+            await place.starts_all(scene)
+            assert place.images() == {NEW.image: 9}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) -> None:
+    """Its newest Revision was ready once, and no older one serves in its place."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        place.becomes("m08", "False")
+        async with lead(OLD) as scene:
+            await scene.passes(PAUSES.first_s * 4)
+            assert {place.generation(model) for model in place.models} == {1}
+            assert scene.outcomes.behind == {}
+
+    play(tmp_path, 9, scenario)
+
+
+def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
+    """What the API server refuses of one, it may refuse of all. One that is away is no refusal."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        what = f"denied: {INITIAL}=0 not allowed by cluster"
+        place.refuse[ref_of("m00")] = deque([Unreachable("away"), *([Invalid(what)] * 1000)])
+        async with lead(NEW) as scene:
+            await scene.passes(300)
+            assert {ref for _, ref in place.calls} == {ref_of("m00")}
+            told = behind(scene, "m00")
+            assert told is not None
+            assert (told.reason, told.message) == (
+                "refused",
+                "the cluster does not take its new Service: Knative's config-autoscaler needs allow-zero-initial-scale",
+            )
+            await scene.passes(PAUSES.first_s)
+            assert place.with_new() == ["m01"]
+            place.refuse.clear()
+            await scene.passes(600)
+            assert place.with_new() == ["m00", "m01"]
+
+    play(tmp_path, 9, scenario)
