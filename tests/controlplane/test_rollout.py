@@ -13,7 +13,7 @@ import pytest
 
 from controlplane.facts import ScaleChange
 from controlplane.feed import FeedHub
-from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, service_name
+from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service, service_name
 from controlplane.policy.labels import RENDERING
 from controlplane.policy.rollout import PAUSES, WAVE, Behind
 from controlplane.registry import Registry
@@ -471,6 +471,28 @@ def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) -> Non
             assert scene.outcomes.behind == {}
 
     play(tmp_path, 9, scenario)
+
+
+def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one version there is a defect in rendering it: what serves is neither changed nor deleted."""
+
+    def defective(pod: PodVersion, cluster: Cluster) -> Json:
+        if pod.model == "m01":
+            raise ValueError(pod.model)
+        return service(pod, cluster)
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs(*place.models)
+        monkeypatch.setattr("controlplane.scaling.knative.wanted.service", defective)
+        async with lead(OLD) as scene:
+            await scene.passes(60)
+            assert {place.generation(model) for model in place.models} == {1}
+            assert scene.outcomes.problem(key("m01")) is not None
+            await registry.delete_model(BY, TENANT, "m01", NOW_S, scene.table.is_present, force=True)
+            await scene.passes(10)
+            assert [ref for name, ref in place.calls if name == "delete"] == [ref_of("m01")]
+
+    play(tmp_path, 3, scenario)
 
 
 def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:

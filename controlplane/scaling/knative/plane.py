@@ -7,7 +7,7 @@ seen, so that it may be cut anywhere: the next one goes on from there.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from math import inf
@@ -23,7 +23,7 @@ from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
 from controlplane.outcomes import Outcomes
 from controlplane.policy import overlap
-from controlplane.policy.convergence import owner_of
+from controlplane.policy.convergence import owned_part, owner_of
 from controlplane.policy.knative_seen import (
     PRIVATE,
     UNSCHEDULABLE,
@@ -213,13 +213,24 @@ class Plane:
             failed |= lacking
             objects = self._rollout.wanted(objects, self._rendering.places, self._converger.refusals())
             self._outcomes.behind = self._rollout.behind
-            self._converger.want([*objects, *filter(self._is_placed, self._pools.objects())])
+            left = self._left(failed, objects)
+            self._converger.want([*objects, *left, *filter(self._is_placed, self._pools.objects())])
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
                     self._fail(key, failure)
             for key in self._unrendered.keys() - failed.keys():
                 self._outcomes.clear_problem(key, problem_of(self._unrendered[key]).reason)
             self._unrendered = failed
+
+    def _left(self, failed: Iterable[VersionKey], objects: Iterable[Json]) -> Iterator[Json]:
+        """Yield the Services of versions that can't be rendered, as they are: what serves must not end for that."""
+        rendered = {Ref.of(each) for each in objects}
+        for key in failed:
+            if self._service(key) is not None:
+                ref = Ref(SERVING, "Service", *place_of(key, self._rendering.cluster))
+                seen = self._converger.seen(ref)
+                if ref not in rendered and seen is not None:
+                    yield owned_part(seen)
 
     def _placed(
         self, every: Iterable[tuple[Model, ModelVersion]]
