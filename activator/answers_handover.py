@@ -1,17 +1,16 @@
-"""Hand over what is known of idempotency keys to the activator that takes this one's place.
+"""Hand over kept answers and idempotency keys to the next activator process.
 
-During a planned change two activators accept from one socket, and each keeps answers in its own memory. So that a key
-still runs once:
+During a planned restart two activators accept from one socket, and each keeps answers in its own memory. A key must
+still run only once. So at any moment one of them decides on keys it does not know:
 
-1. The new activator connects to the old one before it accepts, and decides on no key yet.
-2. When the old one is told to end, it hands over all answers that it keeps and the keys whose requests run. From then
-   on it begins no request with a key, and tells how those that run end.
-3. The new one decides from then on, or once the old one has gone. A key whose request runs at the old one is in use
-   elsewhere.
+1. The new activator connects to the old one before it accepts requests. The old one decides.
+2. Told to end, the old one sends all kept answers and all running keys. From then on the new one decides: the old one
+   starts no request with a key, and reports how its running ones end.
+3. To the new one, a key that still runs at the old one is in use elsewhere. Once the connection ends, no key is.
 
-An activator that died hands nothing over. Where activators share a Redis they need none of this.
+An activator that crashes hands nothing over. Activators that share a Redis need none of this.
 
-Messages are MessagePack behind their length. The socket is reached by the installation's own user only; answers are
+Messages are MessagePack with a length prefix. Only the installation's own user can reach the socket, and answers are
 sealed as everywhere.
 """
 
@@ -23,7 +22,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from activator.kept_answers import OwnAnswers
-from activator.policy.once import Kept
+from activator.policy.once import Asked, Kept
 from service.first import first
 from service.unix import SocketDirectory
 
@@ -37,13 +36,13 @@ _LENGTH: Final = 4
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message of a handover."""
+    """The first message."""
 
     format: int
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """An answer that is kept."""
+    """A kept answer."""
 
     tenant: str
     name: bytes
@@ -60,13 +59,13 @@ class Running(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Freed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """It does not run there any more, and has no answer that is kept."""
+    """A key whose request has ended without an answer to keep."""
 
     name: bytes
 
 
 class Complete(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """All that was known has been handed over; what follows is news."""
+    """Everything known so far has been sent. From here on the new activator decides."""
 
 
 Message = Hello | Answer | Running | Freed | Complete
@@ -75,61 +74,56 @@ _decoder: Final = msgspec.msgpack.Decoder(Message)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-class Handover:
-    """The old activator's side. Used on one event loop. `running` lists keys whose requests run here."""
+class HandoverSender:
+    """The old activator's side. Used on one event loop. `running` lists the keys whose requests run here."""
 
     def __init__(self, answers: OwnAnswers, running: Callable[[], list[Running]]) -> None:
         self._answers = answers
         self._running = running
-        self._successors: dict[_Queue, asyncio.StreamWriter] = {}
-        self._nobody = asyncio.Event()  # no successor is connected
-        self._nobody.set()
+        self._successors: dict[_Queue, asyncio.StreamWriter] = {}  # the next activator, and failed attempts at one
+        self._all_gone = asyncio.Event()  # no successor is connected
+        self._all_gone.set()
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
-        return f"<Handover successors={len(self._successors)}>"
+        return f"<HandoverSender successors={len(self._successors)}>"
 
     async def listen(self, directory: SocketDirectory) -> None:
-        """Let the next activator connect, in place of whoever listened before."""
+        """Let the next activator connect. Replaces the socket of the activator before this one."""
         self._server = await asyncio.start_unix_server(self._serve, sock=directory.listen(SOCKET))
 
-    def give(self) -> None:
-        """Hand over to the activator that has connected. Does nothing where none has."""
-        if not self._successors or self._answers.heir is not None:
+    def hand_over(self) -> None:
+        """Send everything, and let the next activator decide on keys. Does nothing if none is connected."""
+        if not self._successors or self._answers.on_end is not None:
             return
-        known: list[Message] = [
-            *(Answer(each.tenant, each.name, each.kept.fingerprint, each.kept.sealed, each.age_s)
-              for each in self._answers.all()),
-            *self._running(),
-            Complete(),
-        ]  # fmt: skip
-        self._answers.heir = self
-        for message in known:
-            self._tell(message)
+        for each in self._answers.all():
+            self._send(Answer(each.tenant, each.name, each.kept.fingerprint, each.kept.sealed, each.age_s))
+        for running in self._running():
+            self._send(running)
+        self._send(Complete())
+        self._answers.on_end = self._report_end
 
-    def published(self, tenant: str, name: bytes, kept: Kept) -> None:
-        """A request that ran has an answer that is kept."""
-        self._tell(Answer(tenant, name, kept.fingerprint, kept.sealed, 0.0))
-
-    def released(self, name: bytes) -> None:
-        """A request that ran has none."""
-        self._tell(Freed(name))
+    def _report_end(self, asked: Asked, kept: Kept | None) -> None:
+        if kept is None:
+            self._send(Freed(asked.name))
+        else:
+            self._send(Answer(asked.tenant, asked.name, kept.fingerprint, kept.sealed, 0.0))
 
     async def close(self) -> None:
-        """Send what is left, as far as that is quick."""
+        """Send what is queued, for at most FLUSH_S."""
         if self._server is not None:
             self._server.close()
-        self._tell(None)
+        self._send(None)
         try:
             async with asyncio.timeout(FLUSH_S):
-                await self._nobody.wait()
+                await self._all_gone.wait()
         except TimeoutError:
-            log.warning("the next activator did not take all that is known of keys")
+            log.warning("the next activator did not receive all idempotency keys")
             for writer in self._successors.values():
                 writer.transport.abort()
-            await self._nobody.wait()
+            await self._all_gone.wait()
 
-    def _tell(self, message: Message | None) -> None:
+    def _send(self, message: Message | None) -> None:
         for queue in self._successors:
             queue.put_nowait(message)
 
@@ -137,28 +131,27 @@ class Handover:
         queue: _Queue = asyncio.Queue()
         queue.put_nowait(Hello(FORMAT))
         self._successors[queue] = writer
-        self._nobody.clear()
+        self._all_gone.clear()
         try:
-            await first(_send(queue, writer), reader.read(1))  # a successor says nothing but that it has gone
+            await first(_write_all(queue, writer), reader.read(1))  # the read ends when the successor disconnects
         except OSError as error:
             log.warning("the next activator has gone", extra={"error": repr(error)})
         finally:
             del self._successors[queue]
             if not self._successors:
-                self._nobody.set()
+                self._all_gone.set()
             writer.close()
 
 
-async def _send(queue: _Queue, writer: asyncio.StreamWriter) -> None:
-    """Send what is in the queue until a None ends it."""
+async def _write_all(queue: _Queue, writer: asyncio.StreamWriter) -> None:
     while (message := await queue.get()) is not None:
         data = _encoder.encode(message)
         writer.write(len(data).to_bytes(_LENGTH, "big") + data)
         await writer.drain()
 
 
-class Inheritance:
-    """The new activator's side: what the one before it knows. Make it before anything is accepted."""
+class HandoverReceiver:
+    """The new activator's side. Connect before accepting requests: from then on the old activator decides on keys."""
 
     def __init__(self, answers: OwnAnswers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._answers = answers
@@ -167,39 +160,39 @@ class Inheritance:
         answers.decides.clear()
 
     @classmethod
-    async def connect(cls, answers: OwnAnswers, directory: SocketDirectory) -> "Inheritance | None":
-        """None where no activator is there that could hand anything over."""
+    async def connect(cls, answers: OwnAnswers, directory: SocketDirectory) -> "HandoverReceiver | None":
+        """Return None if no activator is there."""
         try:
             reader, writer = await asyncio.open_unix_connection(directory.address(SOCKET))
         except OSError:
             return None
         return cls(answers, reader, writer)
 
-    async def take(self) -> None:
-        """Take over all that is handed over, until the old activator has ended."""
+    async def receive(self) -> None:
+        """Receive until the old activator has ended. Then this one decides in any case."""
         try:
             while (message := await self._next()) is not None:
                 match message:
                     case Hello(version):
                         if version != FORMAT:
-                            log.warning("the activator before this one hands over otherwise", extra={"is": version})
+                            log.warning("the old activator hands over in another format", extra={"is": version})
                             break
                     case Answer(tenant, name, fingerprint, sealed, age_s):
                         self._answers.inherit(tenant, name, Kept(fingerprint, sealed), age_s)
                     case Running(name, fingerprint):
-                        self._answers.runs_elsewhere(name, fingerprint)
+                        self._answers.add_elsewhere(name, fingerprint)
                     case Freed(name):
-                        self._answers.freed_elsewhere(name)
+                        self._answers.remove_elsewhere(name)
                     case Complete():
                         self._answers.decides.set()
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-            log.warning("not all that is known of keys was handed over", extra={"error": repr(error)[:400]})
+            log.warning("the handover of idempotency keys broke off", extra={"error": repr(error)[:400]})
         finally:
-            self._answers.end_inheritance()
+            self._answers.end_handover()
             self._writer.close()
 
     async def _next(self) -> Message | None:
-        """None at the end."""
+        """Return None at the end of the stream. Raises ValueError, OSError, msgspec.MsgspecError."""
         try:
             length = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
             if length > MAX_MESSAGE:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from activator.allowances import Allowances
-from activator.answers_handover import Handover, Inheritance
+from activator.answers_handover import HandoverReceiver, HandoverSender
 from activator.attempts import Attempts
 from activator.authenticate import Authenticator
 from activator.authority import Authority, BadAuthority
@@ -200,10 +200,10 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             ladder.push_async_callback(cached.close)
         cache = ResponseCache(secret, settings.cache, telemetry.page, cached)
         once = Once(secret, shared or answers, settings.once, telemetry.page)
-        handover = Handover(answers, once.running)
-        # Over a shared store activators know the same in any case.
-        predecessor = None if counted.store is not None else await Inheritance.connect(answers, directory)
+        handover = HandoverSender(answers, once.running)
         ladder.push_async_callback(handover.close)
+        # Activators with a shared store know the same keys already.
+        receiver = await HandoverReceiver.connect(answers, directory) if counted.store is None else None
         ladder.push_async_callback(once.close)
         allowances = Allowances(counted.entrance, counted.rates, budgets)
         asked = settings.firewall
@@ -273,12 +273,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             "reporter": reporter.run,
             "key uses": uses.run,
             "kept answers": answers.run,
-            **({} if predecessor is None else {"inherited answers": predecessor.take}),
-            **(
-                {}
-                if counted.store is not None
-                else {"handover": lambda: _hand_over(handover, answers, directory, stop)}
-            ),
+            **({} if receiver is None else {"inherited answers": receiver.receive}),
+            **({} if counted.store else {"handover": lambda: _hand_over(handover, answers, directory, stop)}),
             "response cache": cache.run,
             **({} if shared is None else {"shared answers": shared.run}),
             "leftover spools": lambda: _recover(settings, post),
@@ -307,12 +303,12 @@ async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> 
     directory.publish(SOCKET)
 
 
-async def _hand_over(handover: Handover, answers: OwnAnswers, directory: SocketDirectory, stop: Stop) -> None:
-    """Let the next activator connect, once this one decides on idempotency keys; at the end hand over to it."""
+async def _hand_over(handover: HandoverSender, answers: OwnAnswers, directory: SocketDirectory, stop: Stop) -> None:
+    """Once this activator decides on idempotency keys, let the next one connect. Hand over to it at `stop`."""
     await answers.decides.wait()
     await handover.listen(directory)
     await stop.wait()
-    handover.give()
+    handover.hand_over()
 
 
 async def _serve(

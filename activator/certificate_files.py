@@ -1,9 +1,9 @@
-"""Certificates that somebody else issues and renews, as files: read at start, and again when they change.
+"""Load certificates that others issue and renew from files, and reload them when they change.
 
-A directory, and each directory in it, may hold a pair: `tls.crt` and `tls.key` (as Kubernetes mounts a secret), or
-`fullchain.pem` and `privkey.pem` (as ACME clients leave them). Which name a pair is for is what its certificate says.
-Of several pairs for one name, one that is valid now is shown, the one that was issued last. A pair that can't be read
-stays as it was before, and is tried again; the others are not affected.
+A directory and each directory in it may hold a pair: `tls.crt` and `tls.key` (as Kubernetes mounts a secret), or
+`fullchain.pem` and `privkey.pem` (as ACME clients write them). The certificate names the DNS names it is for. Of
+several pairs for one name, a valid one goes first, then the one issued last. If a pair can't be read, its previous
+content stays in use and reading is retried; other pairs are not affected.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ PAIRS: Final = (("tls.crt", "tls.key"), ("fullchain.pem", "privkey.pem"))
 MAX_PAIRS: Final = 10_000
 LOOK_AGAIN_S: Final = 1.0
 
-_Stats = tuple[tuple[int, int, int], ...]  # what changes when one of a pair's files is written or replaced
+_Stats = tuple[tuple[int, int, int], ...]  # inode, mtime, size of each file: differs once one is written or replaced
 
 
 class BadCertificate(ValueError):
-    """A pair can't be shown to anybody; the text names it and says why."""
+    """A pair can't be used. The text names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class _Pair:
     stats: _Stats
 
     def rank(self, now: datetime.datetime) -> tuple[bool, datetime.datetime, datetime.datetime]:
-        """The pair of the highest rank is shown."""
+        """Return a sort key: the pair of the highest rank is used."""
         return self.begins <= now < self.ends, self.begins, self.ends
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     pairs: dict[Path, _Pair]
-    wrong: dict[Path, BadCertificate]  # what could not be read; an older pair may be in `pairs` all the same
+    wrong: dict[Path, BadCertificate]  # unreadable ones; `pairs` may have their previous content
 
 
 class CertificateFiles:
@@ -61,7 +61,7 @@ class CertificateFiles:
         protocols: Sequence[str] = ("http/1.1",),
         now: Callable[[], datetime.datetime] = utc_now,
     ) -> None:
-        """Raises BadCertificate where no pair can be shown."""
+        """Load the files. Raises BadCertificate if no pair can be used."""
         self._directory = directory
         self._protocols = list(protocols)
         self._now = now
@@ -78,23 +78,26 @@ class CertificateFiles:
 
     @property
     def ends(self) -> datetime.datetime:
-        """When the first of the pairs ends that are shown."""
+        """Return when the first of the pairs in use expires."""
         now = self._now()
         return min(max(pairs, key=lambda pair: pair.rank(now)).ends for pairs in self._by_name.values())
 
     def choose(self, name: str) -> ssl.SSLContext | None:
-        """For a name in lower case: its own pair, then one for all names beside it (RFC 6125, 6.4.3); a valid one of
-        the second kind before an invalid one of the first.
+        """Return the context for a lower-case name, or None: valid pairs first, of these exact names before wildcards
+        (RFC 6125, 6.4.3).
         """
         now = self._now()
-        own, beside = self._by_name.get(name, ()), self._by_name.get("*." + name.partition(".")[2], ())
-        ranked = [(pair.rank(now)[0], pair in own, pair.rank(now), pair) for pair in (*own, *beside)]
-        return max(ranked, key=lambda each: each[:3])[3].context if ranked else None
+        exact, wildcard = self._by_name.get(name, ()), self._by_name.get("*." + name.partition(".")[2], ())
+
+        def order(pair: _Pair) -> tuple[object, ...]:
+            is_valid, *dates = pair.rank(now)
+            return is_valid, pair in exact, *dates
+
+        best = max((*exact, *wildcard), key=order, default=None)
+        return None if best is None else best.context
 
     async def look(self) -> None:
-        """Read again what has changed. A pair that is not whole, as within a renewal, leaves the one before it, and is
-        tried by each look. Pairs that are gone are dropped, unless all are.
-        """
+        """Reload what has changed. Removed pairs are dropped, unless all are gone."""
         try:
             found = await asyncio.to_thread(_load, self._directory, self._protocols, self._pairs)
         except BadCertificate as bad:
@@ -116,21 +119,21 @@ class CertificateFiles:
         self._tell(list(found.wrong.values()))
 
     def _tell(self, wrong: list[BadCertificate]) -> None:
-        """Log each reason once, for as long as it holds."""
+        """Log each reason when it appears."""
         reasons = {str(bad) for bad in wrong}
         for reason in sorted(reasons - self._told):
             log.warning("a certificate stays as it was", extra={"why": reason})
         self._told = reasons
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Look every LOOK_AGAIN_S seconds until cancelled."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             await self.look()
 
 
 def _pairs(directory: Path) -> Iterator[tuple[Path, Path]]:
-    """Raises OSError."""
+    """Yield the certificate and key of each pair. Raises OSError."""
     below = sorted(path for path in directory.iterdir() if path.is_dir() and not path.name.startswith("."))
     for place in (directory, *below):
         for certificate, key in PAIRS:
@@ -141,12 +144,12 @@ def _pairs(directory: Path) -> Iterator[tuple[Path, Path]]:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except PermissionError:  # as in `lost+found`: named where it is read, beside the pairs that can be
+    except PermissionError:  # as in `lost+found`. Reading it will report it as wrong
         return True
 
 
 def _load(directory: Path, protocols: list[str], known: dict[Path, _Pair]) -> _Found:
-    """Read the pairs that are not in `known` as they are. Raises BadCertificate where the directory can't be used."""
+    """Read new and changed pairs, take the others from `known`. Raises BadCertificate for an unusable directory."""
     try:
         places = list(_pairs(directory))
     except OSError as error:
@@ -159,10 +162,9 @@ def _load(directory: Path, protocols: list[str], known: dict[Path, _Pair]) -> _F
         if before is not None:
             found.pairs[certificate] = before
         try:
+            # Before reading: a change meanwhile is noticed by the next look.
             stats = tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in (certificate.stat(), key.stat()))
-            if (
-                before is None or before.stats != stats
-            ):  # taken before reading: a change meanwhile is seen by the next look
+            if before is None or before.stats != stats:
                 found.pairs[certificate] = _read(certificate, key, protocols, stats)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             found.wrong[certificate] = BadCertificate(f"{certificate}: {error}")

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from activator.policy.once import Asked, Kept, OnceLimits, Shelf, Shelved
 
 TIDY_S: Final = 60.0
-DECIDES_S: Final = 5.0  # how long a request with a key waits for the activator before to hand over
-RETRY_S: Final = 1.0  # what who finds a key in use elsewhere is told
+DECIDES_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
+RETRY_S: Final = 1.0  # Retry-After where a key is in use elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +53,21 @@ class KeptAnswers(Protocol):
         ...
 
 
-class Heir(Protocol):
-    """The activator that takes this one's place, and decides on keys from then on."""
-
-    def published(self, tenant: str, name: bytes, kept: Kept) -> None:
-        """A request that ran here has an answer that is kept."""
-        ...
-
-    def released(self, name: bytes) -> None:
-        """A request that ran here has none."""
-        ...
-
-
 class OwnAnswers:
-    """In this process, for one activator, and for those before and after it. Used on one event loop.
+    """Answers in this process's memory. Used on one event loop.
 
-    While it does not decide, or not any more, a key that it does not know is in use elsewhere. `answers_handover` says
-    when that is.
+    Around a planned restart another activator may decide on keys: see `answers_handover.py`. Then a key that is not
+    known here counts as in use elsewhere.
     """
 
     def __init__(self, limits: OnceLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.shelf = Shelf(limits)
         self._clock = clock
-        self._elsewhere: dict[bytes, bytes] = {}  # keys whose requests run at the activator before: fingerprints
-        self.decides = asyncio.Event()  # whether this activator decides on keys
+        self._elsewhere: dict[bytes, bytes] = {}  # key names whose requests run at the old activator -> fingerprints
+        self.decides = asyncio.Event()  # cleared while the activator before this one decides
         self.decides.set()
-        self.heir: Heir | None = None  # who decides in its place by now
+        # Called when a claim of ours ends, with its kept answer if it has one. Set once the next activator decides.
+        self.on_end: Callable[[Asked, Kept | None], None] | None = None
 
     def __repr__(self) -> str:
         return f"<OwnAnswers {self.shelf!r} elsewhere={len(self._elsewhere)} decides={self.decides.is_set()}>"
@@ -93,7 +82,7 @@ class OwnAnswers:
             return kept
         if (fingerprint := self._elsewhere.get(asked.name)) is not None:
             return Elsewhere(fingerprint, RETRY_S)
-        if self.heir is not None or not self.decides.is_set():
+        if self.on_end is not None or not self.decides.is_set():
             return Elsewhere(asked.fingerprint, RETRY_S)
         return Mine()
 
@@ -101,33 +90,33 @@ class OwnAnswers:
         """At once."""
         kept = Kept(asked.fingerprint, sealed)
         self.shelf.put(asked.tenant, asked.name, kept, self._clock())
-        if self.heir is not None:
-            self.heir.published(asked.tenant, asked.name, kept)
+        if self.on_end is not None:
+            self.on_end(asked, kept)
 
     async def release(self, asked: Asked, mine: Mine) -> None:
-        """Nothing but to tell who decides by now."""
-        if self.heir is not None:
-            self.heir.released(asked.name)
+        """See `KeptAnswers`."""
+        if self.on_end is not None:
+            self.on_end(asked, None)
 
     def all(self) -> list[Shelved]:
-        """Return all answers that are kept, the oldest first."""
+        """Return all kept answers, the oldest first."""
         return self.shelf.all(self._clock())
 
     def inherit(self, tenant: str, name: bytes, kept: Kept, age_s: float) -> None:
-        """Keep an answer that another activator has kept for so long."""
+        """Keep an answer that the old activator has kept for `age_s`."""
         self._elsewhere.pop(name, None)
         self.shelf.put(tenant, name, kept, self._clock() - age_s)
 
-    def runs_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
-        """A request with that key runs at the activator before this one."""
+    def add_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
+        """Record that the key's request runs at the old activator."""
         self._elsewhere[name] = fingerprint
 
-    def freed_elsewhere(self, name: bytes) -> None:
-        """It does not run there any more."""
+    def remove_elsewhere(self, name: bytes) -> None:
+        """Record that it has ended there without an answer to keep."""
         self._elsewhere.pop(name, None)
 
-    def end_inheritance(self) -> None:
-        """The activator before this one has gone, and runs nothing."""
+    def end_handover(self) -> None:
+        """Record that the old activator has gone, and runs nothing."""
         self._elsewhere.clear()
         self.decides.set()
 

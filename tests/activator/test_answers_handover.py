@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.answers_handover import FORMAT, SOCKET, Handover, Inheritance, Running
+from activator.answers_handover import FORMAT, SOCKET, HandoverReceiver, HandoverSender, Running
 from activator.kept_answers import Elsewhere, Mine, OwnAnswers
 from activator.policy.once import Asked, Kept, OnceLimits
 from service.listener import listen
@@ -98,11 +98,11 @@ class Pair:
         limits = OnceLimits(ttl_s=100.0)
         self.old, self.new = OwnAnswers(limits, lambda: self.now_s), OwnAnswers(limits, lambda: self.now_s + 500.0)
         self.runs: list[Running] = []
-        self.handover = Handover(self.old, lambda: self.runs)
+        self.sender = HandoverSender(self.old, lambda: self.runs)
 
-    async def connect(self) -> Inheritance:
-        await self.handover.listen(self.directory)
-        found = await Inheritance.connect(self.new, self.directory)
+    async def connect(self) -> HandoverReceiver:
+        await self.sender.listen(self.directory)
+        found = await HandoverReceiver.connect(self.new, self.directory)
         assert found is not None
         await asyncio.sleep(0.01)  # the old one accepts it
         return found
@@ -120,13 +120,13 @@ def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
         await _keep(pair.old, 1)
         pair.now_s += 60.0
         await _keep(pair.old, 2)
-        taking = asyncio.ensure_future((await pair.connect()).take())
+        receiving = asyncio.ensure_future((await pair.connect()).receive())
         waiting = asyncio.ensure_future(pair.new.claim(asked(9)))
         assert isinstance(await pair.old.claim(asked(3)), Mine)
         pair.runs = [Running(asked(number).name, asked(number).fingerprint) for number in (3, 4, 5)]
         await asyncio.sleep(0.02)
         assert not waiting.done(), "the old one decides"
-        pair.handover.give()
+        pair.sender.hand_over()
         assert isinstance(await waiting, Mine)
         assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
         assert isinstance(await pair.new.claim(asked(3)), Elsewhere)
@@ -142,8 +142,8 @@ def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
         assert isinstance(await pair.new.claim(asked(1)), Mine)
         assert isinstance(await pair.new.claim(asked(2)), Kept)
         pair.new.shelf.check_integrity()
-        await pair.handover.close()
-        await asyncio.wait_for(taking, 5)
+        await pair.sender.close()
+        await asyncio.wait_for(receiving, 5)
         assert isinstance(await pair.new.claim(asked(5)), Mine), "nobody runs it any more"
 
     asyncio.run(scenario())
@@ -157,16 +157,16 @@ def test_old_activator_that_hands_nothing_over(tmp_path: Path, monkeypatch: pyte
 
     async def scenario() -> None:
         pair = Pair(tmp_path)
-        assert await Inheritance.connect(pair.new, pair.directory) is None
+        assert await HandoverReceiver.connect(pair.new, pair.directory) is None
         assert isinstance(await pair.new.claim(asked(1)), Mine)
-        inheritance = await pair.connect()
-        taking = asyncio.ensure_future(inheritance.take())
+        receiver = await pair.connect()
+        receiving = asyncio.ensure_future(receiver.receive())
         assert isinstance(await pair.new.claim(asked(1)), Elsewhere)
-        pair.handover.give()
+        pair.sender.hand_over()
         await asyncio.sleep(0.01)
         assert isinstance(await pair.new.claim(asked(1)), Mine)
-        await pair.handover.close()
-        await asyncio.wait_for(taking, 5)
+        await pair.sender.close()
+        await asyncio.wait_for(receiving, 5)
 
     asyncio.run(scenario())
 
@@ -192,9 +192,9 @@ def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: bytes) ->
             writer.close()
 
         server = await asyncio.start_unix_server(speak, sock=pair.directory.listen(SOCKET))
-        inheritance = await Inheritance.connect(pair.new, pair.directory)
-        assert inheritance is not None
-        await asyncio.wait_for(inheritance.take(), 5)
+        receiver = await HandoverReceiver.connect(pair.new, pair.directory)
+        assert receiver is not None
+        await asyncio.wait_for(receiver.receive(), 5)
         assert isinstance(await pair.new.claim(asked(1)), Mine)
         server.close()
 
