@@ -33,6 +33,7 @@ class Spent:
     held_micros: int = 0
     handed_over_micros: int = 0  # in all: records that were ours to count, and are in the ledger's sum since
     _unseen: deque[_Unseen] = field(default_factory=deque)
+    _unseen_sum_micros: int = 0  # of all these: each request asks for it
     _before_micros: int | None = None  # of the month before the row's; None: unknown
 
     def told(self, row: SpendingRow) -> None:
@@ -52,6 +53,7 @@ class Spent:
         seen = row.seen.get(self.source, 0)
         while self._unseen and self._unseen[0].sequence <= seen:
             record = self._unseen.popleft()
+            self._unseen_sum_micros -= record.micros
             self.handed_over_micros += record.micros
             if self._before_micros is not None and not is_told and record.ended_at_us < _begins_us(row.month):
                 self._before_micros += record.micros
@@ -105,6 +107,7 @@ class Spent:
         if self.row is not None and sequence <= self.row.seen.get(self.source, 0):
             self.handed_over_micros += micros
             return
+        self._unseen_sum_micros += micros
         if len(self._unseen) < UNSEEN:
             self._unseen.append(_Unseen(max(sequence, self._last()), ended_at_us, micros))
         else:
@@ -122,7 +125,7 @@ class Spent:
             return 0
         if now_us >= self.row.ends_at_us:  # a month began of which the ledger has not told
             return sum(each.micros for each in self._unseen if each.ended_at_us >= self.row.ends_at_us)
-        return sum(each.micros for each in self._unseen)
+        return self._unseen_sum_micros
 
     def _last(self) -> int:
         return self._unseen[-1].sequence if self._unseen else 0
