@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from activator.backlogs import Backlogs, Work
 from activator.keys import VersionKey
-from activator.policy.concurrency import ConcurrencyMeter, Report
+from activator.policy.concurrency import ANNOUNCEMENT, ConcurrencyMeter, Report
 from contracts.control import ConcurrencyStat
 from service.loops import Loops
 
@@ -46,7 +46,7 @@ class Reporter:
         self._clock = clock
         self._meters: dict[VersionKey, ConcurrencyMeter] = {}
         self._told: dict[VersionKey, object] = {}  # the session in which a poke was taken
-        self._announced: list[tuple[VersionKey, Report]] = []
+        self._announced: list[VersionKey] = []
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -65,7 +65,8 @@ class Reporter:
             meter = self._meters[key] = ConcurrencyMeter.starting(now)
             meter.begin(now)
             if not is_told(key):
-                self._announced.append((key, meter.announce()))
+                meter.announce()
+                self._announced.append(key)
                 self._news.set()
         else:
             meter.begin(now)
@@ -86,13 +87,14 @@ class Reporter:
             return True
         if meter is None and session is not None:  # nobody is inside: the next report says so, and ends it
             meter = self._meters[key] = ConcurrencyMeter.starting(self._clock())
-        report = Report(1.0, 0) if meter is None else meter.announce()
-        if await self._sink.send((_stat(key, report),)):
+        if meter is not None:
+            meter.announce()
+        if await self._sink.send((_stat(key, ANNOUNCEMENT),)):
             if session is not None and self._meters.get(key) is meter:  # else a zero has followed it already
                 self._told[key] = session
             return True
         if meter is not None:
-            meter.withdraw(report)
+            meter.withdraw()
         return False
 
     async def run(self) -> None:
@@ -117,10 +119,10 @@ class Reporter:
             await self._news.wait()
             self._news.clear()
             announced, self._announced = self._announced, []
-            if not await self._sink.send(tuple(_stat(key, report) for key, report in announced)):
-                for key, report in announced:
+            if not await self._sink.send(tuple(_stat(key, ANNOUNCEMENT) for key in announced)):
+                for key in announced:
                     if (meter := self._meters.get(key)) is not None:
-                        meter.withdraw(report)
+                        meter.withdraw()
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()

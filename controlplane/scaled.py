@@ -89,9 +89,9 @@ class Scaled:
     def _is_aftermath(self, emptied_s: float, concurrency: float, requests: int, present: int, now: float) -> bool:
         """Whether a report may speak of nothing but what came before that. One that waits is reported again.
 
-        The announcement of a new request at zero never does: it is sent at once, as exactly one request at concurrency
-        one (knative/serving, pkg/activator/handler/concurrency_reporter.go). Where a caller may have come right after
-        it unannounced, the doubt is theirs to benefit from, once reports are fresh.
+        The announcement of a request that waits at zero never does: it is sent at once and again while the request
+        waits, each time as exactly one request at concurrency one. Where a caller may have come right after it
+        unannounced, the doubt is theirs to benefit from, once reports are fresh.
         """
         if (concurrency, requests) == (1.0, 1):
             return False

@@ -6,6 +6,7 @@ Source: knative/serving, pkg/activator/handler/concurrency_reporter.go and pkg/h
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,11 @@ class Report:
 
     concurrency: float
     requests: int
+
+
+# A poke says that somebody waits, each time anew. Were the request counted the first time only, a decider that was
+# restarted in between could not tell a request that waits from one that an earlier replica still serves.
+ANNOUNCEMENT: Final = Report(1.0, 1)
 
 
 @dataclass(slots=True)
@@ -26,7 +32,6 @@ class ConcurrencyMeter:
     _integral: float = 0.0
     _requests: int = 0
     _announced: int = 0
-    _announced_requests: int = 0
 
     @classmethod
     def starting(cls, now: float) -> "ConcurrencyMeter":
@@ -45,17 +50,13 @@ class ConcurrencyMeter:
         self._advance(now)
         self.running -= 1
 
-    def announce(self) -> Report:
-        """A report for now, before its time; the next one is less by it. Its request is counted once."""
-        first = 1 if self._announced_requests < self._requests else 0
+    def announce(self) -> None:
+        """Take one ANNOUNCEMENT off the next report."""
         self._announced += 1
-        self._announced_requests += first
-        return Report(1.0, first)
 
-    def withdraw(self, report: Report) -> None:
-        """What was announced so reached nobody: the next report is not less by it."""
+    def withdraw(self) -> None:
+        """Forget an announcement that reached nobody: the next report is not less by it."""
         self._announced = max(0, self._announced - 1)
-        self._announced_requests = max(0, self._announced_requests - report.requests)
 
     def report(self, now: float, weigh: Callable[[float], float] = lambda average: average) -> Report:
         """What happened since the last report, without what was announced (never below nothing). `weigh`: what the
@@ -64,9 +65,9 @@ class ConcurrencyMeter:
         self._advance(now)
         seconds = now - self.since_s
         average = weigh(self._integral / seconds if seconds > 0 else 0.0)
-        seen = Report(max(0.0, average - self._announced), max(0, self._requests - self._announced_requests))
+        seen = Report(max(0.0, average - self._announced), max(0, self._requests - self._announced))
         self.since_s = now
-        self._integral, self._requests, self._announced, self._announced_requests = 0.0, 0, 0, 0
+        self._integral, self._requests, self._announced = 0.0, 0, 0
         return seen
 
     def idle_since_report(self) -> bool:

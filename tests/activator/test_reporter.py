@@ -149,7 +149,7 @@ def test_a_poke_waits_for_who_is_away(kind: str) -> None:
         await asyncio.sleep(1.5)
 
     told = play(kind, scenario)
-    assert told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 0), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
+    assert told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 1), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
 
 
 def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
@@ -165,6 +165,26 @@ def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
     assert [each[:3] for each in play(HEARD, scenario)] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
     ]  # fmt: skip
+
+
+def test_each_poke_counts_the_request_that_waits() -> None:
+    """A decider restarts after the first poke, and while reports are lost: the pokes that it hears say as much as the
+    first. A report without a request may be about one that an earlier replica still serves.
+    """
+
+    async def scenario(decider: Decider, reporter: Reporter, waker: Waker) -> None:
+        reporter.began(M, lambda key: True)
+        waker.ensure(M)
+        await asyncio.sleep(0.5)
+        decider.is_there = False
+        await asyncio.sleep(3.0)
+        decider.is_there = True
+        await asyncio.sleep(4.5)
+
+    told = play(ALONE, scenario)
+    pokes = [each for each in told if each[0] % 1 > 0]  # reports come with the full second
+    assert len(pokes) >= 3
+    assert [each[2:] for each in pokes] == [(1.0, 1)] * len(pokes)
 
 
 class Slow(Decider):
@@ -220,8 +240,8 @@ def test_who_could_not_wait_leaves_a_zero_behind() -> None:
         waker.nudge(M, 3.0)
         await asyncio.sleep(6)
 
-    assert play(HEARD, scenario) == [(0.25, "m", 1.0, 0), (1.0, "m", 0.0, 0), (2.25, "m", 1.0, 0), (3.0, "m", 0.0, 0)]
-    assert play(ALONE, scenario) == [(0.25, "m", 1.0, 0), (2.25, "m", 1.0, 0)]
+    assert play(HEARD, scenario) == [(0.25, "m", 1.0, 1), (1.0, "m", 0.0, 0), (2.25, "m", 1.0, 1), (3.0, "m", 0.0, 0)]
+    assert play(ALONE, scenario) == [(0.25, "m", 1.0, 1), (2.25, "m", 1.0, 1)]
 
 
 def test_all_versions_are_told_together() -> None:

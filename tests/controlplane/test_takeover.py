@@ -108,3 +108,19 @@ def test_takeover_starts_at_once() -> None:
             assert w.actuator.live(pinned) == 1
 
     asyncio.run(main())
+
+
+def test_takeover_starts_a_stopped_version_for_a_request_that_waits() -> None:
+    """The poke of a version that an operator stopped went to a control plane that died. The next one hears a repeated
+    poke first, and starts the version.
+    """
+
+    async def main() -> None:
+        async with world(began_before_s=0.0) as w:
+            which = w.catalogue.add("m", FAST)
+            w.catalogue.set_stopped(which, 1)
+            await w.clock.advance(0.9)
+            w.report(which, 1.0, requests=1)
+            assert w.actuator.live(which) == 1
+
+    asyncio.run(main())

@@ -20,7 +20,7 @@ def test_what_was_announced_is_taken_off_the_next_report() -> None:
     """The first stat is one of concurrency 1; the report of that second is less by it, its request counted once."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
-    assert meter.announce() == Report(1.0, 1)
+    meter.announce()
     meter.begin(0.0)
     assert meter.report(1.0) == Report(1.0, 1)
     assert meter.report(2.0) == Report(2.0, 0)
@@ -35,13 +35,23 @@ def test_a_report_is_never_below_nothing() -> None:
     assert meter.report(1.0) == Report(0.0, 0)
 
 
-def test_a_poke_without_a_new_request_counts_none() -> None:
-    """Told again while the same request waits: concurrency 1, no request; taken off as well."""
+def test_withdrawn_announcement_is_in_the_next_report() -> None:
+    """Two announcements, one of which reached nobody: the next report is less by one."""
+    meter = ConcurrencyMeter.starting(0.0)
+    for _ in range(2):
+        meter.begin(0.0)
+        meter.announce()
+    meter.withdraw()
+    assert meter.report(1.0) == Report(1.0, 1)
+
+
+def test_second_announcement_of_a_request_is_taken_off_too() -> None:
+    """A request that waits is announced again after its report: the next report is less by one, not below nothing."""
     meter = ConcurrencyMeter.starting(0.0)
     meter.begin(0.0)
     meter.announce()
     meter.report(1.0)
-    assert meter.announce() == Report(1.0, 0)
+    meter.announce()
     assert meter.report(2.0) == Report(0.0, 0)
 
 
