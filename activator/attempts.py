@@ -83,6 +83,9 @@ class Attempts:
                 if not lost.untouched:
                     raise Refused(ReplicaLost()) from lost
                 failure = ReplicaLost()
+                if lost.has_ended:  # nothing was sent, and the replica is forgotten: it spends no retry
+                    self._count(ask, call, failure, "again")
+                    continue
             except Declined as declined:
                 failure = declined.failure
                 if code_of(failure) not in ELSEWHERE:
@@ -174,7 +177,7 @@ class Attempts:
                 _take_cost(call, second.slot, second.upstream, second.upstream.cost)
 
     def _failed_at(self, replica: Replica, call: Call, slot: Slot, failed: Refused | Lost | Declined) -> None:
-        blame(self._throttler, replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
+        blame(self._throttler, replica, failed)
         if isinstance(failed, Declined) or (isinstance(failed, Lost) and failed.untouched):
             call.account.runtime_id = call.upstream = None  # it served nothing of this
             slot.tokens = 0

@@ -4,19 +4,24 @@ from typing import Final
 
 from activator.breakers import INTEGRITY
 from activator.line import Replica
+from activator.proxy import Declined, Lost
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
-from contracts.errors import Failure, Internal, Unavailable
+from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.frames import Frame
-from contracts.problem import WireFailure, from_wire
+from contracts.problem import WireFailure, code_of, from_wire
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import BadJson, decoder
 
 ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another replica may answer
 
 
-def blame(throttler: Throttler, replica: Replica, code: str) -> None:
+def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Declined) -> None:
     """Tell the throttler of what is the replica's fault. A refusal is not, nor a drain the version's."""
+    if isinstance(failed, Lost) and failed.has_ended:
+        throttler.report_ended(replica)
+        return
+    code = ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure)
     if code in INTEGRITY or code == ReplicaLost.code:
         throttler.report_failed(replica, code)
     elif code in ELSEWHERE:

@@ -1,6 +1,7 @@
 """One request at one replica: frames come back; leaving early cancels it there. Who retries is `attempts`'."""
 
 import asyncio
+import errno
 import logging
 from contextlib import suppress
 from typing import Final
@@ -29,17 +30,19 @@ ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
 MAX_ERROR_BYTES: Final = 64 << 10  # of an answer that is no stream of frames
 _FRAMES: Final = CONTENT_TYPE.encode()
 _BUSY: Final = frozenset({429, 503})  # what a proxy says of a replica that is full, or not ready
+_NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
 
 
 class Lost(Exception):
     """The replica, or the connection to it, is gone, or what answers there is no runtime. `untouched`: before its 200,
-    by which it counts the request.
+    by which it counts the request. `has_ended`: its process listens no more, so it will never take a request again.
     """
 
-    def __init__(self, *, untouched: bool) -> None:
+    def __init__(self, *, untouched: bool, has_ended: bool = False) -> None:
         super().__init__("before its first byte" if untouched else "in its answer")
         self.untouched = untouched
+        self.has_ended = has_ended
 
 
 class Declined(Exception):
@@ -142,11 +145,13 @@ class Upstream:
                 self._name_runtime(self._answer)
         except OSError as error:
             self._over = True
+            # A pod may listen again at its address. A runtime on this host never does.
+            has_ended = self._answer is None and self._session.is_on_this_host and error.errno in _NOBODY_LISTENS
             if self._answer is not None:
                 self._answer.close()
                 self._answer = None
             await self._leave()
-            raise Lost(untouched=True) from error
+            raise Lost(untouched=True, has_ended=has_ended) from error
         except BaseException:
             await self._leave()
             raise

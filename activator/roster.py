@@ -82,9 +82,9 @@ class Roster:
         """Take the replicas and failures of a line of the feed over; waiters are woken before this returns."""
         present = {row.runtime_id for row in feed.replicas}
         for runtime_id in [known for known in self._where if known not in present] if feed.full else ():
-            self._remove(runtime_id)
+            self.remove(runtime_id)
         for runtime_id in feed.removed_replicas:
-            self._remove(runtime_id)
+            self.remove(runtime_id)
         removed = [VersionKey(*version) for version in feed.removed_versions]
         if feed.full:
             # A snapshot names no removals: versions that it lacks were deleted while the feed was away.
@@ -117,7 +117,7 @@ class Roster:
         for row in rows:
             key = key_of(row)
             if self._where.get(row.runtime_id, key) != key:
-                self._remove(row.runtime_id)
+                self.remove(row.runtime_id)
             line = self._keeper.line_of(key)
             known = line.replicas.get(row.runtime_id)
             if known is None:
@@ -134,7 +134,8 @@ class Roster:
             elif len(line.waiting):
                 self._waking.ensure(key)
 
-    def _remove(self, runtime_id: str) -> None:
+    def remove(self, runtime_id: str) -> None:
+        """Forget a replica that has ended. Idempotent."""
         key = self._where.pop(runtime_id, None)
         if key is None:
             return

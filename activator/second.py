@@ -12,8 +12,6 @@ from activator.proxy import Declined, Lost, Upstream
 from activator.slots import Slot
 from activator.throttler import Throttler
 from contracts.frames import Frame, FrameKind
-from contracts.problem import code_of
-from contracts.traffic_errors import ReplicaLost
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ class Second:
                 self._begun()
                 await self._let_go
         except (Lost, Declined) as failed:
-            blame(self._throttler, replica, ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure))
+            blame(self._throttler, replica, failed)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         """By itself or not, also where it was ended before its first step."""

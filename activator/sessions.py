@@ -3,7 +3,7 @@
 from activator.errands import Errands
 from activator.receipts import Desk
 from activator.upstream_http import Client
-from service.way import Way
+from service.way import SocketWay, Way
 
 
 class Session:
@@ -12,6 +12,7 @@ class Session:
     def __init__(self, way: Way, errands: Errands) -> None:
         # Slots bound the connections; acknowledgements and cancellations need some beside them.
         self.http = Client(way)
+        self.is_on_this_host = isinstance(way, SocketWay)
         self.desk = Desk(self.http, errands)
         self.busy = 0
         self._retired = False

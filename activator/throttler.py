@@ -167,6 +167,12 @@ class Throttler:
             if self.is_wanted(key):
                 self._waking.ensure(key)
 
+    def report_ended(self, replica: Replica) -> None:
+        """The replica's process has ended, and the feed hasn't said so yet: forget the replica. Its version's requests
+        wait for a start where it was the last one.
+        """
+        self._roster.remove(replica.row.runtime_id)
+
     def report_began(self, replica: Replica) -> None:
         """It has begun an answer: it takes requests."""
         if replica.breaker is not None:

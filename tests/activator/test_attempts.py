@@ -166,6 +166,25 @@ def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_requests_of_an_ended_replica_wait_for_a_start(tmp_path: Path) -> None:
+    """A replica ended, and the feed doesn't say so. Its requests were never sent, however many they are: they wait for
+    another replica beyond the time for retries, and spend no budget of retries.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            here.control.publish(replica_row("ended"))
+            await here.settled()
+            asked = [asyncio.create_task(here.post()) for _ in range(12)]
+            await asyncio.sleep(5.5)
+            assert not any(each.done() for each in asked)
+            await here.replica("new", hello)
+            assert {(await each).status for each in asked} == {200}
+            assert set(await retries(here)) == {("replica_lost", "again")}
+
+    asyncio.run(scenario())
+
+
 def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> None:
     """Nothing is left of it: the one slot of the replica that failed can be had."""
 
