@@ -122,7 +122,7 @@ class Autoscaler:
 
     def observe(self, stats: Stats) -> None:
         """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
-        self._takeover.heard(stats.activator, self._now_s())
+        self._takeover.record_report(stats.activator, self._now_s())
         for stat in stats.stats:
             with _apart(VersionKey(stat.tenant, stat.model, stat.version)) as key:
                 self._observe(key, stat)

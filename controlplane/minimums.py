@@ -1,4 +1,4 @@
-"""The minimums that hold at the moment: of named versions that may run, within their tenant's share of device slots."""
+"""Tell how many replicas each version must keep by its model's `min`, bounded by its tenant's share of device slots."""
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
@@ -10,7 +10,7 @@ from controlplane.policy.device_share import bounded, share
 
 
 class Devices(Protocol):
-    """What runs, and where. As `autoscaler.Actuator`."""
+    """Running replicas. See `autoscaler.Actuator`."""
 
     @property
     def slots(self) -> int | None: ...
@@ -21,25 +21,28 @@ class Devices(Protocol):
 
 
 class Minimums:
-    """Of all models. `policy/device_share.py` says how they are bounded while other tenants wait."""
+    """Minimums of all models. A minimum holds for each version that has a name and may run.
+
+    While other tenants wait for a device slot, minimums are bounded: see `policy/device_share.py`.
+    """
 
     def __init__(self, models: Callable[[], Iterable[Model]], devices: Devices, feed: FeedHub) -> None:
         self._models = models
         self._devices = devices
         self._feed = feed
-        self._bounds: dict[VersionKey, int] = {}  # of those that are bounded now
+        self._bounds: dict[VersionKey, int] = {}  # versions whose minimum is bounded now
 
     def __repr__(self) -> str:
         return f"<Minimums bounded={len(self._bounds)}>"
 
     def least(self, model: Model, version: Version) -> int:
-        """Return how many replicas of the version have to stay, whether or not anybody asks for it."""
+        """Return how many replicas of the version must stay, also without requests."""
         if not _holds(model, version) or self._feed.is_spent(model.tenant):
             return 0
         return self._bounds.get(version.key, model.scale.min)
 
     def every(self) -> list[tuple[VersionKey, int]]:
-        """Return the minimums that hold, those of the oldest models first, bounded by nothing."""
+        """Return all minimums that hold, unbounded, those of the oldest models first."""
         models = [each for each in self._models() if each.scale.min]
         return [
             (version.key, model.scale.min)
@@ -50,7 +53,7 @@ class Minimums:
         ]
 
     def bound(self, waiting: Collection[str]) -> None:
-        """Bound minimums to their tenants' shares while these tenants wait for a device slot."""
+        """Bound each tenant's minimums to its share while another one of `waiting` waits for a device slot."""
         self._bounds = {}
         slots = self._devices.slots
         if slots is None or not waiting:
@@ -73,17 +76,17 @@ class Minimums:
         return held < share(slots, self._weights({tenant}), tenant)
 
     def check(self, model: Model, scale: ScaleSettings) -> None:
-        """Raises Refused(InvalidRequest) for a higher minimum than the tenant's share of the device slots allows."""
+        """Raise Refused(InvalidRequest) if `scale` raises the minimum above the tenant's share of the device slots."""
         slots = self._devices.slots
         if slots is None or scale.min <= model.scale.min:
             return
         tenant, named = model.tenant, max(1, len(model.named))
-        part = share(slots, self._weights({tenant}), tenant)
+        own_share = share(slots, self._weights({tenant}), tenant)
         others = sum(least for key, least in self.every() if key.tenant == tenant and key.model != model.model)
-        if scale.min * named + others <= part:
+        if scale.min * named + others <= own_share:
             return
-        most = max(0, part - others) // named
-        rule = f"must be {most} or less: your tenant's share of {slots} device slots is {part} at this moment"
+        most = max(0, own_share - others) // named
+        rule = f"must be {most} or less: your tenant's share of {slots} device slots is {own_share} at this moment"
         if others:
             rule += f", and minimums of your other models take {others}"
         if named > 1:
@@ -91,12 +94,12 @@ class Minimums:
         raise Refused(InvalidRequest("min", str(scale.min), rule))
 
     def _weights(self, tenants: Collection[str]) -> dict[str, int]:
-        """Return the weights of these tenants, and of all that have a process or a start."""
+        """Return the weights of these tenants and of all that have a process or a start."""
         competing = {key.tenant for key in self._devices.in_use()}.union(tenants)
         return {tenant: self._feed.weight(tenant) for tenant in competing}
 
 
 def _holds(model: Model, version: Version) -> bool:
-    """Return whether the model's minimum is for this version."""
+    """Return whether the model's minimum applies to this version."""
     is_named = version.registration.version in model.named
     return is_named and version.stopped_at_s is None and not version.is_deleted

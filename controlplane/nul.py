@@ -1,6 +1,6 @@
-"""Refuse NUL characters in what callers send. PostgreSQL stores none, and SQLite would store what it can't compare.
+"""Refuse NUL characters in requests, with either database: PostgreSQL can't store them, SQLite can't compare them.
 
-HTTP headers can't hold one. Path, query and body are checked where they are read, whatever database there is.
+HTTP headers can't hold one. Paths, queries and bodies are checked where they are read.
 """
 
 import re
@@ -18,7 +18,7 @@ _ESCAPE: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def refusing_nul(app: ASGIApp) -> ASGIApp:
-    """Return the application with one change: a path or query with a NUL is 400 `invalid_request`."""
+    """Wrap an application: a path or query with a NUL is answered 400 `invalid_request`."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -33,11 +33,11 @@ def refusing_nul(app: ASGIApp) -> ASGIApp:
 
 
 def without_nul(word: str) -> str:
-    """Return the word as every database stores it."""
+    """Return the word with U+FFFD for each NUL."""
     return word.replace("\0", "\ufffd")
 
 
 def check_json(raw: bytes | bytearray) -> None:
-    """Raises Refused(InvalidRequest) for JSON with a NUL in any string. As a byte of its own it is no JSON."""
+    """Raise Refused(InvalidRequest) if a string of the JSON holds a NUL. A raw NUL byte is no JSON in any case."""
     if _ESCAPED in raw and _ESCAPE.search(raw):
         raise Refused(InvalidRequest("body", "(\\u0000)", RULE))

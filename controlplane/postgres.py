@@ -147,28 +147,28 @@ class Writer:
 
 
 class _Session(psycopg.Connection[Any]):
-    """A session that is ended where the server says nothing for longer than its thread waits. See `silence`."""
+    """A session that is closed when the server is silent for longer than the thread's limit. See `silence.py`."""
 
     def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
-        """As psycopg's. Raises OperationalError where the server is silent; the session is closed then."""
+        """See psycopg. Closes the session and raises OperationalError if the server is silent for too long."""
         try:
-            return super().wait(_heeding_silence(gen), *arguments, **options)
+            return super().wait(_checking_silence(gen), *arguments, **options)
         except silence.Silent as error:
-            with suppress(Exception):  # a server that works on lets go of its locks sooner
+            with suppress(Exception):  # a server that still works releases its locks sooner
                 self.cancel_safe(timeout=silence.CANCEL_S)
             self.close()
             raise psycopg.OperationalError(str(error)) from None
 
 
-def _heeding_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Run psycopg's generator, to which its caller sends what the socket is ready for, ten times a second at least."""
-    silence.begin()
+def _checking_silence(gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Wrap psycopg's generator. Its driver sends it the socket's readiness at least ten times a second."""
+    silence.begin_wait()
     try:
         wanted = next(gen)
         while True:
             ready = yield wanted
             if ready & Ready.R:
-                silence.heard()
+                silence.record_answer()
             silence.check()
             wanted = gen.send(ready)
     except StopIteration as done:
@@ -280,10 +280,10 @@ def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
     except OSError as error:
         raise psycopg.OperationalError(f"the file with its password can't be read: {error.strerror}") from None
     given = {} if password is None else {"password": password}
-    silence.begin()
+    silence.begin_wait()
     try:
         silence.check()
-        left_s = min(silence.left_s(), dependencies.DATABASE.timeout_s)
+        left_s = min(silence.remaining_s(), dependencies.DATABASE.timeout_s)
         connection = _Session.connect(
             place.url,
             options=" ".join(f"-c {each}" for each in session),
@@ -298,7 +298,7 @@ def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
         raise
     except silence.Silent as error:
         raise psycopg.OperationalError(str(error)) from None
-    silence.heard()
+    silence.record_answer()
     return connection
 
 

@@ -1,10 +1,10 @@
-"""Give up on a database server that says nothing.
+"""Stop waiting for a database server that has sent nothing for too long.
 
-A server that stalls keeps its connections open, and the kernel acknowledges what it is sent. So neither keepalives nor
-`tcp_user_timeout` end the wait, and a statement's timeout is the server's own to heed. The client has to measure.
+A stalled server keeps its connections open, and its kernel acknowledges what it receives. So neither keepalives nor
+`tcp_user_timeout` end the wait, and only the server itself enforces a statement's timeout. The client has to measure.
 
-The limit is for silence, not for work: each answer of the server starts it again. A database call runs on one thread,
-so the measure belongs to the thread.
+The limit is for silence, not for work: each answer of the server starts it anew. A database call runs on one thread, so
+the state is per thread.
 """
 
 import math
@@ -16,19 +16,19 @@ from typing import Final
 
 from controlplane import dependencies
 
-CANCEL_S: Final = 1.0  # to ask the server to cancel the statement that was given up
+CANCEL_S: Final = 1.0  # for asking the server to cancel the statement
 LIMIT_S = dependencies.DATABASE.timeout_s - CANCEL_S
 
 
 class Silent(TimeoutError):
-    """The server has said nothing for too long."""
+    """The server has sent nothing for too long."""
 
 
 class _Silence(threading.local):
     def __init__(self) -> None:
         self.limit_s = math.inf
         self.since_s = 0.0
-        self.is_silent = False  # it was given up, and has not been heard since
+        self.is_silent = False  # a wait was given up, and no answer came since
 
 
 _silence: Final = _Silence()
@@ -36,10 +36,10 @@ _silence: Final = _Silence()
 
 @contextmanager
 def within(limit_s: float, asked_s: float | None = None) -> Iterator[None]:
-    """Have this thread give up after `limit_s` seconds of silence; a lower limit that holds already stays.
+    """Limit waits of this thread to `limit_s` seconds of silence. A lower limit of an outer block stays.
 
-    `asked_s` (monotonic) is when a call was made that has waited for this thread. While the server is silent the time
-    counts from there, so that calls in line do not each wait anew. Raises Silent where it is over already.
+    `asked_s` (monotonic) is when the call was queued for this thread. While the server is silent, silence counts from
+    there, so queued calls do not each wait anew. Raises Silent at once if that is too long already.
     """
     before_s = _silence.limit_s
     _silence.limit_s = min(before_s, limit_s)
@@ -52,29 +52,29 @@ def within(limit_s: float, asked_s: float | None = None) -> Iterator[None]:
         _silence.limit_s = before_s
 
 
-def begin() -> None:
-    """Begin to wait for the server: what this thread did until now was not the server's silence."""
+def begin_wait() -> None:
+    """Start to measure silence: from here on this thread waits for the server."""
     if not _silence.is_silent:
         _silence.since_s = time.monotonic()
 
 
-def heard() -> None:
-    """Record that the server has answered this thread."""
+def record_answer() -> None:
+    """Record that the server has sent something."""
     _silence.since_s, _silence.is_silent = time.monotonic(), False
 
 
-def left_s() -> float:
-    """Return the seconds for which this thread still waits; infinite where it has no limit."""
+def remaining_s() -> float:
+    """Return for how many more seconds this thread may wait; infinite without a limit."""
     return _silence.limit_s - (time.monotonic() - _silence.since_s)
 
 
 def check() -> None:
-    """Raises Silent where this thread has waited for long enough."""
-    if left_s() <= 0:
+    """Raise Silent if this thread has waited for too long."""
+    if remaining_s() <= 0:
         give_up()
         raise Silent("the server does not answer")
 
 
 def give_up() -> None:
-    """Record that the server was silent for too long."""
+    """Record that a wait was given up."""
     _silence.is_silent = True

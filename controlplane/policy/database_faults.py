@@ -8,17 +8,17 @@ from typing import Final
 
 
 class DatabaseFault(Enum):
-    """What a failed transaction has come to, and what may be done about it."""
+    """The result of a failed transaction, and what can be done about it."""
 
     RETRYABLE = auto()  # nothing was committed, and the same may succeed later
-    UNKNOWN = auto()  # the session ended: whether a commit that was under way took place is not known
+    UNKNOWN = auto()  # the session ended: a commit in progress may or may not have taken place
     FULL = auto()  # nothing was committed: there is no room on the disk
     REFUSED = auto()  # nothing was committed: the database denies access until an operator changes that
     DAMAGED = auto()  # nothing was committed: the database's own files are damaged
-    DEFECT = auto()  # nothing was committed: the statement is wrong, which is ours to repair
+    DEFECT = auto()  # nothing was committed: the statement is wrong, a defect of Kelvin
 
 
-# A code goes by its longest prefix that is named here. The first two characters are its class.
+# The longest prefix that is listed here decides. The first two characters of a code are its class.
 _BY_SQLSTATE: Final = {
     "08": DatabaseFault.UNKNOWN,  # connection exception
     "08001": DatabaseFault.RETRYABLE,  # no connection was made
@@ -64,7 +64,7 @@ _BY_RESULT: Final = {
 
 
 def fault_of_sqlstate(code: str) -> DatabaseFault:
-    """Return what PostgreSQL's five-character code stands for."""
+    """Return the fault of a five-character code of PostgreSQL."""
     for length in range(len(code), 1, -1):
         if (found := _BY_SQLSTATE.get(code[:length])) is not None:
             return found
@@ -72,5 +72,5 @@ def fault_of_sqlstate(code: str) -> DatabaseFault:
 
 
 def fault_of_result(code: int) -> DatabaseFault:
-    """Return what SQLite's result code, primary or extended, stands for."""
+    """Return the fault of a result code of SQLite, primary or extended."""
     return _BY_RESULT.get(code & 0xFF, DatabaseFault.DEFECT)

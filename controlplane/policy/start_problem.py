@@ -1,4 +1,4 @@
-"""Say why a version does not start, as one typed fact for status, the feed and the caller's error."""
+"""Tell why a version does not start, as one typed fact for status, the feed and the caller's error."""
 
 from signal import Signals
 
@@ -29,7 +29,7 @@ def no_room(slots: int) -> StartProblem:
 
 
 def _ending(exit_status: int) -> str:
-    """As `Popen.returncode`: a negative status is a signal."""
+    """Describe an exit status as in `Popen.returncode`: negative is a signal."""
     if exit_status >= 0:
         return f"with exit status {exit_status}"
     try:

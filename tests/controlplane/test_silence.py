@@ -21,21 +21,21 @@ def test_calls_in_line_wait_once_for_a_silent_server() -> None:
     """
     now_s = time.monotonic()
     with silence.within(4.0, asked_s=now_s - 50):
-        silence.begin()
-        assert silence.left_s() > 3.0
+        silence.begin_wait()
+        assert silence.remaining_s() > 3.0
         silence.give_up()
     with pytest.raises(silence.Silent), silence.within(1e-9, asked_s=now_s - 50):
         pass
-    silence.heard()
+    silence.record_answer()
     with silence.within(4.0, asked_s=now_s - 50):
-        silence.begin()
-        assert silence.left_s() > 3.0
+        silence.begin_wait()
+        assert silence.remaining_s() > 3.0
 
 
 def test_lower_limit_that_holds_already_stays() -> None:
     """What is done within a call has no more time than the call, and without a call there is no limit."""
-    assert silence.left_s() == float("inf")
+    assert silence.remaining_s() == float("inf")
     with silence.within(2.0, asked_s=time.monotonic()), silence.within(4.0):
-        silence.begin()
-        assert silence.left_s() <= 2.0
-    assert silence.left_s() == float("inf")
+        silence.begin_wait()
+        assert silence.remaining_s() <= 2.0
+    assert silence.remaining_s() == float("inf")
