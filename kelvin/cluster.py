@@ -1,16 +1,16 @@
-"""`kelvin cluster tenant T`: what an operator of a cluster applies before a tenant's first version."""
+"""`kelvin cluster tenant T`: print what an operator applies to a cluster before a tenant's first version."""
 
 import json
 
 import click
 
 from contracts.names import dns_label
-from controlplane.policy.tenant_space import Needs, rendered, store_port
+from controlplane.policy.tenant_space import Needs, render_namespace, store_port
 
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Print what an operator of a cluster applies. Asks neither a cluster nor an installation."""
+    """Print manifests for an operator to apply. Contacts neither a cluster nor an installation."""
 
 
 @cluster_group.command("tenant")
@@ -21,13 +21,13 @@ def cluster_group() -> None:
     envvar="KELVIN_CLUSTER_NAMESPACE",
     default="kelvin",
     show_default=True,
-    help="Where the control plane runs.",
+    help="The control plane's namespace.",
 )
 @click.option(
     "--store",
     metavar="URL",
     envvar="KELVIN_CLUSTER_STORE",
-    help="Where pods find versions: its port is let through. [default: port 443]",
+    help="The store of versions, whose port pods may reach. [default: port 443]",
 )
 @click.option(
     "--inner-secret",
@@ -43,10 +43,10 @@ def cluster_group() -> None:
     envvar="KELVIN_CLUSTER_SECRET",
     default="kelvin-store",
     show_default=True,
-    help="As KELVIN_CLUSTER_SECRET; empty where pods reach the store without keys.",
+    help="As KELVIN_CLUSTER_SECRET; empty if pods need no keys for the store.",
 )
 @click.option("--trust", metavar="NAME", envvar="KELVIN_CLUSTER_TRUST", help="As KELVIN_CLUSTER_TRUST.")
-@click.option("--node-cache", is_flag=True, help="Its pods mount a directory of their node: KELVIN_CLUSTER_CACHE.")
+@click.option("--node-cache", is_flag=True, help="As KELVIN_CLUSTER_CACHE: pods mount a directory of their node.")
 def tenant_command(
     tenant: str,
     installation: str,
@@ -56,9 +56,9 @@ def tenant_command(
     trust: str | None,
     node_cache: bool,
 ) -> None:
-    """Print the namespace of TENANT, closed and with the control plane's rights, for `kubectl apply -f -`.
+    """Print TENANT's namespace, with its network policies and the control plane's rights, for `kubectl apply -f -`.
 
-    The names of secrets that it needs beside are said on stderr: nothing copies them there.
+    Secrets that you have to create in it yourself are named on stderr.
     """
     dns_label(tenant, "tenant")
     secrets = {
@@ -67,10 +67,10 @@ def tenant_command(
     }
     named = {name: keys for name, keys in secrets.items() if name}
     needs = Needs(tuple(named), (trust,) if trust else (), "privileged" if node_cache else "restricted")
-    objects = rendered(tenant, needs, dns_label(installation, "namespace"), store_port(store))
+    objects = render_namespace(tenant, needs, dns_label(installation, "namespace"), store_port(store))
     click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
     where = objects[0]["metadata"]["name"]
-    click.echo(f"Make these in {where}, too. No version starts there before:", err=True)
+    click.echo(f"Create these in {where}, too. No version starts before they are there:", err=True)
     for name, keys in named.items():
         click.echo(f"  secret {name}: {keys}", err=True)
     if trust:

@@ -1,8 +1,8 @@
-"""The namespace of a tenant on a cluster: what it has to hold before a version may run there.
+"""Decide whether a tenant's namespace on a cluster has all that its versions need, and render one that has.
 
-An operator makes it, because the control plane may neither make namespaces nor give itself rights in one. `rendered`
-gives the objects that an operator applies, and `gaps` names what a namespace still lacks. Looking at the cluster is
-`tenant_spaces`' work.
+An operator makes the namespace: the control plane may neither make one nor give itself rights in it.
+`render_namespace` returns the objects that an operator applies, and `find_missing` names what a namespace still lacks.
+`scaling/knative/tenant_spaces.py` watches the cluster.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,10 +20,10 @@ Json = dict[str, Any]
 
 ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 RESTRICTED: Final = "restricted"
-RIGHTS: Final = "kelvin-tenant"  # the ClusterRole that a tenant's namespace binds to the control plane
+RIGHTS: Final = "kelvin-tenant"  # the control plane's ClusterRole, bound in each tenant's namespace
 ACCOUNT: Final = "controlplane"
 STORE_PORT: Final = 443
-# With a namespace go its secrets, and they are nowhere else: no tool deletes it because it is no longer rendered.
+# Deleting a namespace deletes its secrets, which are nowhere else. These keep tools from pruning it.
 KEPT: Final = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
     "helm.sh/resource-policy": "keep",
@@ -34,7 +34,7 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What every tenant's namespace has to hold: names of secrets and config maps, and how far pods are restricted."""
+    """What each tenant's namespace must hold: secrets and config maps by name, and a Pod Security level."""
 
     secrets: tuple[str, ...] = ()
     config_maps: tuple[str, ...] = ()
@@ -42,32 +42,29 @@ class Needs:
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Needs":
-        """Return what pods rendered for this cluster need."""
+        """Return the needs of pods that are rendered for this cluster."""
         secrets = [] if cluster.control is None else [cluster.control.secret]
         secrets += [] if cluster.secret is None else [cluster.secret]
-        # Pods that mount a directory of their node are refused by any stricter level.
+        # A stricter level refuses pods that mount a directory of their node.
         level = RESTRICTED if cluster.cache is None else "privileged"
         return cls(tuple(secrets), () if cluster.trust is None else (cluster.trust,), level)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A namespace as the cluster shows it. `absent` are needed objects that are not there.
-
-    `may_write` is False where the control plane has no rights in the namespace: then nobody knows what is absent.
-    """
+class ObservedNamespace:
+    """A namespace as the cluster shows it."""
 
     labels: Mapping[str, str] | None  # None: there is no such namespace
-    is_closed: bool
-    lets_runtimes_speak: bool
-    may_write: bool
-    absent: tuple[str, ...]
+    denies_all: bool  # by default: some NetworkPolicy does
+    opens_replicas: bool  # some NetworkPolicy does
+    may_write: bool  # whether the control plane has rights in it; without them `absent` is unknown, and empty
+    absent: tuple[str, ...]  # needed secrets and config maps that are not there
 
 
-def gaps(tenant: str, needs: Needs, seen: Seen) -> tuple[str, ...]:
-    """Return what the namespace lacks, each in words; nothing where a version may run there.
+def find_missing(tenant: str, needs: Needs, seen: ObservedNamespace) -> tuple[str, ...]:
+    """Return what the namespace lacks, each in words; nothing if versions can run there.
 
-    No tenant: it is that of pods that wait for versions. Those mount no directory of their node.
+    An empty tenant stands for the namespace of pooled pods, which mount no directory of their node.
     """
     level = needs.pod_security if tenant else RESTRICTED
     if seen.labels is None:
@@ -77,17 +74,17 @@ def gaps(tenant: str, needs: Needs, seen: Seen) -> tuple[str, ...]:
         found.append(f"the label {TENANT}={tenant}")
     if seen.labels.get(ENFORCE) != level:
         found.append(f"the label {ENFORCE}={level}")
-    if not seen.is_closed:
-        found.append("a NetworkPolicy that closes it")
-    if not seen.lets_runtimes_speak:
-        found.append("a NetworkPolicy that lets replicas be asked")
+    if not seen.denies_all:
+        found.append("a NetworkPolicy that denies all traffic")
+    if not seen.opens_replicas:
+        found.append("a NetworkPolicy that admits requests to replicas")
     if not seen.may_write:
         found.append(f"a RoleBinding to the ClusterRole {RIGHTS}")
     return (*found, *seen.absent)
 
 
 def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
-    """Return the failure of versions whose namespace lacks that."""
+    """Return the failure of starts in a namespace that lacks these."""
     lacking = tuple(lacking)
     is_equipment = all(each.startswith(("the secret ", "the config map ")) for each in lacking)
     how = f"an operator has to apply what `kelvin cluster tenant {tenant}` prints" if tenant else "see components/pools"
@@ -95,16 +92,16 @@ def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
     return StartFailed(why, "missing_secret" if is_equipment else "refused_object")
 
 
-def closes(policy: Mapping[str, Any]) -> bool:
-    """Return whether a NetworkPolicy refuses all that no other one lets through, in both directions."""
+def denies_all(policy: Mapping[str, Any]) -> bool:
+    """Return whether a NetworkPolicy denies all traffic by default, in both directions."""
     spec = policy.get("spec") or {}
     chooses_all = not any((spec.get("podSelector") or {}).values())
     kinds = set(spec.get("policyTypes") or ("Ingress",))
     return chooses_all and kinds == {"Ingress", "Egress"} and not spec.get("ingress") and not spec.get("egress")
 
 
-def lets_runtimes_speak(policy: Mapping[str, Any]) -> bool:
-    """Return whether a NetworkPolicy chooses replicas, and lets something reach them."""
+def opens_replicas(policy: Mapping[str, Any]) -> bool:
+    """Return whether a NetworkPolicy selects replicas and admits some ingress."""
     spec = policy.get("spec") or {}
     selector = spec.get("podSelector") or {}
     chosen = selector.get("matchLabels") or {}
@@ -112,7 +109,7 @@ def lets_runtimes_speak(policy: Mapping[str, Any]) -> bool:
 
 
 def store_port(url: str | None) -> int:
-    """Return the port at which pods reach a store, by its URL. Raises `Refused(InvalidRequest)`."""
+    """Return the port of a store's URL; 443 if it names none. Raises `Refused(InvalidRequest)`."""
     try:
         endpoint = dict(parse_qsl(urlsplit(url or "").query)).get("endpoint", "")
         parts = urlsplit(endpoint)
@@ -121,8 +118,8 @@ def store_port(url: str | None) -> int:
         raise Refused(InvalidRequest("store", str(url)[:80], str(error))) from error
 
 
-def rendered(tenant: str, needs: Needs, installation: str, store_port: int = STORE_PORT) -> list[Json]:
-    """Return the objects that a tenant's namespace consists of, its secrets left out. Raises `Refused`.
+def render_namespace(tenant: str, needs: Needs, installation: str, store_port: int = STORE_PORT) -> list[Json]:
+    """Return a tenant's namespace and all objects in it but its secrets. Raises `Refused`.
 
     `manifests/tenant` holds the same objects for the tenant `default`.
     """
@@ -153,7 +150,7 @@ def rendered(tenant: str, needs: Needs, installation: str, store_port: int = STO
 
 
 def _runtimes(installation: str, store_port: int) -> Json:
-    """Replicas are asked by activators, and by Knative about themselves. No other tenant's pod reaches them."""
+    """Admit activators and Knative to replicas, and let replicas reach DNS, Kelvin's services and the store."""
     return {
         "podSelector": {"matchLabels": dict(RUNTIME)},
         "policyTypes": ["Ingress", "Egress"],

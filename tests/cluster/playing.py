@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from controlplane.policy.knative_service import service_name
 from controlplane.policy.labels import PART_OF
-from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, Needs, rendered
+from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, Needs, render_namespace
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.controlplane.builders import digest
@@ -38,7 +38,7 @@ NEEDS: Final = Needs(("inner", "store"), (), "privileged")
 
 def equip(server: ApiServer, tenant: str, needs: Needs = NEEDS) -> None:
     """Make a tenant's namespace, as an operator does. Rights are not played here."""
-    for obj in rendered(tenant, needs, "platform"):
+    for obj in render_namespace(tenant, needs, "platform"):
         if tenant.startswith("-"):  # of pods that wait: no tenant's
             obj["metadata"]["labels"] = {**PART_OF, ENFORCE: RESTRICTED}
         if obj["kind"] != "RoleBinding":

@@ -12,7 +12,7 @@ from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_service import Cluster, service_name
 from controlplane.policy.labels import TENANT as TENANT_LABEL
-from controlplane.policy.tenant_space import Needs, rendered
+from controlplane.policy.tenant_space import Needs, render_namespace
 from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Json, Ref
 from controlplane.scaling.knative.plane import SERVING, Plane
@@ -56,7 +56,7 @@ class Place(World):
 
     def equip(self, tenant: str, needs: Needs = BARE) -> None:
         """As an operator does."""
-        for obj in rendered(tenant, needs, "kelvin"):
+        for obj in render_namespace(tenant, needs, "kelvin"):
             if tenant.startswith("-"):  # of pods that wait: no tenant's
                 obj["metadata"]["labels"].pop(TENANT_LABEL, None)
             self.put({**obj, "metadata": {**obj["metadata"], "uid": obj["metadata"]["name"]}})

@@ -145,8 +145,8 @@ def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None
         assert said.split(", ") == [
             "the label kelvin.dev/tenant=default",
             "the label pod-security.kubernetes.io/enforce=restricted",
-            "a NetworkPolicy that closes it",
-            "a NetworkPolicy that lets replicas be asked",
+            "a NetworkPolicy that denies all traffic",
+            "a NetworkPolicy that admits requests to replicas",
             "a RoleBinding to the ClusterRole kelvin-tenant",
         ]
         it.place.equip("default")
@@ -178,7 +178,7 @@ def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
         assert it.place.services() == {at("a").name}
         problem = it.outcomes.problem(key(letter="b"))
         assert problem is not None
-        assert "a NetworkPolicy that closes it" in problem.message
+        assert "a NetworkPolicy that denies all traffic" in problem.message
 
     play(tmp_path, scenario)
 

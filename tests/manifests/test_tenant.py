@@ -6,7 +6,14 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 
-from controlplane.policy.tenant_space import Needs, Seen, closes, gaps, lets_runtimes_speak, rendered
+from controlplane.policy.tenant_space import (
+    Needs,
+    ObservedNamespace,
+    denies_all,
+    find_missing,
+    opens_replicas,
+    render_namespace,
+)
 from kelvin.main import main
 from tests.manifests import rules
 from tests.manifests.built import MANIFESTS, Json, built_with, find, kustomize, of_base
@@ -29,20 +36,20 @@ def printed(*more: str, tenant: str = "acme") -> tuple[list[Json], str]:
 def lacks(objects: list[Json], tenant: str, needs: Needs) -> tuple[str, ...]:
     """What the control plane would say of a namespace that consists of these."""
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
-    seen = Seen(
+    seen = ObservedNamespace(
         find(objects, "Namespace", f"kelvin-{tenant}")["metadata"]["labels"],
-        any(map(closes, policies)),
-        any(map(lets_runtimes_speak, policies)),
+        any(map(denies_all, policies)),
+        any(map(opens_replicas, policies)),
         may_write=any(each["kind"] == "RoleBinding" for each in objects),
         absent=(),
     )
-    return gaps(tenant, needs, seen)
+    return find_missing(tenant, needs, seen)
 
 
 def test_manifests_and_command_agree() -> None:
     """Object by object, for the tenant that the base has."""
     base = of_base()
-    for made in rendered("default", Needs.of(renders(base)), "kelvin"):
+    for made in render_namespace("default", Needs.of(renders(base)), "kelvin"):
         (there,) = [
             each
             for each in base

@@ -269,7 +269,7 @@ class Plane:
             namespace = namespace_of(tenant, self._rendering.cluster)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOKED_AT_S):
-                    await self._spaces.looked_at(namespace, tenant)
+                    await self._spaces.wait_until_known(namespace, tenant)
             found = self._spaces.failure(namespace, tenant)
             return None if found is None else problem_of(found)
         return None

@@ -1,8 +1,8 @@
-"""Watch the namespaces of tenants for what `policy/tenant_space` says that they need.
+"""Watch whether tenants' namespaces hold all that `policy/tenant_space.py` requires.
 
-Namespaces and network policies are watched. Whether a secret is there is asked for by its name, since the control plane
-may neither list secrets nor read one that pods of a version don't mount; of the answer only the status counts. What was
-found once is not asked for again while the namespace is the same: pods say themselves that a secret has gone.
+Namespaces and network policies are watched. Secrets and config maps are probed for by name, because the control plane
+may not list them; only the status of the answer counts. A complete namespace is not probed again: if a secret is
+deleted later, the pods that mount it report that.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.policy import tenant_space as policy
 from controlplane.policy.labels import Place
-from controlplane.policy.tenant_space import Needs, Seen
+from controlplane.policy.tenant_space import Needs, ObservedNamespace
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Denied, Json, Ref
 from controlplane.scaling.knative.following import follow
 from service.first import first
 
 log = logging.getLogger(__name__)
 
-AGAIN_S: Final = 5.0  # until what was missing is looked for again
+PROBE_AGAIN_S: Final = 5.0  # while something is missing
 
 
 @dataclass(slots=True)
 class _Probe:
-    """What is known of the objects that can't be watched, for a namespace of this uid."""
+    """The result of probing a namespace of this uid."""
 
     uid: str
     may_write: bool
     absent: tuple[str, ...]
 
     @property
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
         return self.may_write and not self.absent
 
 
@@ -46,19 +46,19 @@ class _Space:
 
 @dataclass(slots=True)
 class _Policies:
-    """Names of the network policies of one namespace."""
+    """Network policies of one namespace, by name."""
 
-    closing: set[str] = field(default_factory=set)
-    letting: set[str] = field(default_factory=set)
+    denying: set[str] = field(default_factory=set)
+    opening: set[str] = field(default_factory=set)
 
 
 class TenantSpaces:
-    """All namespaces that versions are to run in. `changed` is called whenever another answer may be given."""
+    """All namespaces that versions are to run in. Calls `changed` when an answer may have changed."""
 
     def __init__(self, api: ClusterApi, needs: Needs, clock: Clock, changed: Callable[[], None]) -> None:
         self._api, self._needs, self._clock, self._changed = api, needs, clock, changed
-        self.synced = asyncio.Event()  # namespaces and policies were seen once
-        self._looked = asyncio.Event()  # at something; replaced each time
+        self.synced = asyncio.Event()  # namespaces and policies were listed
+        self._news = asyncio.Event()  # set when something is learned
         self._begin()
 
     def __repr__(self) -> str:
@@ -69,51 +69,51 @@ class TenantSpaces:
         self._spaces: dict[str, _Space] = {}
         self._policies: dict[str, _Policies] = {}
         self._probes: dict[str, _Probe] = {}
-        self._wanted: set[str] = set()  # namespaces that somebody asked about
-        self._asked = asyncio.Event()
+        self._wanted: set[str] = set()  # namespaces that are asked about
+        self._probe_due = asyncio.Event()
 
     def failure(self, namespace: str, tenant: str) -> StartFailed | None:
-        """Return why nothing may start there; None where nothing is known to be missing."""
-        lacking = self._gaps(namespace, tenant) if self.synced.is_set() else ()
+        """Return why nothing can start there; None if nothing is known to be missing."""
+        lacking = self._find_missing(namespace, tenant) if self.synced.is_set() else ()
         return policy.failure(namespace, tenant, lacking) if lacking else None
 
     def is_complete(self, namespace: str, tenant: str) -> bool:
-        """Return whether it is known to hold all that it needs. The first call has it looked at."""
+        """Return whether the namespace is known to hold all that it needs. The first call has it probed."""
         if namespace not in self._wanted:
             self._wanted.add(namespace)
-            self._asked.set()
-        return self.synced.is_set() and self._is_probed(namespace) and not self._gaps(namespace, tenant)
+            self._probe_due.set()
+        return self.synced.is_set() and self._is_probed(namespace) and not self._find_missing(namespace, tenant)
 
-    async def looked_at(self, namespace: str, tenant: str) -> None:
-        """Return once it is known what the namespace holds. Wait no longer than the caller's timeout."""
+    async def wait_until_known(self, namespace: str, tenant: str) -> None:
+        """Return once it is known what the namespace holds. Give it a timeout."""
         self.is_complete(namespace, tenant)
         while not (self.synced.is_set() and self._is_probed(namespace)):
-            self._looked.clear()
-            await self._looked.wait()
+            self._news.clear()
+            await self._news.wait()
 
     def retain(self, namespaces: set[str]) -> None:
-        """Forget who was asked about, except for these."""
+        """Stop probing other namespaces than these."""
         self._wanted &= namespaces
 
     def _is_probed(self, namespace: str) -> bool:
         space, probe = self._spaces.get(namespace), self._probes.get(namespace)
         return space is None or (probe is not None and probe.uid == space.uid)
 
-    def _gaps(self, namespace: str, tenant: str) -> tuple[str, ...]:
+    def _find_missing(self, namespace: str, tenant: str) -> tuple[str, ...]:
         space = self._spaces.get(namespace)
         probe = self._probes.get(namespace) if self._is_probed(namespace) else None
         policies = self._policies.get(namespace, _Policies())
-        seen = Seen(
-            None if space is None else space.labels,
-            bool(policies.closing),
-            bool(policies.letting),
-            probe is None or probe.may_write,
-            () if probe is None else probe.absent,
+        seen = ObservedNamespace(
+            labels=None if space is None else space.labels,
+            denies_all=bool(policies.denying),
+            opens_replicas=bool(policies.opening),
+            may_write=probe is None or probe.may_write,
+            absent=() if probe is None else probe.absent,
         )
-        return policy.gaps(tenant, self._needs, seen)
+        return policy.find_missing(tenant, self._needs, seen)
 
     async def run(self) -> None:
-        """Until it is cancelled. Run again it begins with what there is."""
+        """Watch until cancelled. A later run starts from scratch."""
         self._begin()
         spaces, policies = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -122,21 +122,21 @@ class TenantSpaces:
             for seen in (spaces, policies):
                 await seen.wait()
             self.synced.set()
-            self._tell()
-            tasks.create_task(self._look())
+            self._notify()
+            tasks.create_task(self._probe_forever())
 
-    async def _look(self) -> None:
-        """Ask for what can't be watched: at once for a namespace that is new, later again for what was missing."""
+    async def _probe_forever(self) -> None:
+        """Probe new namespaces at once, and incomplete ones again."""
         while True:
-            self._asked.clear()
+            self._probe_due.clear()
             for namespace in sorted(self._wanted & self._spaces.keys()):
                 space, probe = self._spaces[namespace], self._probes.get(namespace)
-                if probe is None or probe.uid != space.uid or not probe.is_over:
+                if probe is None or probe.uid != space.uid or not probe.is_complete:
                     await self._probe(namespace, space.uid)
-            await first(self._asked.wait(), self._clock.sleep(AGAIN_S))
+            await first(self._probe_due.wait(), self._clock.sleep(PROBE_AGAIN_S))
 
     async def _probe(self, namespace: str, uid: str) -> None:
-        """A cluster that gives no answer leaves what was known."""
+        """Probe one namespace. If the cluster does not answer, what was known stays."""
         absent, may_write = [], True
         named = [("Secret", "the secret", each) for each in self._needs.secrets]
         named += [("ConfigMap", "the config map", each) for each in self._needs.config_maps]
@@ -153,10 +153,10 @@ class TenantSpaces:
         found = _Probe(uid, may_write, tuple(absent))
         if self._probes.get(namespace) != found:
             self._probes[namespace] = found
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
-        self._looked.set()
+    def _notify(self) -> None:
+        self._news.set()
         self._changed()
 
     def _space(self, place: Place, obj: Json | None) -> None:
@@ -168,17 +168,17 @@ class TenantSpaces:
             about = obj["metadata"]
             self._spaces[name] = _Space(str(about.get("uid", "")), about.get("labels") or {})
         if name in self._wanted:
-            self._asked.set()
-            self._tell()
+            self._probe_due.set()
+            self._notify()
 
     def _policy(self, place: Place, obj: Json | None) -> None:
         namespace, name = place
-        of = self._policies.setdefault(namespace, _Policies())
-        for names, holds in ((of.closing, policy.closes), (of.letting, policy.lets_runtimes_speak)):
+        known = self._policies.setdefault(namespace, _Policies())
+        for names, matches in ((known.denying, policy.denies_all), (known.opening, policy.opens_replicas)):
             names.discard(name)
-            if obj is not None and holds(obj):
+            if obj is not None and matches(obj):
                 names.add(name)
-        if not of.closing and not of.letting:
+        if not known.denying and not known.opening:
             del self._policies[namespace]
         if namespace in self._wanted:
             self._changed()
