@@ -36,10 +36,11 @@ from runtime.engine.sdpa import SdpaBackend
 from runtime.engine.sequence import LiveSequence, slots_of
 from runtime.engine.varlen import VarlenBackend, find_varlen, serves
 from runtime.policy.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, Budget, divide, plan
+from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, divide, plan
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
+OWNER_PART: Final = 8  # one of so many parts of the KV blocks is kept for the owner where guests ask, too
 
 
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -181,22 +182,35 @@ class ModelEngine:
 
     def _enter(self) -> None:
         """The tenant that holds the fewest blocks is next, and of each tenant who came first. Who is next and does not
-        fit yet is not overtaken, so nobody starves.
+        fit yet is overtaken only by the owner, within the blocks that are kept for it. So nobody starves but a guest's
+        request that needs those as well, while the owner always runs something.
         """
         while self._waiting and len(self._running) < self._max_running:
-            sequence = self._next()
-            blocks = self._pool.try_allocate(blocks_for(sequence.capacity_tokens))
-            if blocks is None:
+            held: Counter[str] = Counter()
+            for sequence in self._running.values():
+                held[sequence.request.tenant] += len(sequence.blocks)
+            kept = max(0, self._pool.total // OWNER_PART - held[OWNER])
+            sequence = min(self._waiting.values(), key=lambda each: held[each.request.tenant])  # the first of several
+            if self._try_run(sequence, kept):
+                continue
+            own = next((each for each in self._waiting.values() if each.request.tenant == OWNER), sequence)
+            if own is sequence or blocks_for(own.capacity_tokens) > kept or not self._try_run(own, kept):
                 return
-            sequence.hold(blocks, self._device)
-            del self._waiting[sequence.request.request_id]
-            self._running[sequence.request.request_id] = sequence
 
-    def _next(self) -> LiveSequence:
-        held: Counter[str] = Counter()
-        for sequence in self._running.values():
-            held[sequence.request.tenant] += len(sequence.blocks)
-        return min(self._waiting.values(), key=lambda sequence: held[sequence.request.tenant])  # the first of several
+    def _try_run(self, sequence: LiveSequence, kept: int) -> bool:
+        """Run a sequence that waits, where its blocks are free. A guest leaves `kept` blocks free, unless it is alone:
+        it holds what it has to the end of its answer.
+        """
+        count = blocks_for(sequence.capacity_tokens)
+        if sequence.request.tenant != OWNER and self._running and count > self._pool.free - kept:
+            return False
+        blocks = self._pool.try_allocate(count)
+        if blocks is None:
+            return False
+        sequence.hold(blocks, self._device)
+        del self._waiting[sequence.request.request_id]
+        self._running[sequence.request.request_id] = sequence
+        return True
 
     def _end(self, sequence: LiveSequence) -> LiveSequence:
         self._waiting.pop(sequence.request.request_id, None)

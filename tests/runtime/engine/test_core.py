@@ -1,5 +1,6 @@
 """How the engine's answers end, what it refuses, and that its counts and costs are exact."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +152,38 @@ def test_who_does_not_fit_yet_waits_its_turn() -> None:
     assert (machine.running, machine.waiting) == (1, 2)
     ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
     assert ended == ["first", "big", "small"]
+
+
+def _of(tenant: str, request_id: str, tokens: int) -> GenerationRequest:
+    """A request that holds so many KV entries to its end."""
+    return replace(greedy(request_id, prompts()[0], tokens - len(prompts()[0]) + 1), tenant=tenant)
+
+
+def test_guests_leave_kv_blocks_to_the_owner() -> None:
+    """A guest's long answers hold all blocks but an eighth. The owner enters that at once, past guests that wait."""
+    machine = engine(blocks=32)
+    for request_id in ("g1", "g2"):
+        assert machine.admit(_of("guest", request_id, 14 * BLOCK_SIZE)) is None
+    assert machine.admit(_of("guest", "g3", 4 * BLOCK_SIZE)) is None
+    machine.step()
+    assert (machine.running, machine.waiting, machine.kv_blocks_free) == (2, 1, 4)
+    for request_id in ("o1", "o2", "o3"):
+        assert machine.admit(_of("", request_id, 2 * BLOCK_SIZE)) is None
+    machine.step()
+    assert (machine.running, machine.waiting, machine.kv_blocks_free) == (4, 2, 0)
+    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    assert set(ended) == {"g1", "g2", "g3", "o1", "o2", "o3"}
+
+
+def test_guest_that_needs_most_of_the_kv_blocks_runs_alone() -> None:
+    """Nobody is kept out for ever: it enters once nothing else runs."""
+    machine = engine(blocks=32)
+    for request_id in ("g1", "g2"):
+        assert machine.admit(_of("guest", request_id, 31 * BLOCK_SIZE)) is None
+    machine.step()
+    assert (machine.running, machine.waiting) == (1, 1)
+    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    assert ended == ["g1", "g2"]
 
 
 def test_the_queue_is_bounded() -> None:
