@@ -245,6 +245,8 @@ class CapacityExceeded(Failure):
 
     @property
     def message(self) -> str:
+        if self.have <= 0:
+            return f"{self.what}: none are left; free some, then try again"
         return f"{self.what}: needs {self.need}, has {self.have}"
 
 

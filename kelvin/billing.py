@@ -12,7 +12,7 @@ from rich.table import Table
 
 from contracts.billing import BillingReport, BillLine, ClosingReport, VerifyReport
 from contracts.wire import decode
-from kelvin.examined import examined, of_month
+from kelvin.examined import examined, hint_own_key, of_month
 from kelvin.money import money, seconds
 from kelvin.reconcile import reconcile_command
 from kelvin.tables import print_table
@@ -46,7 +46,7 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
     Exits with code 2 where the ledger does not balance: records lost, double or contradicting.
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
-    with context.obj.door() as door:
+    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = _fetch(door, of_month(tenant, chosen))
     report = decode(raw, BillingReport, what="answer of the control plane")
     if form == "json":
@@ -70,7 +70,7 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
 
     Prints the digest of all of it; note it elsewhere. Exits with code 2 where the month does not balance.
     """
-    with context.obj.door() as door:
+    with context.obj.door() as door, hint_own_key(tenant, "admin"):
         answer = door.post("/admin/v1/billing/close", json={"tenant": tenant, "month": month})
     closing = decode(answer.content, ClosingReport, what="answer of the control plane")
     total = f"{closing.report.currency} {money(closing.report.total_micros)}"
@@ -90,7 +90,7 @@ def verify_command(context: click.Context, tenant: str | None, month: str | None
 
     Exits with code 2 where a row was changed, removed, added or moved; the first difference of each month is named.
     """
-    with context.obj.door() as door:
+    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = examined(door, "/admin/v1/billing/verify", of_month(tenant, month))
     report = decode(raw, VerifyReport, what="answer of the control plane")
     for chain in report.months:

@@ -43,7 +43,7 @@ class Target:
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
         for path, what in ((ca, "CA"), (key, "key")):
             if not path.exists():
-                raise DoorClosed(f"{what} file {path} does not exist; is `kelvin up` running with this data directory?")
+                raise DoorClosed(f"{what} file {path} does not exist; {self._hint(what)}")
         return httpx.Client(
             base_url=url,
             verify=_trusting(ca),
@@ -52,6 +52,11 @@ class Target:
             event_hooks={"response": [_refuse]},
             trust_env=False,
         )
+
+    def _hint(self, what: str) -> str:
+        if self.url is None:
+            return "is `kelvin up` running with this data directory?"
+        return f"for another installation name its {what} file by --{what.lower()}"
 
     def _read(self, name: str, default: str) -> str:
         path = self.data / name
@@ -105,6 +110,17 @@ def json_of(answer: httpx.Response) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DoorClosed(f"{answer.url.copy_with(query=None)} answered with no JSON object: is the URL Kelvin's?")
     return found
+
+
+def unreachable(error: httpx.TransportError) -> DoorClosed:
+    """Return what a call that got no answer is told: the address, the reason, and what to do next."""
+    origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")
+    hint = (
+        "--ca names the file of the authority that signed its certificate"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error)
+        else "is `kelvin up` running, and is that its address (--url)?"
+    )
+    return DoorClosed(f"the installation can't be reached at {origin}: {error}; {hint}")
 
 
 def sentence_of(status: int, body: bytes) -> str:

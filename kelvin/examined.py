@@ -1,15 +1,18 @@
 """Asks for what takes long until it is there: the installation reads its ledger or audit, however many rows it has."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 from rich.console import Console
 
 from contracts.billing import Examining
 from contracts.wire import decode
+from kelvin.client import DoorClosed
 
 ASK_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
 _NOT_YET: Final = 202
+_NOT_FOUND: Final = 404
 
 
 class Door(Protocol):
@@ -29,6 +32,22 @@ def examined(door: Door, path: str, params: dict[str, str]) -> bytes:
     content = answer.content
     assert isinstance(content, bytes)
     return content
+
+
+@contextmanager
+def hint_own_key(tenant: str | None, scope: str) -> Iterator[None]:
+    """Say which key a tenant's ledger needs. To any other key, an operator's too, the tenant seems not to exist."""
+    try:
+        yield
+    except DoorClosed as closed:
+        if tenant is None or closed.status != _NOT_FOUND:
+            raise
+        raise DoorClosed(
+            f"the ledger of tenant '{tenant}' is shown to keys of that tenant alone, and this key is another's. "
+            f"Make one with `kelvin keys create NAME --tenant {tenant} --scope {scope} --output FILE`, "
+            "then use --key FILE",
+            closed.status,
+        ) from closed
 
 
 def of_month(tenant: str | None, month: str | None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from kelvin.audit import audit_command
 from kelvin.bench import bench_command
 from kelvin.billing import billing_command
 from kelvin.cache import cache_command
-from kelvin.client import DoorClosed, Target, target
+from kelvin.client import DoorClosed, Target, target, unreachable
 from kelvin.cluster import cluster_group
 from kelvin.collect import collect_command
 from kelvin.database import copy_command, database_command
@@ -56,7 +56,7 @@ class _Kelvin(click.Group):
         except Refused as refused:
             raise DoorClosed(refused.failure.message) from refused
         except httpx.TransportError as error:
-            raise DoorClosed(f"the installation can't be reached: {error}") from error
+            raise unreachable(error) from error
         except json.JSONDecodeError as error:
             raise DoorClosed("the answer is not JSON; is this the address of an installation of Kelvin?") from error
         except OSError as error:

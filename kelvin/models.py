@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +41,16 @@ def _print_json(value: object) -> None:
 def status_command(as_json: bool) -> None:
     """Processes and models of the installation."""
     with target().door() as door:
-        found = json_of(door.get("/admin/v1/status"))
+        try:
+            found = json_of(door.get("/admin/v1/status"))
+        except DoorClosed as closed:
+            if closed.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            raise DoorClosed(
+                f"{closed.message}: the activator answers, the control plane does not. It is started again by itself; "
+                "`kelvin logs controlplane` shows why it ended",
+                closed.status,
+            ) from closed
     if as_json:
         _print_json(found)
         return

@@ -8,7 +8,7 @@ import click
 
 from contracts.billing import Compared, Difference, ReconcileReport
 from contracts.wire import decode
-from kelvin.examined import examined, of_month
+from kelvin.examined import examined, hint_own_key, of_month
 from kelvin.money import money, seconds
 
 DIFFERENT_EXIT: Final = 2
@@ -25,7 +25,7 @@ def reconcile_command(context: click.Context, tenant: str | None, month: str | N
     Exits with code 2 where two accounts differ that must agree. Differences that are known (charged by the last
     acknowledgement, on their way) are named, and are no failure.
     """
-    with context.obj.door() as door:
+    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
         raw = examined(door, "/admin/v1/billing/reconcile", of_month(tenant, month))
     report = decode(raw, ReconcileReport, what="answer of the control plane")
     if as_json:

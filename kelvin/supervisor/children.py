@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -107,6 +108,15 @@ class Child:
             # its number before that has.
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
+
+
+def log_end(child: Child, status: int, *, is_expected: bool) -> None:
+    """Log that a process ended: as a warning, unless it was told to end and did so cleanly or by the signal itself."""
+    extra = {"child": child.spec.name, "status": status}
+    if is_expected and status in (0, -signal.SIGTERM):
+        log.info("a process ended", extra=extra)
+    else:
+        log.warning("a process died", extra=extra)
 
 
 async def bring_back(child: Child, start: Callable[[Child], None], is_wanted: Callable[[], bool]) -> None:

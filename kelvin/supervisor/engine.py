@@ -22,7 +22,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.jobs import ENGINE, GateJob, SealJob
 from contracts.wire import decode, encode
 from kelvin.settings import EngineSettings, engine_environment
-from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, bring_back
+from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, bring_back, log_end
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.reaper import become_subreaper, children, reap
 from kelvin.supervisor.watchdog import Watchdog, Watched, asking
@@ -95,7 +95,7 @@ class Engine:
                     page.unlink(missing_ok=True)
                 continue
             child.buried(reaped.status)
-            log.warning("a process died", extra={"child": child.spec.name, "status": reaped.status})
+            log_end(child, reaped.status, is_expected=self._stop.is_set())
             if child.refused:
                 self._stop.set()
             elif child.is_kept:

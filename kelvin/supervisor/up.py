@@ -18,7 +18,7 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.policy.hanging import START_S
 from kelvin.settings import UpSettings, child_environment
-from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, bring_back, specs_of
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, bring_back, log_end, specs_of
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
@@ -124,7 +124,7 @@ class Supervisor:
                 self._graves.bury(reaped)
                 continue
             child.buried(reaped.status)
-            log.warning("a process died", extra={"child": child.spec.name, "status": reaped.status})
+            log_end(child, reaped.status, is_expected=self._draining or not child.is_kept)
             if child.is_kept and not self._draining:
                 self._note(child.spec.name, reaped.status, why)
             if not child.is_kept:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from contracts.errors import Failure, LimitExceeded, Unauthenticated
+from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Unauthenticated
 from contracts.problem import from_wire, headers_of, openai_error, problem_details, sse_error, to_wire
 from contracts.traffic_errors import DeadlineTooShort, Overloaded
 
@@ -41,6 +41,18 @@ def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
     """Beside the whole seconds of `Retry-After`."""
     headers = headers_of(DeadlineTooShort(1.2345, 0.5, True))
     assert headers == {"retry-after": "2", "x-kelvin-expected-wait-ms": "1235"}
+
+
+@pytest.mark.parametrize(
+    ("need", "have", "message"),
+    [
+        pytest.param(1, 0, "bytes on the disk: none are left; free some, then try again", id="a full disk"),
+        pytest.param(9, 8, "bytes on the disk: needs 9, has 8", id="too little room"),
+    ],
+)
+def test_capacity_that_is_used_up_says_what_to_do(need: int, have: int, message: str) -> None:
+    """A full disk does not say how much a write needed."""
+    assert CapacityExceeded("bytes on the disk", need, have).message == message
 
 
 def test_an_sse_error_is_one_event() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from contracts.jobs import Parked
 from contracts.jobs import Pod as Told
 from kelvin.settings import EngineSettings, PodSettings, UpSettings
 from kelvin.supervisor import engine
-from kelvin.supervisor.children import Child, ChildSpec, bring_back
+from kelvin.supervisor.children import Child, ChildSpec, bring_back, log_end
 from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.pod import Pod
 from kelvin.supervisor.reaper import Reaped, reap
@@ -82,6 +83,25 @@ def test_a_start_that_the_system_refuses_is_tried_again(
     child = run_virtually(main())
     assert tried_s == pytest.approx([0.0, 0.2, 0.6, 1.4])
     assert (child.pid, child.restarts.deaths) == (PID, 4)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_expected", "level"),
+    [
+        pytest.param(0, True, logging.INFO, id="told to end"),
+        pytest.param(-signal.SIGTERM, True, logging.INFO, id="told to end before it could handle the signal"),
+        pytest.param(-signal.SIGKILL, True, logging.WARNING, id="killed while it was to end"),
+        pytest.param(1, True, logging.WARNING, id="failed while it was to end"),
+        pytest.param(0, False, logging.WARNING, id="ended by itself"),
+    ],
+)
+def test_only_an_unexpected_end_is_a_warning(
+    caplog: pytest.LogCaptureFixture, status: int, is_expected: bool, level: int
+) -> None:
+    """An ordinary stop of an installation logs no warning."""
+    with caplog.at_level(logging.INFO):
+        log_end(Child(ChildSpec("cache", "weightcache", None)), status, is_expected=is_expected)
+    assert [record.levelno for record in caplog.records] == [level]
 
 
 def test_one_that_nobody_wants_any_more_is_not_tried_again() -> None:

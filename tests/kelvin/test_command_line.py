@@ -52,6 +52,53 @@ def test_environment_names_the_installation(data: Path) -> None:
     assert (code, "holds no certificate" in text) == (1, True)
 
 
+def test_missing_ca_of_another_installation_names_the_option(data: Path) -> None:
+    """With `--url` nobody has to run `kelvin up` on this machine."""
+    code, text = _run("status", "--data", str(data / "none"), "--url", "https://x")
+    assert (code, "name its CA file by --ca" in text, "kelvin up" in text) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        pytest.param("[Errno 111] Connection refused", "is `kelvin up` running", id="refused"),
+        pytest.param("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed", "--ca names the file", id="certificate"),
+    ],
+)
+def test_unreachable_installation_is_named(data: Path, monkeypatch: pytest.MonkeyPatch, reason: str, hint: str) -> None:
+    """With its address, the reason, and what to do next."""
+
+    def fail(_: object, request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(reason, request=request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", fail)
+    code, text = _run("status", "--data", str(data), "--url", "https://x:9443", "--ca", certifi.where())
+    assert code == 1
+    assert f"can't be reached at https://x:9443: {reason}; {hint}" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "hint"),
+    [
+        pytest.param(("status",), 503, "`kelvin logs controlplane`", id="status without a control plane"),
+        pytest.param(("billing", "report", "--tenant", "t"), 404, "--tenant t --scope billing:read", id="report"),
+        pytest.param(("billing", "verify", "--tenant", "t"), 404, "--tenant t --scope billing:read", id="verify"),
+        pytest.param(("billing", "reconcile", "--tenant", "t"), 404, "--tenant t --scope billing:read", id="reconcile"),
+        pytest.param(
+            ("billing", "close", "--tenant", "t", "--month", "2026-10"), 404, "--tenant t --scope admin", id="close"
+        ),
+    ],
+)
+def test_refusal_names_the_next_step(
+    data: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int, hint: str
+) -> None:
+    """The API's sentence alone leaves a user without it."""
+    refusal = httpx.Response(status, json={"error": {"message": "no"}})
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: refusal)
+    code, text = _run(*words, "--data", str(data), "--url", "https://x", "--ca", certifi.where())
+    assert (code, hint in text) == (1, True), text
+
+
 @pytest.mark.parametrize("pem", [b"", b"no certificate\n", NO_CERTIFICATE, b"\xff"])
 def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
     """A file that holds no certificate."""
