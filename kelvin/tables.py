@@ -1,4 +1,4 @@
-"""Print tables so that no word of a cell is cut: ids, versions and names are what the next command is given."""
+"""Print tables without cutting words, so that ids, versions and names can be pasted into the next command."""
 
 from typing import Final
 
@@ -12,8 +12,8 @@ _UNBOUNDED: Final = 1 << 16  # columns
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print to standard output, or to `console`.
 
-    On a terminal a table is as wide as the terminal, or wider where its longest words need that. In a pipe or a file
-    no cell is wrapped, so that `grep` finds a whole row.
+    On a terminal a table is as wide as the terminal, or wider if its longest words need that. In a pipe or a file cells
+    are not wrapped, so that `grep` finds a whole row.
     """
     console = Console(emoji=False) if console is None else console
     options = console.options.update(max_width=_UNBOUNDED, markup=False)

@@ -19,5 +19,5 @@ def last_lines(path: Path, count: int) -> list[str]:
             file.seek(start)
             blocks.append(file.read(size))
             newlines += blocks[-1].count(b"\n")
-    lines = b"".join(reversed(blocks)).splitlines()[-count:]  # of text it would end a line at U+2028, too
+    lines = b"".join(reversed(blocks)).splitlines()[-count:]  # as bytes: in text, U+2028 would end a line, too
     return [line.decode(errors="replace") for line in lines]

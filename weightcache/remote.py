@@ -1,16 +1,15 @@
-"""The store tier: chunks as ranges of packs, also of files that are kept as they were pushed. Where each lies, the
-packs' index objects tell, tenant by tenant.
+"""The store tier: read chunks as ranges of packs, also of packs that are files kept as they were pushed.
 
-Only the indexes that a version needs are read, where its pack list names them. An index object that is missing, damaged
-or out of reach is replaced by the pack's own footer; a pack that has neither is left out, so that it harms only the
-versions that need it. A chunk that lies in several packs is read from the next one where a copy
-is gone, out of reach or wrong.
+Each pack of a tenant has an index object that says where its chunks lie. Indexes are read lazily: first those that a
+version's pack list names, then all others. If an index is missing, damaged or unavailable, the pack's own footer
+replaces it. A pack without either is left out, and harms only the versions that need it. If one copy of a chunk is
+gone, unavailable or wrong, the chunk is read from the next pack that holds it.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,22 +30,20 @@ log = logging.getLogger(__name__)
 
 
 VERSIONS_EXPECTED: Final = 64
-BATCH: Final = 64  # indexes that are read before the next look whether a chunk is found
-OUT_OF_REACH: Final = 8  # packs: beyond so many it is the store that is away, and no other one is tried
+BATCH: Final = 64  # indexes that are read at once
+OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts as unavailable
 
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of one tenant's packs. Of a chunk's places the first is asked first."""
+    """What is known of one tenant's packs. A chunk's first place is tried first."""
 
     chunks: dict[str, tuple[Place, ...]] = field(default_factory=dict)
     packs: set[str] = field(default_factory=set)
-    unread: list[str] = field(default_factory=list)  # packs that were listed and not looked at yet
-    out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # since the last listing
-    doubted: dict[str, Place] = field(
-        default_factory=dict
-    )  # chunks with a wrong copy: every pack is looked at for more
-    expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # chunks of versions
+    unread: list[str] = field(default_factory=list)  # listed packs whose index was not read yet
+    out_of_reach: dict[str, BlobUnavailable] = field(default_factory=dict)  # unavailable packs since the last listing
+    doubted: dict[str, Place] = field(default_factory=dict)  # chunk -> its wrong copy; all indexes are read for another
+    expected: OrderedDict[str, frozenset[str]] = field(default_factory=OrderedDict)  # version -> its chunks
     learning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def add(self, digest: str, place: Place) -> None:
@@ -55,7 +52,7 @@ class _Table:
             self.chunks[digest] = (*known, place)
 
     def put_last(self, digest: str, place: Place) -> None:
-        """It is asked after the others from now on."""
+        """Try this place after the others from now on."""
         known = self.chunks.get(digest, ())
         if place in known:
             self.chunks[digest] = (*(each for each in known if each != place), place)
@@ -88,7 +85,7 @@ class StoreTier:
         return True
 
     def expect(self, tenant: str, version: str, digests: Iterable[str]) -> None:
-        """Chunks of this version may be asked for: its pack list, if there is one, tells which indexes to read."""
+        """Announce that chunks of this version will be fetched, so that its pack list says which indexes to read."""
         expected = self._table(tenant).expected
         expected[version] = frozenset(digests)
         expected.move_to_end(version)
@@ -104,7 +101,7 @@ class StoreTier:
             outcome = await self._read_one(tenant, digest, places, into, reader)
         except BlobUnavailable as error:
             outcome, away = Outcome.ABSENT, error
-        if outcome is Outcome.ABSENT and places:  # its packs were collected or are out of reach: it may lie elsewhere
+        if outcome is Outcome.ABSENT and places:  # packs were collected or are unavailable: others may have the chunk
             places = await self._locate(tenant, digest, stale=places)
             outcome = await self._read_one(tenant, digest, places, into, reader)
         if outcome is Outcome.ABSENT and away is not None:
@@ -130,7 +127,7 @@ class StoreTier:
     async def _read_one(
         self, tenant: str, digest: str, places: Iterable[Place], into: memoryview, reader: RangeReader
     ) -> Outcome:
-        """From the first place that has a copy and answers. Raises BlobUnavailable where none has and one didn't."""
+        """Read from the first place that has a copy. Raises BlobUnavailable if none has, and some did not answer."""
         away: BlobUnavailable | None = None
         for place in places:
             try:
@@ -156,9 +153,9 @@ class StoreTier:
         return Outcome.WHOLE
 
     async def _locate(self, tenant: str, digest: str, stale: tuple[Place, ...]) -> tuple[Place, ...]:
-        """Where it is. What is not known, or known to be `stale`, is looked up anew, once for all who ask at once.
+        """Return a chunk's places other than `stale`. If none is known, read more indexes; concurrent calls share that.
 
-        Raises BlobUnavailable where it is in no pack whose table can be read, and some can't be.
+        Raises BlobUnavailable if no index that can be read has the chunk, and some can't be read.
         """
         table = self._table(tenant)
         if digest not in table.doubted and (fresh := _but(table.chunks.get(digest, ()), stale)):
@@ -176,8 +173,8 @@ class StoreTier:
         return fresh
 
     async def _learn(self, tenant: str, table: _Table, digest: str, stale: tuple[Place, ...]) -> None:
-        """Read tables of packs until one tells where the chunk is: those that the pack lists of its versions name, then
-        those that were listed before, then those that a new listing shows. Forget packs that are gone.
+        """Read indexes until the chunk is found: (1) of packs that the pack lists of its versions name, (2) of packs
+        that were listed before, (3) of packs in a new listing, which also shows which packs are gone.
         """
 
         def is_found() -> bool:
@@ -185,33 +182,40 @@ class StoreTier:
 
         if is_found():
             return
+        # (1)
         for version in [version for version, digests in table.expected.items() if digest in digests]:
             del table.expected[version]
             named = await self._pack_list(tenant, version)
             await self._read_tables(tenant, table, [pack for pack in named if pack not in table.packs])
-        is_listed = False
-        while not is_found():
-            if not table.unread:
-                if is_listed:
-                    return
-                listed = [key async for key in self._store.list(f"{tenant}/packs/") if names_object(key)]
-                there = {key.rpartition("/")[2] for key in listed}
-                table.forget(table.packs - there)
-                table.out_of_reach.clear()
-                table.unread, is_listed = sorted(there - table.packs), True
-                continue
+        # (2)
+        await self._read_listed(tenant, table, is_found)
+        if is_found():
+            return
+        # (3)
+        listed = [key async for key in self._store.list(f"{tenant}/packs/") if names_object(key)]
+        there = {key.rpartition("/")[2] for key in listed}
+        table.forget(table.packs - there)
+        table.out_of_reach.clear()
+        table.unread = sorted(there - table.packs)
+        await self._read_listed(tenant, table, is_found)
+
+    async def _read_listed(self, tenant: str, table: _Table, is_found: Callable[[], bool]) -> None:
+        while table.unread and not is_found():
             batch, table.unread = table.unread[:BATCH], table.unread[BATCH:]
             await self._read_tables(tenant, table, [pack for pack in batch if pack not in table.packs])
 
     async def _pack_list(self, tenant: str, version: str) -> tuple[str, ...]:
-        """None named where there is no list that can be read: then every pack is looked at."""
+        """Return the packs that a version's list names; none if it can't be read, so that all packs are searched."""
         try:
             return decode_pack_list(await self._store.read(pack_list_key(tenant, version))) or ()
         except (BlobNotFound, BlobUnavailable):
             return ()
 
     async def _read_tables(self, tenant: str, table: _Table, packs: Sequence[str]) -> None:
-        """One that can't be read is looked at again after the next listing. Raises BlobUnavailable beyond so many."""
+        """Read the indexes of packs. Unavailable ones are retried after the next listing.
+
+        Raises BlobUnavailable if more than OUT_OF_REACH are unavailable.
+        """
 
         async def look(pack: str) -> tuple[str, dict[str, Place] | None]:
             try:
@@ -220,7 +224,7 @@ class StoreTier:
                 table.out_of_reach[pack] = error
                 if len(table.out_of_reach) > OUT_OF_REACH:
                     raise
-                log.warning("a pack's index is out of reach", extra={"tenant": tenant, "pack": pack})
+                log.warning("a pack's index is unavailable", extra={"tenant": tenant, "pack": pack})
                 return pack, None
 
         for pack, places in await abreast(look, packs):
@@ -231,7 +235,7 @@ class StoreTier:
                 table.add(digest, place)
 
     async def _places(self, tenant: str, pack: str) -> dict[str, Place] | None:
-        """None where nothing tells. Raises BlobUnavailable where the store may, later."""
+        """Return the places of a pack's chunks; None if it has no readable index or footer. Raises BlobUnavailable."""
         try:
             return decode_index(await self._store.read(index_key(tenant, pack)), pack)
         except BlobNotFound:

@@ -1,8 +1,8 @@
-"""Find processes that hang and kill them. The supervisor then brings them back, as after any death.
+"""Kill hung processes. The supervisor restarts them as after any death.
 
-Every process is asked over its socket for `/healthz` (the zygote by a ping), so a process that is stopped, spins in its
-event loop or waits for a lock for ever is found. `policy/hanging.py` has the rule. An engine's thread is watched by the
-event loop of its own process, see `runtime/replica.py`.
+Every process is probed over its socket: GET `/healthz`, or a ping for the zygote. This finds processes that are
+stopped, block their event loop or are deadlocked. `policy/hanging.py` has the rule. An engine's thread is watched by
+its own process instead, see `runtime/replica.py`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ CONNECT_S: Final = 0.2  # within one machine it takes no time, unless very many 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A process that should answer. `socket` is its socket in the run directory, None for the zygote."""
+    """A process to probe. `socket` is its name in the run directory; None for the zygote."""
 
     name: str
     pid: int
@@ -46,9 +46,9 @@ class Watchdog:
         on_kill: Callable[[Watched, str], None] = lambda hung, why: None,
         start_s: float = START_S,
     ) -> None:
-        """`watched` names the processes of the moment: children of ours that were not reaped yet, so no other process
-        can have such a pid. `answers` asks one of them, for ANSWER_S at most. `on_kill` is told of each that is killed,
-        and why. A process has `start_s` for its first answer.
+        """`watched` returns our children that were not reaped yet, so no other process can have their pids. `answers`
+        probes one of them for at most ANSWER_S. `on_kill` gets each process before it is killed, and the reason. A
+        process has `start_s` for its first answer.
         """
         self._watched = watched
         self._answers = answers
@@ -73,7 +73,7 @@ class Watchdog:
 
     def _judge(self, answers: dict[Watched, bool], look_s: float) -> None:
         before, self._silences = self._silences, {}
-        alive = set(self._watched())  # some may have died during the look, and been brought back with another pid
+        alive = set(self._watched())  # some may have died and been restarted, with another pid, during the probes
         for each in alive & answers.keys():
             silence = before.get(each, Silence()).after_look(answers[each], look_s)
             if silence.hangs(self._start_s):
@@ -87,7 +87,7 @@ class Watchdog:
 
 
 def asking(directory: SocketDirectory) -> Callable[[Watched], Awaitable[bool]]:
-    """Return what asks a process over its socket in `directory`."""
+    """Return a probe that asks processes over their sockets in `directory`."""
 
     async def answers(each: Watched) -> bool:
         try:
