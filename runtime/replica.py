@@ -151,7 +151,11 @@ class Replica:
                 self._handover.close()
             self._serving = self._streams = None
             del serving
-            await run_in_thread("release", kept.release)
+            try:
+                await run_in_thread("release", kept.release)
+            except Exception:  # what it holds of a device is not given back: it must not count as asleep
+                self.fail(Internal())
+                raise
             if self._state is RuntimeState.ASLEEP:
                 self.meter.enter(Phase.STANDBY)
         log.info("asleep")

@@ -68,6 +68,7 @@ def fake_work(
     failure: Failure | None = None,
     again: Callable[[Bind, Wiring], Serving] | None = None,
     drop: Callable[[], None] = lambda: None,
+    release: Callable[[], None] = lambda: None,
     screen: Screen | None = None,
 ) -> Work:
     """A restore that gives this engine at once, or fails; who slept gets it again, or what `again` gives."""
@@ -80,7 +81,7 @@ def fake_work(
         spans = (Span(Stage.LEASED, 1), Span(Stage.BOUND, 2), Span(Stage.READY, 3))
         return Serving(
             bind=request, limits=LIMITS, context_tokens=30_000, codec=CODEC, defaults=SamplingDefaults(),
-            engine=engine, thread=thread, spans=spans, kept=Kept(lambda: None, again or restore, drop),
+            engine=engine, thread=thread, spans=spans, kept=Kept(release, again or restore, drop),
             screen=screen,
         )  # fmt: skip
 

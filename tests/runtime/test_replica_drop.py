@@ -64,6 +64,25 @@ def test_who_can_t_drop_its_weights_ends(tmp_path: Path, failure: Failure | None
     asyncio.run(main())
 
 
+def test_replica_that_gives_nothing_back_does_not_sleep(tmp_path: Path) -> None:
+    """Its device slot would be given to another version, while its memory is still taken."""
+
+    def clinging() -> None:
+        raise RuntimeError("a device that lost its context")
+
+    async def main() -> None:
+        replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), release=clinging))
+        await replica.bind(BIND)
+        with pytest.raises(RuntimeError):
+            await replica.sleep()
+        assert replica.failure == Internal()
+        assert replica.state is RuntimeState.FAILED
+        assert replica.over.is_set()
+        await replica.close()
+
+    asyncio.run(main())
+
+
 def test_a_wake_waits_for_a_drop(tmp_path: Path) -> None:
     """One after the other, whoever is quicker: a drop that comes after the wake is refused, and changes nothing."""
     inside, go_on = threading.Event(), threading.Event()
