@@ -159,6 +159,20 @@ class ChunkFiles:
         found = (self._root.glob(f"{tenant or '[!.]*'}/{kind}/{version or '*'}") for kind in Kind)
         return [path for paths in found for path in paths if path.is_file()]
 
+    def trim_papers(self, limit_bytes: int) -> None:
+        """Remove the papers that were used least recently, until the others have at most so many bytes. The newest one
+        stays, however large.
+        """
+        used = []
+        for path in self.papers(None, None):
+            with suppress(OSError):  # it is gone meanwhile
+                used.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+        total = 0
+        for place, (_, size, path) in enumerate(sorted(used, reverse=True)):
+            total += size
+            if place and total > limit_bytes:
+                path.unlink(missing_ok=True)
+
     def remove(self, paths: Iterable[Path]) -> None:
         """They may be gone already."""
         for path in paths:

@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from blobstore.threads import to_the_end
 from contracts.errors import Refused, Unavailable
@@ -20,6 +22,9 @@ from weightcache.sources import ALL_AT_ONCE, Turn
 from weightcache.verifying import Verdict, Verifier
 
 log = logging.getLogger(__name__)
+
+LEAST_PAPER_BYTES: Final = 64 << 20  # that manifests and attestations may have beside the budget of chunks
+PAPER_SHARE: Final = 64  # or this part of that budget, if it is more
 
 
 class NvmeTier:
@@ -212,16 +217,26 @@ class NvmeTier:
 
     async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:
         """The bytes as they were kept, unverified; None where they were not. Raises OSError."""
+        path = self._files.paper(tenant, version, kind)
+
+        def read() -> bytes:
+            raw = path.read_bytes()
+            with suppress(OSError):  # a disk that became read-only can still be read
+                os.utime(path)  # it is recent
+            return raw
+
         try:
-            return await to_the_end(self._threads, self._files.paper(tenant, version, kind).read_bytes)
+            return await to_the_end(self._threads, read)
         except FileNotFoundError:
             return None
 
     async def keep_paper(self, tenant: str, version: str, data: bytes, kind: Kind) -> None:
-        """Keep these bytes; a disk that refuses is no reason to fail."""
+        """Keep these bytes; a disk that refuses is no reason to fail. Papers that were not used for long may go."""
         path = self._files.paper(tenant, version, kind)
+        limit_bytes = max(LEAST_PAPER_BYTES, self.index.budget_bytes // PAPER_SHARE)
         try:
             await to_the_end(self._threads, self._files.write, path, data, direct=False)
+            await to_the_end(self._threads, self._files.trim_papers, limit_bytes)
         except OSError as error:
             log.warning("a paper was not kept", extra={"version": version, "kind": kind, "error": str(error)})
 

@@ -13,7 +13,7 @@ import pytest
 
 from contracts.manifest import PAGE
 from tests.weightcache.page_cache import refuse_direct
-from weightcache import libc, verifying
+from weightcache import libc, nvme, verifying
 from weightcache.counters import Counters
 from weightcache.files import ChunkFiles, Found, Kind
 from weightcache.nvme import NvmeTier
@@ -427,3 +427,21 @@ def test_evict(tmp_path: Path) -> None:
         assert await tier.try_read_paper("b", "one", Kind.MANIFESTS) is None
 
     with_tier(tmp_path, scenario, budget=9 * PAGE)
+
+
+def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used least recently go. A tenant that makes versions for years fills no disk with manifests."""
+    monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 30)
+
+    async def scenario(tier: NvmeTier) -> None:
+        for number in range(5):
+            await tier.keep_paper("a", f"v{number}", bytes(10), Kind.MANIFESTS)
+            os.utime(tmp_path / "a" / "manifests" / f"v{number}", (number, number))
+            if number == 3:
+                assert await tier.try_read_paper("a", "v1", Kind.MANIFESTS) is not None  # it is recent now
+        kept = [name for name in map("v{}".format, range(5)) if await tier.try_read_paper("a", name, Kind.MANIFESTS)]
+        assert kept == ["v1", "v3", "v4"]
+        await tier.keep_paper("a", "large", bytes(100), Kind.ATTESTATIONS)
+        assert await tier.try_read_paper("a", "large", Kind.ATTESTATIONS) == bytes(100)
+
+    with_tier(tmp_path, scenario, budget=1)
