@@ -25,7 +25,7 @@ class Condemned(Wire, frozen=True):
     kept_s: int  # from now on
 
 
-class CollectReport(Wire, frozen=True):
+class CollectReport(Wire, frozen=True, omit_defaults=True):
     """The answer. `unreferenced_bytes` lie in packs that are kept for their other chunks, or for their age."""
 
     ran: bool
@@ -37,3 +37,4 @@ class CollectReport(Wire, frozen=True):
     unreferenced_bytes: int
     dropped_pushes: int  # that stood still for longer than the grace period
     pushes_running: bool
+    lost: int = 0  # chunks of kept versions that are in no pack: while there is one, no pack is freed

@@ -55,4 +55,5 @@ def _sentence(report: CollectReport) -> str:
     held = f", in which {report.unreferenced_bytes} bytes belong to no version" if report.unreferenced_bytes else ""
     dropped = f"; dropped {report.dropped_pushes} pushes that stood still" if report.dropped_pushes else ""
     running = "; a push was running: what it needs is kept" if report.pushes_running else ""
-    return f"{did} {len(report.freed)} objects, {nbytes} bytes; {kept}{held}{dropped}{running}"
+    lost = f"; {report.lost} chunks are in no pack, so no pack is freed: run `kelvin fsck`" if report.lost else ""
+    return f"{did} {len(report.freed)} objects, {nbytes} bytes; {kept}{held}{dropped}{running}{lost}"

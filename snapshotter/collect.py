@@ -105,6 +105,7 @@ class Collector:
             unreferenced_bytes=chosen.unreferenced_bytes,
             dropped_pushes=dropped,
             pushes_running=bool(under_way),
+            lost=chosen.lost,
         )
 
     async def _apply(self, tenant: str, chosen: Collection) -> None:
