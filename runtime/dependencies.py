@@ -9,7 +9,7 @@ WEIGHTS: Final = Dependency(
     "a lease of the version's bytes from the cache agent; `KELVIN_RESTORE_S` sets the timeout",
     600.0,
     "of the version, at the activator",
-    "the start fails and says why; a runtime that has them needs the agent no more",
+    "a start waits 10 s for an agent to restart, then fails and says why; who has the weights needs no agent",
     "kelvin_restore_failures_total",
 )
 LEDGER: Final = Dependency(

@@ -8,6 +8,7 @@ import socket
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from contracts.jobs import SealAttestation
@@ -20,6 +21,9 @@ from weightcache import libc
 from weightcache.answers import Contradiction, Lent, checked, heard
 from weightcache.policy.spans import Span, Spans
 from weightcache.wire import SOCKET, LeaseReply, LeaseRequest
+
+RESTART_S: Final = 10.0  # for an agent that ended to listen again; a supervisor restarts it after 5 s at most
+_LOOK_S: Final = 0.05
 
 Engines = tuple[tuple[str, str], ...]
 
@@ -206,32 +210,48 @@ def acquire(
     progressive: bool = False,
 ) -> Lease:
     """Lease a version from the agent, which loads and verifies what isn't in memory yet. Raises `Refused`: what the
-    agent refused, `Unavailable`, `DeadlineExceeded`, or `ManifestCorrupt` where the answer contradicts itself.
+    agent refused, `Unavailable`, `DeadlineExceeded`, or `ManifestCorrupt` where the answer contradicts itself. Waits
+    for an agent that is being restarted, for RESTART_S at most.
     `engines` are library and device class: where the agent knows no answers of any, it asks the store for news.
 
     All of it may be read, unless it is to be `progressive`: then it is mapped as soon as it is known where its bytes
     will be; `view`, `arriving` and `until_whole` wait for them, and what may still go wrong with them is raised there.
     """
+    asked_by = cause()
+    wish = LeaseRequest(
+        tenant=tenant,
+        version=version,
+        request_id=None if asked_by is None else asked_by.request_id,
+        engines=engines,
+        progressive=progressive,
+    )
+    until_s = time.monotonic() + timeout_s
+    sock = _connected(directory, timeout_s)
     try:
-        sock = directory.connect(SOCKET, socket.SOCK_SEQPACKET, timeout_s)
-    except OSError as error:
-        raise Refused(Unavailable("the weight cache")) from error
-    try:
-        asked_by = cause()
-        wish = LeaseRequest(
-            tenant=tenant,
-            version=version,
-            request_id=None if asked_by is None else asked_by.request_id,
-            engines=engines,
-            progressive=progressive,
-        )
         return _asked(sock, wish, timeout_s)
-    except BaseException:
-        sock.close()
-        raise
+    except Refused as refused:
+        left_s = until_s - time.monotonic()
+        if not isinstance(refused.failure, Unavailable) or left_s <= 0:
+            raise
+    # An agent that is killed takes connections until it has ended. Ask the next one, once: the version may be what
+    # ends them.
+    return _asked(_connected(directory, left_s), wish, left_s)
+
+
+def _connected(directory: SocketDirectory, timeout_s: float) -> socket.socket:
+    until_s = time.monotonic() + min(timeout_s, RESTART_S)
+    while True:
+        try:
+            return directory.connect(SOCKET, socket.SOCK_SEQPACKET, timeout_s)
+        except OSError as error:
+            is_ended = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+            if not is_ended or time.monotonic() >= until_s:
+                raise Refused(Unavailable("the weight cache")) from error
+        time.sleep(_LOOK_S)
 
 
 def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float) -> Lease:
+    """Return the lease, which owns the socket. Closes it where there is none."""
     try:
         sock.settimeout(timeout_s)
         sock.sendall(encode(wish))
@@ -240,12 +260,16 @@ def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float) -> Lease:
                 raise Contradiction("it is not whole")
             lent = checked(reply, descriptors, wish.version)
             return Lease(sock, wish.tenant, wish.version, lent, reply, timeout_s)
-    except TimeoutError as error:
-        raise Refused(DeadlineExceeded(timeout_s, "restoring weights")) from error
-    except Contradiction as error:
-        raise error.refused(wish.version) from error
-    except OSError as error:
-        raise Refused(Unavailable("the weight cache")) from error
+    except BaseException as error:
+        sock.close()
+        match error:
+            case TimeoutError():
+                raise Refused(DeadlineExceeded(timeout_s, "restoring weights")) from error
+            case Contradiction():
+                raise error.refused(wish.version) from error
+            case OSError():
+                raise Refused(Unavailable("the weight cache")) from error
+        raise
 
 
 def _reserved(nbytes: int) -> int:

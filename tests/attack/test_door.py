@@ -289,7 +289,7 @@ def test_aborted_handshakes(door: Door) -> None:
     assert second - first < PLATEAU_BYTES, f"{first >> 20} MiB, then {second >> 20} MiB"
 
 
-@pytest.mark.parametrize("service", ["activator", "controlplane", "zygote"])
+@pytest.mark.parametrize("service", ["activator", "controlplane", "weightcache", "zygote"])
 def test_killed_while_a_model_is_at_zero(door: Door, service: str) -> None:
     """SIGKILL to what a start needs, three times, each just before the request that needs it: it is answered."""
     for _ in range(3):

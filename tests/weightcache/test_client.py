@@ -8,6 +8,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -247,16 +248,44 @@ def test_refusal(tmp_path: Path) -> None:
         assert refused.value.failure == RemoteFailure("overloaded", 503, "full", None, True, 2.0)
 
 
+def test_lease_waits_for_an_agent_that_restarts(tmp_path: Path) -> None:
+    """The agent ended just before it is asked, and listens again a moment later: the lease is had then."""
+    with ThreadPoolExecutor(1) as threads, closing(SocketDirectory(tmp_path)) as directory:
+        waiting = threads.submit(acquire, directory, TENANT, VERSION.id, 10.0)
+        assert not wait([waiting], timeout=0.2).done
+        with answering(tmp_path, Answer().send):
+            waiting.result(10).close()
+
+
+def test_lease_is_asked_again_of_the_agent_after_one_that_died(tmp_path: Path) -> None:
+    """An agent that dies while it is asked is followed by another one, which lends."""
+    next_agents: list[FakeAgent] = []
+
+    def die(sock: socket.socket) -> None:
+        (tmp_path / SOCKET).unlink()
+        next_agents.append(FakeAgent(tmp_path, Answer().send))
+        sock.shutdown(socket.SHUT_RDWR)
+
+    with answering(tmp_path, die) as fake:
+        fake.acquire().close()
+    next_agents[0].close()
+
+
 def test_nobody_there(tmp_path: Path) -> None:
     """No agent, or one that dies while it is asked, is unavailable; one that is silent is late."""
     directory = SocketDirectory(tmp_path)
     with pytest.raises(Refused) as refused:
-        acquire(directory, TENANT, VERSION.id, 10.0)
+        acquire(directory, TENANT, VERSION.id, 0.02)
     assert refused.value.failure == Unavailable("the weight cache")
     directory.close()
-    with answering(tmp_path, lambda sock: sock.shutdown(socket.SHUT_RDWR)) as fake:
+
+    def die(sock: socket.socket) -> None:
+        (tmp_path / SOCKET).unlink()
+        sock.shutdown(socket.SHUT_RDWR)
+
+    with answering(tmp_path, die) as fake:
         with pytest.raises(Refused) as refused:
-            fake.acquire()
+            fake.acquire(timeout_s=0.5)
         assert refused.value.failure == Unavailable("the weight cache")
     with answering(tmp_path, lambda _: None) as fake:
         with pytest.raises(Refused) as refused:
