@@ -286,5 +286,6 @@ def live(run: Path) -> None:
                 serve(run, question["runtime_id"])
             children.append(pid)
             pidfd = os.pidfd_open(pid)
-            socket.send_fds(connection, [msgspec.json.encode({"ok": True, "pid": pid})], [pidfd])
+            with suppress(OSError):  # whoever asked has gone, which ends no zygote
+                socket.send_fds(connection, [msgspec.json.encode({"ok": True, "pid": pid})], [pidfd])
             os.close(pidfd)

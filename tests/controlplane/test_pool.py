@@ -39,8 +39,9 @@ def test_what_came_at_once_is_kept_for_the_next_time(run: Run) -> None:
             await it.parked(1)
             await woken(it, THREE)
             assert found(it) == (1, 2)
-            await it.parked(3)
-            assert it.pool.state().size.why is Why.BURSTS
+            # On a loaded machine births take seconds, and then the rate alone asks for as many or more.
+            await eventually(lambda: it.pool.parked >= 3, "3 parked standbys")
+            assert it.pool.state().size.why in (Why.BURSTS, Why.RATE)
             await woken(it, THREE)
             assert found(it) == (4, 2)
 
