@@ -117,6 +117,7 @@ class FeedHub:
         self._away: dict[str, float] = {}  # named readers that left: until when they are remembered, by the loop
         self._max_lines = max_lines
         self._moved = asyncio.Event()
+        self._is_over = False
 
     def __repr__(self) -> str:
         return (
@@ -262,6 +263,8 @@ class FeedHub:
         subscription = Subscription(self, encode(self.snapshot()) + b"\n", self._revision, self._max_lines, name)
         self._subscriptions.add(subscription)
         self._away.pop(name, None)
+        if self._is_over:
+            subscription.end()
         try:
             yield subscription
         finally:
@@ -272,7 +275,10 @@ class FeedHub:
             self.moved()
 
     def end(self) -> None:
-        """End every present reader's feed once it was sent what is queued."""
+        """End every reader's feed once it was sent what is queued. A reader that comes later gets the snapshot alone:
+        activators come again at once, and the server may still take connections then.
+        """
+        self._is_over = True
         for subscription in self._subscriptions:
             subscription.end()
 

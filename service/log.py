@@ -1,5 +1,6 @@
 """JSON logs, one object a line, on standard error; the supervisor files them. A line under a request carries its id."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -41,6 +42,32 @@ class JsonFormatter(logging.Formatter):
         return redact(json.dumps(line, default=repr, ensure_ascii=False))
 
 
+class _CutRequests(logging.Filter):
+    """Log a request that is cut as the process ends in one line. uvicorn has a traceback for it, as for a defect.
+
+    uvicorn logs in the request's own task. Only where that task itself was cancelled is it the process that ends.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is not None and issubclass(kind, asyncio.CancelledError) and _is_cancelled():
+            record.msg, record.args, record.exc_info = "a request was cut as the process ends", (), None
+            record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        return True
+
+
+def _is_cancelled() -> bool:
+    """Return whether this runs in a task that was cancelled."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+_CUT_REQUESTS: Final = _CutRequests()
+
+
 def configure_logging(process: str, level: int = logging.INFO) -> None:
     """Replace the root's handlers; safe to call again after a fork, under another name."""
     handler = logging.StreamHandler(sys.stderr)
@@ -51,3 +78,4 @@ def configure_logging(process: str, level: int = logging.INFO) -> None:
     for name in OURS:
         logging.getLogger(name).setLevel(level)
     logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn.error").addFilter(_CUT_REQUESTS)

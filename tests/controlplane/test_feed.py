@@ -288,3 +288,21 @@ def test_an_end_comes_after_the_last_line() -> None:
                     await subscription.take()
 
     asyncio.run(main())
+
+
+def test_reader_that_comes_after_the_end_is_ended() -> None:
+    """With the snapshot alone: a reader that waited for more would hold up the end of the process."""
+
+    async def main() -> None:
+        hub = FeedHub()
+        hub.publish(replicas=(replica(1),))
+        hub.end()
+        reader = Reader()
+        with hub.subscribe("activator-1") as subscription:
+            reader.apply(await subscription.take())
+            assert reader.rows == _state(hub)
+            async with asyncio.timeout(5):
+                with pytest.raises(FeedEnded):
+                    await subscription.take()
+
+    asyncio.run(main())

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import psutil
 import pytest
 
 from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
-from tests.e2e.calls import complete
+from tests.e2e.calls import complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import bill, replicas, sole_replica
 from tests.e2e.models import make_tiny
 from tests.e2e.processes import command, services
+from tests.endings import disorder
 
 ROOT = Path(__file__).parents[2]
 AWAY = (InstallationFailed, OSError, http.client.HTTPException)
@@ -196,20 +198,55 @@ def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again."""
-    port = free_port()
-    command = [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **SETTINGS}) as process:
+@pytest.mark.parametrize("is_asked", [False, True], ids=["idle", "under a stream"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals, is_asked: bool) -> None:
+    """What asks for an end drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again,
+    and no log has a traceback.
+    """
+    port, data = free_port(), tmp_path / "data"
+    command = [sys.executable, "-m", "kelvin.main", "up", "--data", str(data), "--port", str(port)]
+    own = tmp_path / "supervisor.log"
+    environment = {**os.environ, **SETTINGS}
+    with (
+        own.open("w") as sink,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, text=True, env=environment) as process,
+        contextlib.ExitStack() as stack,
+    ):
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("kelvin is ready: url=https://localhost:")
+            if is_asked:
+                kelvin = Installation(data, port, process.pid)
+                kelvin.push(make_tiny(tmp_path / "model", "llama", seed=3), "m")
+                stack.callback((streaming := connect(kelvin)).close)
+                body = {"model": "m", "prompt": "w1 w2", "max_tokens": 3000, "stream": True}
+                streaming.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
+                answer = streaming.getresponse()
+                assert (answer.status, answer.readline()[:6]) == (200, b"data: ")
+                stack.enter_context(reading(answer))
             family = psutil.Process(process.pid).children(recursive=True)
             assert len(family) >= 5
             process.send_signal(number)
-            assert process.wait(timeout=60) == (0 if number is signal.SIGTERM else -9)
+            assert process.wait(timeout=60) == (-9 if number is signal.SIGKILL else 0)
             _, alive = psutil.wait_procs(family, timeout=60)
             assert alive == []
         finally:
             process.kill()
+    logs = [own, *(data / "logs").glob("*.log")]
+    assert len(logs) > 5
+    assert [line for log in logs for line in disorder(log.read_text())] == []
+
+
+@contextlib.contextmanager
+def reading(answer: http.client.HTTPResponse) -> Iterator[None]:
+    """It is read to its end meanwhile, which may be a cut."""
+
+    def read() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            answer.read()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    yield
+    reader.join()

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from coldstart_bench.installation import free_port
 from contracts.manifest import Limits
+from tests.endings import disorder
 from tests.runtime.processes import DEADLINE_S, Installation, installation
 from tests.weightcache.kit import TENANT, Version
 
@@ -81,7 +82,9 @@ class Pod:
 def pod(
     house: Installation, version: str, data: Path, *options: str, tenant: str = TENANT, **more: str
 ) -> Iterator[Pod]:
-    """Nothing of it lives on. `more` is of its environment, without the prefix."""
+    """Nothing of it lives on, and where it ended by itself with 0 its log has nothing that tells of a disorderly end.
+    `more` is of its environment, without the prefix.
+    """
     with _running(house, data, (version, "--tenant", tenant, "--model", "m", *options), more) as each:
         yield each
 
@@ -115,5 +118,9 @@ def _running(house: Installation, data: Path, what: tuple[str, ...], more: dict[
     try:
         yield Pod(process, port, data)
     finally:
+        status = process.poll()
         process.kill()  # its children see the end of their lifeline
-        process.communicate(timeout=DEADLINE_S)
+        _, lines = process.communicate(timeout=DEADLINE_S)
+        if status == 0:
+            left = disorder((lines or b"").decode())
+            assert left == [], "\n".join(left)

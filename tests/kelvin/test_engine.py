@@ -19,6 +19,7 @@ from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from snapshotter.engine import EngineBeside
+from tests.endings import disorder
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import TENANT, Version
@@ -29,17 +30,22 @@ SMALL: Final = {"KELVIN_HOST_BYTES": 16 << 20, "KELVIN_SLAB_BYTES": 4 << 20, "KE
 
 
 @contextmanager
-def engine(house: Installation, data: Path, *, ends: bool = True, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command, over the house's store; told to end it does, with 0."""
+def engine(
+    house: Installation, data: Path, *, ends: bool = True, ended_by: signal.Signals = signal.SIGTERM, **more: str
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command, over the house's store; told to end it does, with 0, and with no traceback."""
     env = os.environ | {name: str(value) for name, value in SMALL.items()} | more
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-m", "kelvin.main", "engine", "--data", str(data)]
-    process = subprocess.Popen([*command, "--store", (house.data / "store").as_uri()], env=env)
+    log = data.parent / "engine.log"
+    with log.open("ab") as sink:
+        process = subprocess.Popen([*command, "--store", (house.data / "store").as_uri()], env=env, stderr=sink)
     try:
         yield process
         if ends:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(ended_by)
             assert process.wait(DEADLINE_S) == 0
+            assert disorder(log.read_text()) == []
     finally:
         process.kill()
         process.wait(DEADLINE_S)
@@ -126,6 +132,21 @@ def test_jobs(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
         poll_until("its pages are gone", lambda: not list((data / "run" / "meters").glob("*")) or None)
         assert list((data / "run").glob("rt-*")) == []
     assert gate(data) == Unavailable("the engine")  # its socket is there still
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGHUP])
+def test_end_under_a_job_leaves_no_traceback(
+    sealed: tuple[Installation, Version], tmp_path: Path, ended_by: signal.Signals
+) -> None:
+    """Whatever asks for it: see `engine` for who looks."""
+    house, version = sealed
+    data = tmp_path / "engine"
+    with ThreadPoolExecutor(1) as beside, engine(house, data, ended_by=ended_by):
+        poll_until("it is ready", lambda: is_ready(data))
+        sealing = beside.submit(seal, data, version)
+        poll_until("a standby works", lambda: list((data / "run" / "meters").glob("*")) or None)
+    assert sealing.done()
 
 
 def test_what_dies_comes_back(sealed: tuple[Installation, Version], tmp_path: Path) -> None:

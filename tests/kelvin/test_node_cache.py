@@ -14,6 +14,7 @@ import pytest
 
 from blobstore.files import FileStore
 from service.unix import SocketDirectory
+from tests.endings import disorder
 from tests.kelvin.pods import PROMPT, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import TENANT, Version, publish, state_of
@@ -30,12 +31,16 @@ def node_cache(house: Installation, data: Path) -> Iterator["subprocess.Popen[by
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, "-m", "kelvin.main", "cache", "--tenant", TENANT, "--data", str(data)]
-    process = subprocess.Popen([*command, "--store", (house.data / "store").as_uri()], env=env)
+    log = data.parent / "agent.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen([*command, "--store", (house.data / "store").as_uri()], env=env, stderr=sink)
     try:
         yield process
     finally:
+        status = process.poll()
         process.kill()
         process.wait(DEADLINE_S)
+        assert status != 0 or disorder(log.read_text()) == []
 
 
 def told(run: Path) -> State:

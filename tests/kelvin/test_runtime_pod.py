@@ -1,5 +1,7 @@
 """`kelvin runtime` as a kubelet sees it: a command line, a port, probes, a signal, an exit status."""
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import torch
 
 from contracts.frames import FrameDecoder, FrameKind
 from kelvin.supervisor.graves import recorded_lives
+from tests.endings import disorder
 from tests.kelvin.pods import PROMPT, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import Version
@@ -60,6 +63,33 @@ def test_a_pods_life(sealed: tuple[Installation, Version], tmp_path: Path) -> No
         (life,) = recorded_lives(each.data / "spool")
         assert life == report["runtime_id"]
     assert not list((tmp_path / "data" / "run" / "meters").iterdir())
+
+
+@pytest.mark.parametrize(
+    "ended_by",
+    [
+        signal.SIGINT,
+        signal.SIGHUP,
+        pytest.param(signal.SIGKILL, id="its processes, whose supervisor is lost"),
+    ],
+)
+def test_end_under_a_request_leaves_no_traceback(
+    sealed: tuple[Installation, Version], tmp_path: Path, ended_by: signal.Signals
+) -> None:
+    """Whatever asks for the end: no process says more of it than a line. See `pod` for who looks."""
+    house, version = sealed
+    with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
+        poll_until("it is ready", each.is_ready)
+        connection, answer = each.open(PROMPT | {"max_tokens": 200, "stream": True})
+        assert answer.read(1)
+        each.process.send_signal(ended_by)
+        with contextlib.suppress(OSError, http.client.HTTPException):  # cut where the supervisor is lost
+            answer.read()
+        connection.close()
+        assert each.process.wait(DEADLINE_S) == (-ended_by if ended_by is signal.SIGKILL else 0)
+        if ended_by is signal.SIGKILL:
+            _, lines = each.process.communicate(timeout=DEADLINE_S)  # once the last of them has ended
+            assert disorder(lines.decode()) == []
 
 
 def test_what_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import http.client
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.endings import disorder
 from tests.manifests.built import ROOT, Json, pod_of
 from tests.ports import free_ports
 
@@ -99,9 +101,17 @@ def ports_of(objects: list[Json]) -> dict[tuple[str, int], int]:
 
 
 @contextlib.contextmanager
-def running(objects: list[Json], name: str, here: Here, which: str | None = None) -> Iterator[Started]:
+def running(
+    objects: list[Json],
+    name: str,
+    here: Here,
+    which: str | None = None,
+    *,
+    ended_by: signal.Signals = signal.SIGTERM,
+) -> Iterator[Started]:
     """A container of a Deployment or DaemonSet, the one of its name unless `which` says another; ended with SIGTERM,
-    which it must answer by an end with 0. What several of a pod mount is one directory, and outlives each of them.
+    which it must answer by an end with 0, and with nothing in its log that tells of a disorderly end. What several of
+    a pod mount is one directory, and outlives each of them.
     """
     (pod,) = (pod_of(each) for each in objects if pod_of(each) and each["metadata"]["name"] == name)
     assert pod is not None
@@ -119,8 +129,10 @@ def running(objects: list[Json], name: str, here: Here, which: str | None = None
     ports = {each["name"]: here.ports[name, each["containerPort"]] for each in container.get("ports", ())}
     try:
         yield Started(container["name"], container, process, ports, log, paths)
-        process.terminate()
+        process.send_signal(ended_by)
         assert process.wait(60) == 0, log.read_text()[-3000:]
+        left = disorder(log.read_text())
+        assert left == [], "\n".join(left)
     finally:
         process.kill()
         process.wait()

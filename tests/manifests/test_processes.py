@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,24 @@ def test_probes(tmp_path: Path) -> None:
                 return bool(selector <= pod["metadata"]["labels"].items())
 
             poll_until("the Service leads to it", lambda: is_selected() or None)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGHUP])
+def test_ends_leave_no_traceback(tmp_path: Path, ended_by: signal.Signals) -> None:
+    """Whatever asks for an end, of each process: the control plane's under the feed that an activator reads. See
+    `running` for who looks, also at the ends by SIGTERM of other tests.
+    """
+    objects = of_base()
+    with (
+        outside(objects, tmp_path) as (here, _),
+        running(objects, "activator", here, ended_by=ended_by) as activator,
+        running(objects, "snapshotter", here, ended_by=ended_by) as snapshotter,
+        running(objects, "controlplane", here, ended_by=ended_by) as controlplane,
+    ):
+        for each in (controlplane, activator, snapshotter):
+            each.until("readinessProbe")
 
 
 @pytest.mark.timeout(300)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
+from contracts.errors import Refused
 from contracts.settings import BadSetting
 from contracts.trace import TraceContext
 from service.cause import begin
@@ -130,3 +132,43 @@ def test_the_level_is_one_of_four() -> None:
     assert log_level({"KELVIN_LOG_LEVEL": "debug"}) == logging.DEBUG
     with pytest.raises(BadSetting, match="KELVIN_LOG_LEVEL=loud: must be one of debug, info, warning, error"):
         log_level({"KELVIN_LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize("has_begun", [False, True], ids=["before its answer", "in the middle of it"])
+def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bool) -> None:
+    """A request that is under way when the drain's time is over is cut, which is no defect. The control: an
+    application that awaits something which was cancelled keeps its traceback.
+    """
+    is_under_way = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/defect":
+            (cancelled := asyncio.get_running_loop().create_future()).cancel()
+            await cancelled
+        if has_begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        is_under_way.set()
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
+        listener = directory.listen("s.sock")
+        serving = asyncio.create_task(serve_until(app, listener, stop, 1))
+        client = ServiceClient(directory, "s.sock", "the service")
+        with pytest.raises(Refused):
+            await client.call("GET", "/defect", type(None), timeout_s=5)
+        asking = asyncio.create_task(client.call("GET", "/", type(None), timeout_s=30))
+        await is_under_way.wait()
+        stop.set()
+        await serving
+        await asyncio.wait({asking})
+        assert asking.exception() is not None
+        await client.close()
+        listener.close()
+        directory.close()
+
+    asyncio.run(scenario())
+    defect, _, cut = (line for line in lines() if line["level"] != "info")
+    assert "CancelledError" in defect["exception"]
+    assert (cut["level"], cut["message"]) == ("warning", "a request was cut as the process ends")
+    assert "exception" not in cut
