@@ -18,6 +18,11 @@ ROOT: Final = Path(__file__).parents[2]
 MANIFESTS: Final = ROOT / "manifests"
 BASE: Final = MANIFESTS / "base"
 OVERLAYS: Final = tuple(sorted(path.name for path in (MANIFESTS / "overlays").glob("*") if path.is_dir()))
+# An overlay's own store.
+STORE_AT: Final = (
+    "configMapGenerator:\n"
+    "  - {{name: kelvin-snapshotter, namespace: kelvin, behavior: merge, literals: ['KELVIN_STORE={url}']}}\n"
+)
 _NEEDED: Final = 5  # kubectl 1.27 and later have it
 
 
@@ -60,7 +65,12 @@ def built(place: Path) -> list[Json]:
 
 
 def built_with(*components: str, more: str = "") -> list[Json]:
-    """Those of an overlay that names the base and these, in this order; `more` is the rest of it. Likewise."""
+    """Those of an overlay that names the base and these, in this order; `more` is the rest of it. Likewise.
+
+    Without `more`, `store-port` gets what it needs: a store whose URL names a port.
+    """
+    if "store-port" in components and "trial" not in components and not more:
+        more = STORE_AT.format(url="s3://ours/versions?endpoint=https://s3.example.com:9000")
     return [each for each in yaml.load_all(_with(components, more), Loader=_Strict) if each]
 
 

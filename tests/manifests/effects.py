@@ -10,7 +10,7 @@ from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE
 from tests.manifests.built import Json, find, pod_of
 from tests.manifests.pods import environment_of
 from tests.manifests.reach import Pod, may
-from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, STRANGER
+from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, REPLICA, SNAPSHOTTER, STRANGER
 
 Effect = Callable[[list[Json]], bool]
 
@@ -122,6 +122,9 @@ EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
     # Where replicas are, and with their store.
     ("cache-agent", lambda o: _tolerated(o) <= {each["key"] for each in pod(o, "cache-agent", AGENTS)["tolerations"]}),
     ("cache-agent", lambda o: told(o, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(o).store_url),
+    # The port of the setting, in the place of 443.
+    ("store-port", lambda o: all(may(o, each, OUTSIDE, 9000) for each in (SNAPSHOTTER, REPLICA))),
+    ("store-port", lambda o: not any(may(o, each, OUTSIDE, 443) for each in (SNAPSHOTTER, REPLICA))),
     ("monitoring", lambda o: may(o, PROMETHEUS, ACTIVATOR, 7480) and not may(o, STRANGER, ACTIVATOR, 7480)),
     ("certificates", lambda o: find(o, "Certificate", "kelvin-inner-runtime", "kelvin-default") is not None),
     ("pools", lambda o: settings(o).pools.pools != ()),

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from controlplane.policy.labels import ROLE
+from controlplane.policy.labels import ROLE, RUNTIME
+from controlplane.policy.tenant_space import store_port
 from tests.manifests.built import containers, pod_of
 from tests.manifests.controllers import evictable, least_available, updated
+from tests.manifests.reach import Pod, may
 
 Json = dict[str, Any]
 Rule = Callable[[list[Json]], Iterator[str]]
@@ -308,9 +310,22 @@ def _ports(service: Json, objects: list[Json]) -> Iterator[str]:
             yield f"{_name(service)}: no port {port['targetPort']}"
 
 
+def store(objects: list[Json]) -> Iterator[str]:
+    """Whatever reads the store may reach its port, which the one setting names."""
+    settings = [each["data"] for each in objects if each["kind"] == "ConfigMap"]
+    (url,) = {data["KELVIN_STORE"] for data in settings if "KELVIN_STORE" in data}
+    port, inside = store_port(url), Pod("kelvin", {"app.kubernetes.io/name": "s3"})
+    readers = [Pod("kelvin", {"app.kubernetes.io/name": "snapshotter"}), Pod("kelvin-default", RUNTIME)]
+    if any(each["kind"] == "DaemonSet" for each in objects):
+        readers.append(Pod("kelvin-default", {"app.kubernetes.io/name": "cache-agent"}))
+    for each in readers:
+        if not may(objects, each, Pod(None), port) and not may(objects, each, inside, port):
+            yield f"port {port} of {url} is closed for {' '.join(each.labels.values())}"
+
+
 RULES: Final[tuple[Rule, ...]] = (
     limits, probes, containment, images, rights, bounds, owners, accounts, secrets, availability, updates, drains,
-    references, preemption, exposure, kept,
+    references, preemption, exposure, kept, store,
 )  # fmt: skip
 
 

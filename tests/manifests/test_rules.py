@@ -57,6 +57,7 @@ def test_base() -> None:
 
 
 RIGHTS = "kelvin-controlplane"
+ELSEWHERE = "s3://ours/versions?endpoint=http://s3.example.com:9000"
 HARMS: tuple[tuple[Harm, str], ...] = (
     (lambda o: _one(o)["resources"]["limits"].pop("memory"), "limits: activator: no limits of memory"),
     (lambda o: _one(o)["resources"].pop("requests"), "limits: activator: no requests of cpu"),
@@ -199,6 +200,14 @@ HARMS: tuple[tuple[Harm, str], ...] = (
     (
         lambda o: find(o, "Service", "activator")["spec"]["ports"][0].update(targetPort="http"),
         "references: Service activator: no port http",
+    ),
+    (
+        lambda o: _set(find(o, "ConfigMap", "kelvin-snapshotter")["data"], KELVIN_STORE=ELSEWHERE),
+        f"store: port 9000 of {ELSEWHERE} is closed for snapshotter",
+    ),
+    (
+        lambda o: _set(find(o, "ConfigMap", "kelvin-snapshotter")["data"], KELVIN_STORE=ELSEWHERE),
+        f"store: port 9000 of {ELSEWHERE} is closed for kelvin runtime",
     ),
     (lambda o: _drop(o, "Deployment", "activator"), "references: HorizontalPodAutoscaler activator: scales nothing"),
 )

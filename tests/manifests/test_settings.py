@@ -158,7 +158,9 @@ def test_what_replicas_are_told() -> None:
     objects = of_base()
     told = find(objects, "ConfigMap", "kelvin-controlplane")["data"]
     assert DIGEST.fullmatch(told["KELVIN_CLUSTER_IMAGE"])
-    assert told["KELVIN_CLUSTER_STORE"] == find(objects, "ConfigMap", "kelvin-snapshotter")["data"]["KELVIN_STORE"]
+    (control,) = [each for each in containers(objects) if each["name"] == "controlplane"]
+    store = find(objects, "ConfigMap", "kelvin-snapshotter")["data"]["KELVIN_STORE"]
+    assert environment_of(objects, control)["KELVIN_CLUSTER_STORE"] == store
     others = find(objects, "ConfigMap", "kelvin-activator")["data"]
     assert told["KELVIN_CLUSTER_CONTROL"] == others["KELVIN_CONTROL"]
     assert told["KELVIN_CLUSTER_SNAPSHOTTER"] == others["KELVIN_SNAPSHOTTER"]

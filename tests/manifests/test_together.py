@@ -7,10 +7,13 @@ from typing import Final
 import pytest
 
 from tests.manifests import rules
-from tests.manifests.built import ROOT, Json, built_with, knative, kustomize
-from tests.manifests.effects import AGENTS, EFFECTS, renders, told
+from tests.manifests.built import ROOT, STORE_AT, Json, built_with, knative, kustomize
+from tests.manifests.effects import AGENT, AGENTS, EFFECTS, PARKED, container, renders, told
+from tests.manifests.pods import environment_of
+from tests.manifests.reach import may
 from tests.manifests.schemas import problems
 from tests.manifests.test_overlays import COMPONENTS, GIVEN_UP, VERSIONED
+from tests.manifests.test_reach import OUTSIDE, REPLICA, SNAPSHOTTER
 from tests.manifests.test_settings import commands, unknown, unused
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
@@ -74,7 +77,7 @@ def test_two_at_once(names: tuple[str, ...]) -> None:
 OWN: Final = """configMapGenerator:
   - {name: kelvin-snapshotter, namespace: kelvin, behavior: merge, literals: ["KELVIN_STORE=s3://ours/versions"]}
   - {name: kelvin-controlplane, namespace: kelvin, behavior: merge, literals: [
-      "KELVIN_CLUSTER_STORE=s3://ours/versions", "KELVIN_CLUSTER_DEVICE=nvidia.com/mig-3g.40gb"]}
+      "KELVIN_CLUSTER_DEVICE=nvidia.com/mig-3g.40gb"]}
 """
 
 
@@ -89,6 +92,25 @@ def test_what_an_overlay_says_itself() -> None:
     assert renders(objects).device == "nvidia.com/mig-2g.20gb"
     assert told(objects, "cache-agent", AGENTS)["KELVIN_STORE"] == renders(objects).store_url == "s3://ours/versions"
     assert renders(built_with(*both, more=OWN)).device == "nvidia.com/mig-1g.10gb"
+
+
+@pytest.mark.parametrize("port", [9000, 8443])
+def test_policies_follow_the_store_s_port(port: int) -> None:
+    """An overlay says the store once: all that reads it is told, and may reach its port and no other store's."""
+    url = f"s3://ours/versions?endpoint=https://s3.example.com:{port}"
+    objects = built_with("pools", "cache-agent", "store-port", more=STORE_AT.format(url=url))
+    agent = told(objects, "cache-agent", AGENTS)["KELVIN_STORE"]
+    engine = environment_of(objects, container(objects, "snapshotter", "engine"))["KELVIN_STORE"]
+    assert {renders(objects).store_url, told(objects, "snapshotter")["KELVIN_STORE"], agent, engine} == {url}
+    for each in (SNAPSHOTTER, REPLICA, PARKED, AGENT):
+        assert [number for number in (443, 8443, 9000) if may(objects, each, OUTSIDE, number)] == [port]
+    assert rules.broken(objects) == GIVEN_UP["cache-agent"]
+
+
+def test_a_store_without_a_port_is_refused_where_policies_follow_it() -> None:
+    """When it is built, with the value: nothing is applied that would let the wrong port through."""
+    with pytest.raises(AssertionError, match="out of bounds for value s3://ours/versions"):
+        built_with("store-port", more=STORE_AT.format(url="s3://ours/versions"))
 
 
 def _yours(objects: list[Json]) -> set[str]:
