@@ -9,6 +9,7 @@ from rich.table import Table
 
 from contracts.names import parse_reference
 from kelvin.client import json_of, target
+from kelvin.models import behind_lines
 from kelvin.tables import print_table
 
 
@@ -28,6 +29,8 @@ def list_command(model: str, as_json: bool) -> None:
         click.echo(json.dumps(found["versions"], indent=2))
         return
     print_table(_table(model, found["versions"]))
+    for line in behind_lines([{"model": model, "versions": found["versions"]}]):
+        click.echo(line)
 
 
 @versions_command.command("delete")

@@ -134,7 +134,7 @@ def rolling_of(
 def _since_s(of: Json, now_s: float) -> float:
     try:
         return datetime.fromisoformat(str(of.get("lastTransitionTime"))).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return now_s
 
 
