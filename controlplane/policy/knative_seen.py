@@ -194,7 +194,7 @@ def replica_row(service: Service, pod: Pod) -> ReplicaRow:
 def _pods(endpoints: Any, port: int) -> Iterator[Pod]:
     for each in endpoints:
         target = each.get("targetRef") or {}
-        if target.get("kind") != "Pod" or not each.get("addresses"):
+        if target.get("kind") != "Pod" or not target.get("name") or not each.get("addresses"):
             continue
         is_so = each.get("conditions") or {}
         address = each["addresses"][0]

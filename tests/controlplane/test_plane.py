@@ -12,11 +12,12 @@ from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
+from controlplane.policy.knative_seen import Service, service_of
 from controlplane.policy.knative_service import Control
 from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.tenant_space import Needs
-from controlplane.scaling.knative.cluster import Denied, Invalid, Ref, Unreachable, Upsert
+from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.plane import SERVING
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry
@@ -76,6 +77,41 @@ def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
         it.place.pods("a", one=True)
         await it.passes()
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
+
+    play(tmp_path, scenario)
+
+
+def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may make an EndpointSlice or a Service somewhere must not be able to stop what follows the cluster."""
+
+    def nameless(it: Scene, name: str, **target: str) -> None:
+        it.place._put(
+            "discovery.k8s.io/v1", "EndpointSlice", name, {"serving.knative.dev/service": "x"}, "theirs",
+            ports=[{"name": "http", "port": 8012}],
+            endpoints=[{"addresses": ["10.0.0.9"], "conditions": {}, "targetRef": {"kind": "Pod", **target}}],
+        )  # fmt: skip
+
+    def defective(obj: Json) -> Service | None:
+        if obj["metadata"]["namespace"] == "theirs":
+            raise ValueError(obj["metadata"]["name"])
+        return service_of(obj)
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        it.place.becomes_ready("a")
+        it.place.pods("a", one=True)
+        nameless(it, "no-name")
+        await it.passes(1.0)
+        assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
+        monkeypatch.setattr("controlplane.scaling.knative.plane.service_of", defective)
+        monkeypatch.setattr("controlplane.scaling.knative.plane.failed_of", defective)
+        theirs = it.place.objects[at("a")]
+        it.place.put({**theirs, "metadata": {**theirs["metadata"], "namespace": "theirs"}})
+        it.place._put(SERVING, "Revision", "theirs", namespace="theirs")
+        it.place.pods("a", one=True, two=True)
+        await it.passes(1.0)
+        assert {row.runtime_id for row in it.feed.snapshot().replicas} == {"one", "two"}
+        assert len(it.place.watching) == 6
 
     play(tmp_path, scenario)
 

@@ -27,7 +27,7 @@ from controlplane.scaling.knative.cluster import (
     Unreachable,
 )
 from controlplane.scaling.knative.view import View
-from service.loops import PROCESS
+from service.loops import PROCESS, record_error
 
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
@@ -136,9 +136,15 @@ class Converger:
                     key = (kind.api_version, kind.kind)
                     refs |= {ref for ref in self._wanted if (ref.api_version, ref.kind) == key}
                 self._look(sorted(refs))
-                if self._told is not None:
-                    for ref in refs:
-                        self._told(ref)
+                for ref in refs:
+                    self._tell(ref)
+
+    def _tell(self, ref: Ref) -> None:
+        try:
+            if self._told is not None:
+                self._told(ref)
+        except Exception as error:  # of one object, which may be anybody's
+            record_error(error, ref)
 
     def _look(self, refs: Iterable[Ref]) -> None:
         """Each is looked at soon: to look at ten thousand at once would take seconds, in which no lease is renewed."""

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from controlplane.policy.labels import Place
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.view import Uids
+from service.loops import record_error
 
 
 async def follow(
@@ -17,12 +18,18 @@ async def follow(
     take: Callable[[Place, Json | None], None],
     first: asyncio.Event,
 ) -> None:
-    """For ever; `first` is set once all that there is was taken. Whole objects are not kept."""
+    """For ever; `first` is set once all that there is was taken. Whole objects are not kept.
+
+    An object that `take` raises for is passed over: objects are anybody's, and one must not hide all others.
+    """
     known = Uids()
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
         async for change in changes:
             for ref, obj in known.take(change):
-                take(place_of(ref), obj)
+                try:
+                    take(place_of(ref), obj)
+                except Exception as error:
+                    record_error(error, ref)
             first.set()
 
 
