@@ -75,7 +75,7 @@ class Completions:
         own = self._table.limits(principal.tenant)
         body_bytes = self._limits.body_bytes if own.body_bytes is None else own.body_bytes
         place = await self._allowances.place(principal.tenant, own)
-        with place, self._room.take(exchange.body_bound(body_bytes)) as taken:
+        with place, self._room.take(principal.tenant, exchange.body_bound(body_bytes)) as taken:
             await self._allowances.enter(exchange, principal.tenant, own)
             raw = await exchange.read_body(body_bytes, self._limits.body_s)
             taken.shrink(len(raw))

@@ -54,45 +54,59 @@ class Place:
 
 
 class Room:
-    """Bytes of the bodies of all requests inside."""
+    """Bytes of the bodies of all requests inside.
+
+    A tenant may take no more than it leaves free to others, but for its first body. So bodies that come slowly, each of
+    which takes all that it might need, shut nobody else out (dynamic thresholds: Choudhury and Hahne, 1998).
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.taken_bytes = 0
+        self._of_tenants: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<Room taken={self.taken_bytes}/{self._limit_bytes}>"
 
-    def take(self, nbytes: int) -> "Taken":
+    def take(self, tenant: str, nbytes: int) -> "Taken":
         """`with` it: taken before a body is read, given back at its request's end. Raises `Refused(Overloaded)`.
 
         What the body, once it is read, did not need goes back with `shrink`.
         """
-        return Taken(self, nbytes)
+        return Taken(self, tenant, nbytes)
 
-    def check(self, nbytes: int) -> None:
-        """Raises where so many more do not fit."""
-        if self.taken_bytes + nbytes > self._limit_bytes:
-            raise Refused(Overloaded("the room for request bodies", self._limit_bytes, RETRY_AFTER_S))
+    def add(self, tenant: str, nbytes: int) -> None:
+        """Take so many more, or give them back (below 0). Raises Refused(Overloaded) where they do not fit."""
+        before = self._of_tenants.get(tenant, 0)
+        if nbytes > 0:
+            if self.taken_bytes + nbytes > self._limit_bytes:
+                raise Refused(Overloaded("the room for request bodies", self._limit_bytes, RETRY_AFTER_S))
+            if before and before + nbytes > (part := self._limit_bytes - self.taken_bytes):
+                raise Refused(Overloaded("the room for request bodies of your tenant", part, RETRY_AFTER_S))
+        self.taken_bytes += nbytes
+        if before + nbytes:
+            self._of_tenants[tenant] = before + nbytes
+        else:
+            self._of_tenants.pop(tenant, None)
 
 
 class Taken:
     """One body's."""
 
-    __slots__ = ("_nbytes", "_room")
+    __slots__ = ("_nbytes", "_room", "_tenant")
 
-    def __init__(self, room: Room, nbytes: int) -> None:
-        self._room, self._nbytes = room, nbytes
+    def __init__(self, room: Room, tenant: str, nbytes: int) -> None:
+        self._room, self._tenant, self._nbytes = room, tenant, nbytes
 
     def __enter__(self) -> "Taken":
-        self._room.check(self._nbytes)
-        self._room.taken_bytes += self._nbytes
+        self._room.add(self._tenant, self._nbytes)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.taken_bytes -= self._nbytes
+        self._room.add(self._tenant, -self._nbytes)
 
     def shrink(self, nbytes: int) -> None:
         """It has been read, and is so long: of a body whose length nobody told, the most was taken."""
-        self._room.taken_bytes -= self._nbytes - nbytes
-        self._nbytes = nbytes
+        if nbytes != self._nbytes:
+            self._room.add(self._tenant, nbytes - self._nbytes)
+            self._nbytes = nbytes

@@ -103,6 +103,29 @@ def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) -> None:
+    """Bodies of unknown length that don't come take what they might need. One tenant's take half of all at most."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, body_bytes=10_000, body_bytes_in_all=80_000) as here:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            writers = []
+            for _ in range(12):
+                _, writer = await here.raw()
+                writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n".encode())
+                writers.append(writer)
+            async with asyncio.timeout(30):
+                while (got := await here.post(body=CHAT | {"model": "none"})).status == 404:
+                    await asyncio.sleep(0.005)
+            assert (got.status, got.code) == (503, "overloaded")
+            assert b"your tenant" in got.body
+            assert (await here.post(body=CHAT | {"model": "none"}, key=STRANGER)).status == 404
+            for writer in writers:
+                writer.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_tenants_own_limits(tmp_path: Path) -> None:
     """Requests at once and bytes of a body, as the feed says: 429 and 413 for that tenant, nothing for another; what
     the feed says later holds later.
