@@ -1,17 +1,18 @@
-"""The ledger's journal: what is entered is also written here, in the same order, before its sender may forget it.
+"""The ledger's journal: a copy of all entries, in order, durable before an entry's sender may delete it.
 
-It lies with the backups, on another disk if its owner chose one. A backup and the journal behind it make the ledger
-again, to the last record that was acknowledged. Frames and segments are the spool's.
+It lies with the backups, on another disk if the operator chose one. A backup and the journal after it restore the
+ledger up to the last acknowledged record. Frames and segments are those of the spool.
 
-Entries are written before their transaction commits. The transaction also stores how far the journal reached, so the
-database knows which entries it has. Entries of a transaction that did not commit get a mark behind them (`Dropped`)
-before anything else is written, and are not replayed. Each journal has a number, by which the database knows it: a
-position in the journal of another place says nothing of this one. The database also knows which journal is in use. A
-journal that is taken up again after another one, or after none, gets a mark (`_GAP`): it lacks what was entered
-meanwhile, and a restore from a backup before the mark counts that as missing.
+Entries are written before their transaction commits. Marks tell a restore which of them count:
 
-Entries without a mark were committed. That holds for journals of older programs, which have no marks, and for the last
-transaction before a disk was lost, of which nobody knows.
+- The transaction stores the journal's position in the database. If it did not commit, a `Dropped` mark is written
+  behind its entries before anything else, and they are not replayed.
+- Each journal has a number, which the database stores with the position: positions of two journals can't be compared.
+- If a journal is used again after another one, or after none, it gets a `_GAP` mark: it lacks the entries made
+  meanwhile, and a restore from a backup before the mark reports that.
+
+Entries without a mark count as committed. So do those in journals of older programs, which have no marks, and those of
+the last transaction before a disk was lost.
 """
 
 import logging
@@ -48,7 +49,7 @@ NUMBER: Final = "number"  # the file with the journal's number
 _NUMBERS: Final = 2**31 - 1
 LIMIT_BYTES: Final = 64 << 30
 CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of its lines
-# Of one transaction at most: a batch is 5,000 records, a bill of CLOSING_BYTES fewer pieces than that.
+# Entries of one transaction at most. A batch has 5,000 records, and a bill of CLOSING_BYTES has fewer pieces.
 MAX_ENTRIES: Final = 8_192
 PIECE_BYTES: Final = 128 * 1024
 REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED, _UNREADABLE, _GAP = b"R", b"L", b"C", b"P", b"D", b"U", b"G"
@@ -63,7 +64,7 @@ class Closing(Wire, frozen=True):
 
 
 class Dropped(Wire, frozen=True):
-    """The entries above `after` up to `until` were never committed."""
+    """A mark: the entries above `after` up to `until` were never committed."""
 
     after: int
     until: int
@@ -73,8 +74,9 @@ Entry = RequestRecord | LifetimeRecord | Closing | Unreadable
 
 
 def entry_of(payload: bytes) -> Entry:
-    """Return the entry. A record that can't be read is an Unreadable, as the ledger keeps it aside. Raises
-    Refused(InvalidRequest) or ValueError for what is neither a record nor a closing.
+    """Return the entry. An unreadable record is returned as `Unreadable`, as the ledger keeps it aside.
+
+    Raises Refused(InvalidRequest) or ValueError for anything else that can't be read.
     """
     kind, body = payload[:1], payload[1:]
     match kind:
@@ -106,7 +108,7 @@ def _unpacked(body: bytes) -> bytes:
 
 
 def payload_of(entry: Entry) -> bytes:
-    """As it lies in a frame. A closing is packed: a bill of many models would not fit one."""
+    """Return the payload of an entry. A closing is compressed."""
     match entry:
         case RequestRecord():
             return REQUEST + encode(entry)
@@ -119,7 +121,7 @@ def payload_of(entry: Entry) -> bytes:
 
 
 def _frames_of(entry: Entry) -> list[bytes]:
-    """The payloads of an entry: one, or pieces of an entry that does not fit a frame."""
+    """Return the payload of an entry, in pieces if it does not fit one frame."""
     payload = payload_of(entry)
     if len(payload) <= PIECE_BYTES:
         return [payload]
@@ -128,8 +130,9 @@ def _frames_of(entry: Entry) -> list[bytes]:
 
 
 def _number_of(directory: Path) -> int:
-    """The number that was drawn when the journal was made. Where it can't be read another one is drawn: then no entry
-    is taken for dropped. Raises OSError.
+    """Return the journal's random number. If it can't be read a new one is drawn, and no entry counts as dropped.
+
+    Raises OSError.
     """
     path = directory / NUMBER
     with suppress(FileNotFoundError):
@@ -137,7 +140,7 @@ def _number_of(directory: Path) -> int:
         if known is not None and 0 < known <= _NUMBERS:
             return known
     drawn = 1 + secrets.randbelow(_NUMBERS)
-    with suppress(OSError):  # a full disk: it is drawn again at the next start
+    with suppress(OSError):  # on a full disk the next start draws again
         write_whole(path, str(drawn).encode(), 0o600)
     return drawn
 
@@ -165,14 +168,14 @@ class LedgerJournal:
         return self._journal.committed
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Durable on return. Raises Refused(Unavailable): then the same may be appended again, twice is harmless."""
+        """Append durably. Raises Refused(Unavailable); appending the same entries again is harmless."""
         self._append([payload for entry in entries for payload in _frames_of(entry)])
 
     def drop_after(self, position: int) -> None:
-        """Mark the entries behind `position`, where the database says that its last transaction ended, as dropped.
+        """Mark entries behind `position` as dropped: the database says that its last transaction ended there.
 
-        Raises as `append`. A database that is further behind than one transaction was put back by hand: what it lacks
-        was acknowledged, and stays.
+        Raises as `append`. If the database lacks more than one transaction, somebody put an older one back. Then the
+        entries were acknowledged, and stay.
         """
         if position >= self.committed:
             return
@@ -184,7 +187,7 @@ class LedgerJournal:
         self._append([_DROPPED + encode(Dropped(after=position, until=self.committed))])
 
     def mark_gap(self) -> None:
-        """Note that entries were made without this journal. Raises as `append`."""
+        """Mark that entries were made without this journal. Raises as `append`."""
         if self.committed:  # else there is no backup before the mark
             log.warning("the journal lacks what was entered while it was not in use")
             self._append([_GAP])
@@ -196,7 +199,7 @@ class LedgerJournal:
                 raise Refused(Unavailable("the place of backups")) from outcome
 
     def trim(self, after: int) -> None:
-        """Entries up to `after` are not needed any more. Raises OSError."""
+        """Delete entries up to `after`, a segment at a time. Raises OSError."""
         self._tail.acknowledge(min(after, self.committed))
 
     def close(self) -> None:
@@ -215,7 +218,7 @@ class Extent:
 
 
 def extent_of(place: Path) -> Extent:
-    """Of a journal that nobody writes. An absent one is empty."""
+    """Return which entries a journal without a writer holds. An absent one is empty."""
     directory = place / DIRECTORY
     if not directory.is_dir():
         return Extent(0, 0)
@@ -223,15 +226,16 @@ def extent_of(place: Path) -> Extent:
 
 
 def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
-    """Sequence and entry of everything that was committed and can be read. A jump in the sequences is lost, or was
-    never committed. Raises OSError.
+    """Yield sequence and entry of everything that was committed and can be read. Raises OSError.
+
+    Sequences that are missing were lost or never committed.
     """
     directory = place / DIRECTORY
     dropped = deque[Dropped]()
     for _, payload in _joined(frames_after(directory, after)):
         if payload[:1] == _DROPPED:
             mark = decode(payload[1:], Dropped, what="mark of the journal")
-            if dropped and dropped[-1].until > mark.after:  # a transaction failed again
+            if dropped and dropped[-1].until > mark.after:  # the next transaction failed, too: join the marks
                 mark = Dropped(after=min(dropped.pop().after, mark.after), until=mark.until)
             dropped.append(mark)
     for sequence, payload in _joined(frames_after(directory, after)):
@@ -243,10 +247,10 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
 
 
 def lost_after(place: Path, after: int) -> int | None:
-    """How many frames behind `after` can't be read; None where the journal ends before it. Raises OSError.
+    """Return how many frames behind `after` can't be read; None if the journal ends before it. Raises OSError.
 
-    A gap counts as one, since nobody knows how many entries were made without the journal. A closing that the disk took
-    only in part is no loss: it was never committed, and comes again.
+    A gap counts as one, since nobody knows how many entries were made without the journal. A closing that was written
+    only in part is no loss: it was never committed, and will be closed again.
     """
     last = extent_of(place).last
     if last < after:
@@ -255,7 +259,7 @@ def lost_after(place: Path, after: int) -> int | None:
 
 
 def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, bytes]]:
-    """Last sequence and payload of each entry. Pieces that are not all there are left out."""
+    """Yield the last sequence and the payload of each entry. Incomplete pieces are left out."""
     pieces: list[bytes] = []
     last = 0
     for frame in frames:
