@@ -35,7 +35,7 @@ class Actuator(Protocol):
 
     @property
     def slots(self) -> int | None:
-        """How many device slots there are; None where the number has no bound."""
+        """The number of device slots; None if it has no bound."""
         ...
 
     def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
@@ -49,7 +49,7 @@ class Actuator(Protocol):
     def live(self, key: VersionKey) -> int: ...
 
     def begun(self, key: VersionKey) -> int:
-        """How many of `live` have a process already."""
+        """Return how many of `live` have a process already."""
         ...
 
     def present(self, key: VersionKey) -> int: ...
@@ -69,7 +69,7 @@ class Versions(Protocol):
     def every_model(self) -> tuple[Model, ...]: ...
 
     async def resume(self, key: VersionKey) -> None:
-        """Record that a version that an operator stopped was asked for again. Raises Refused."""
+        """Record that a stopped version is requested again. Raises Refused."""
         ...
 
 
@@ -82,14 +82,16 @@ class Economy(Protocol):
 
 
 class Autoscaler:
-    """One per installation. Also the actuator's listener: failures and deaths change what may be tried.
+    """Scales all versions of an installation. Also the actuator's listener: failures and deaths change what may start.
 
-    Three facts keep a version from running, each with an owner of its own. *Suspended*: its tenant may not run
-    anything; the tenants' table. *Stopped*: an operator stopped it, and its minimum does not hold until it is used
-    again; the registry. *Taken away*: its replicas made room for another version; `Scaled`, in memory only.
+    Three facts keep a version from running, each with its own owner:
 
-    After a takeover nothing is known of what is in use. So nothing is taken away until a stable window has passed;
-    room for a version that is asked for is made as soon as every activator has reported. Starts go on at once.
+    - Suspended: its tenant may not run anything. Owner: the tenants' table.
+    - Stopped: an operator stopped it. Its minimum does not hold until it is requested again. Owner: the registry.
+    - Taken away: its replicas made room for another version. Owner: `Scaled`, in memory only.
+
+    After a takeover the load is unknown. So no replica is removed for a stable window, or, to make room for a requested
+    version, until every activator has reported. Starts go on at once.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Autoscaler:
         self._short: dict[VersionKey, int] = {}  # replicas that are wanted and have no slot
         self._retrying: set[VersionKey] = set()
         self.on_placing: Callable[[VersionKey], None] = lambda _: None  # a start waits for a device slot
-        self.on_room_changed: Callable[[VersionKey, bool], None] = lambda *_: None  # whether it lacks its first slot
+        self.on_room_changed: Callable[[VersionKey, bool], None] = lambda *_: None  # True: no slot is free
 
     def __repr__(self) -> str:
         return f"<Autoscaler versions={len(self._scaled)} awaiting_room={len(self._awaiting_room)}>"
@@ -124,31 +126,31 @@ class Autoscaler:
         """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
         self._takeover.record_report(stats.activator, self._now_s())
         for stat in stats.stats:
-            with _apart(VersionKey(stat.tenant, stat.model, stat.version)) as key:
+            with _isolated(VersionKey(stat.tenant, stat.model, stat.version)) as key:
                 self._observe(key, stat)
 
     def tick(self) -> None:
         """Look at every version that is in use or has a minimum."""
         for key in (*self._actuator.in_use(), *(key for key, _ in self._minimums.every())):
-            with _apart(key):
+            with _isolated(key):
                 self._ensure(key)
         self._minimums.bound({key.tenant for key in self._awaiting_room})
         for scaled in tuple(self._scaled.values()):
-            with _apart(scaled.key):
+            with _isolated(scaled.key):
                 self._look(scaled)
-            with _apart(scaled.key):
+            with _isolated(scaled.key):
                 if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
                     self._drop_wish(scaled.key)
                     del self._scaled[scaled.key]
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
-        """Take versions to zero now. Whether they may start again follows from the registry and the tenants."""
+        """Scale versions to zero now. The registry and the tenants decide whether they may start again."""
         for key in keys:
-            with _apart(key):
+            with _isolated(key):
                 self._empty(self._ensure(key))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """Raises Refused(InvalidRequest) for a higher minimum than the tenant's share of the device slots allows."""
+        """See `Minimums.check`."""
         self._minimums.check(model, scale)
 
     async def run(self) -> None:
@@ -178,7 +180,7 @@ class Autoscaler:
         if replica.key is not None and (scaled := self._scaled.get(replica.key)) is not None:
             scaled.process_died(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
-                with _apart(scaled.key):
+                with _isolated(scaled.key):
                     self._look(scaled)
         self.room()
 
@@ -188,7 +190,7 @@ class Autoscaler:
             if not self._actuator.has_room():
                 break
             del self._awaiting_room[key]
-            with _apart(key):
+            with _isolated(key):
                 self._look(self._ensure(key))
 
     def check_integrity(self) -> None:
@@ -203,7 +205,7 @@ class Autoscaler:
     def _observe(self, key: VersionKey, stat: ConcurrencyStat) -> None:
         found = self._versions.find(key)
         if found is None or self._feed.is_suspended(key.tenant):
-            return  # a report about what does not exist is dropped, as Knative's collector does
+            return  # as Knative's collector drops reports about unknown revisions
         scaled = self._ensure(key)
         present = self._actuator.present(key)
         asks = scaled.record(stat.concurrency, stat.requests, present, self._now_s())
@@ -226,7 +228,7 @@ class Autoscaler:
         model, version = found
         live, now = self._actuator.live(key), now_us / _US
         ready = self._actuator.ready(key)
-        # With a spent budget idle replicas leave. What runs is reported each second, so its version is never idle.
+        # Idle replicas of a tenant with a spent budget end. A version with running requests is reported each second.
         is_idle = now - scaled.asked_s >= MIN_IDLE_S and self._takeover.is_known(model, now)
         if is_idle and self._feed.is_spent(key.tenant):
             self._empty(scaled)
@@ -241,7 +243,7 @@ class Autoscaler:
             now=now,
         )
         if isinstance(want, Level):
-            self._drop_wish(key)  # who asked has gone
+            self._drop_wish(key)  # the callers have gone
             if self._takeover.is_known(model, now):
                 self._actuator.sleep(key, want)
             return
@@ -252,7 +254,7 @@ class Autoscaler:
         if want > live and not scaled.may_start(now, least=self._minimums.least(model, version)):
             self._look_later(scaled, now)
             if key in self._short and live == 0:
-                return  # it lacks a device slot as before
+                return  # still no device slot
             want = live
         is_asked = scaled.asked_us is not None
         if want > live == 0 and not self._actuator.has_room():
@@ -277,7 +279,7 @@ class Autoscaler:
         self.on_room_changed(key, True)
 
     def _drop_wish(self, key: VersionKey) -> None:
-        """Nothing of the version waits for a device slot."""
+        """The version no longer waits for a device slot."""
         self._awaiting_room.pop(key, None)
         if self._short.pop(key, None) is not None:
             self.on_room_changed(key, False)
@@ -299,14 +301,14 @@ class Autoscaler:
         self._tasks.start(look(), f"look again at {key}")
 
     def _makes_room(self, key: VersionKey, now: float, *, is_asked: bool) -> bool:
-        """Whether a slot will come free for `key`: one is leaving already, or an idle replica is sent away for it."""
+        """Return whether a slot will come free for `key`: a replica is ending, or an idle one is ended for it."""
         others = len(self._awaiting_room) - (key in self._awaiting_room)
         if self._actuator.leaving() > others:
             return True
         if is_asked:
             self._minimums.bound({key.tenant, *(each.tenant for each in self._awaiting_room)})
-        # A minimum without requests takes other tenants' replicas only up to its tenant's share. Else it would take
-        # back at once what it gave up for another tenant's requests.
+        # For a minimum without requests, end other tenants' replicas only up to the tenant's share. Otherwise it would
+        # take back at once the slots that it gave up for another tenant's requests.
         may_take_others = is_asked or self._minimums.is_below_share(key.tenant)
         # Of those alone that serve: thousands may want a slot at once, and each comes by here.
         holders = (
@@ -328,13 +330,13 @@ class Autoscaler:
         return True
 
     def _empty(self, scaled: Scaled) -> None:
-        """Take the version to zero; new requests start it again, where it may run."""
+        """Scale the version to zero. New requests start it again if it may run."""
         self._drop_wish(scaled.key)
         scaled.taken_away(self._now_s(), left=0)
         self._actuator.apply(scaled.key, 0, self._clock.monotonic_us())
 
     def _resume(self, key: VersionKey) -> None:
-        """Record that the stop is over. A database that is away is tried again with the next report."""
+        """Record that the stop is over. If that fails, the next report tries again."""
 
         async def record() -> None:
             try:
@@ -355,7 +357,7 @@ class Autoscaler:
             window_s = found[0].scale.window_s if found is not None else 60.0
             scaled = self._scaled[key] = Scaled(key, window_s, self._actuator.ready(key), self._now_s())
             if found is not None and found[1].stopped_at_s is not None:
-                scaled.taken_away(self._now_s(), left=0)  # replicas that finish their streams don't ask for it
+                scaled.taken_away(self._now_s(), left=0)  # replicas that still finish their streams are no demand
         return scaled
 
     def _now_s(self) -> float:
@@ -363,8 +365,8 @@ class Autoscaler:
 
 
 @contextmanager
-def _apart(key: VersionKey) -> Iterator[VersionKey]:
-    """A defect in one version's affairs must not stop the others'. It counts as an error of the loop that runs."""
+def _isolated(key: VersionKey) -> Iterator[VersionKey]:
+    """Keep an unexpected error of one version from stopping the others. It counts as an error of the running loop."""
     try:
         yield key
     except Exception as error:

@@ -139,9 +139,9 @@ def _changed_ns(path: Path) -> int:
 
 
 def _unshipped(spools: Path) -> bytes:
-    """Every record that a spool holds and the ledger has not acknowledged, as frames of a journal.
+    """Return every record in a spool that the ledger has not acknowledged, as frames of a journal.
 
-    As it lies there: one that this program can't read must not keep all others from being backed up.
+    Records are copied undecoded, so that an unreadable one does not stop the backup.
     """
     frames: list[bytes] = []
     for source, frame in unshipped(spools):

@@ -65,7 +65,7 @@ def _sheet(connection: Connection, book: PriceBook, tenant: str, month: str) -> 
 
 
 def _totals(table: Table) -> Select[Any]:
-    """Of a tenant's month: all but these two names. Made once, as budgets ask for it for each tenant."""
+    """Select all other columns of a tenant's month. Built once, because budgets run it for each tenant."""
     rest = [column for column in table.c if column.name not in ("tenant", "month")]
     return select(*rest).where(table.c.tenant == bindparam("tenant"), table.c.month == bindparam("month"))
 

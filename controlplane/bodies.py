@@ -16,9 +16,9 @@ LARGE_BYTES: Final = 64 << 20  # batches of records, and the tensor tables of mo
 
 
 async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES, *, is_stored: bool = True) -> T:
-    """The body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong.
+    """Decode the body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong.
 
-    What `is_stored` may hold no NUL character.
+    A body that is stored may hold no NUL character: see `nul.py`.
     """
     raw = await read_body(request, limit_bytes)
     if is_stored:
@@ -27,7 +27,7 @@ async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES, 
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytearray:
-    """Return the body as it came. Raises Refused(BodyTooLarge)."""
+    """Return the body undecoded. Raises Refused(BodyTooLarge)."""
     raw = bytearray()
     async for piece in request.stream():
         raw += piece

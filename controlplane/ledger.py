@@ -53,8 +53,9 @@ _COLD: Final = frozenset({Stage.PROMOTED, Stage.LEASED, Stage.BOUND, Stage.READY
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What a batch came to. `conflicting` and `unreadable` records are kept aside and make the balance fail; those that
-    were kept aside before are not counted again.
+    """Result of a batch. `conflicting` and `unreadable` records are kept aside, and make the balance fail.
+
+    Records that were kept aside before are not counted again.
     """
 
     new: int
@@ -81,16 +82,18 @@ class Ledger:
         return self._database
 
     async def append_requests(self, batch: RequestBatch, unreadable: Sequence[Unreadable] = ()) -> None:
-        """Enter the records, and keep the unreadable ones aside, in one transaction. Raises Refused(InvalidRequest) for
-        too many.
+        """Enter the records, and keep the unreadable ones aside, in one transaction.
+
+        Raises Refused(InvalidRequest) for too many.
         """
         _check_size(batch.records)
         enter = partial(self._noted, append_requests, records=batch.records, unreadable=unreadable)
         self._tell(await self._write(enter, repeated=True), unreadable)
 
     async def append_lifetimes(self, batch: LifetimeBatch, unreadable: Sequence[Unreadable] = ()) -> None:
-        """Enter the records, and keep the unreadable ones aside, in one transaction. Raises Refused(InvalidRequest) for
-        too many.
+        """Enter the records, and keep the unreadable ones aside, in one transaction.
+
+        Raises Refused(InvalidRequest) for too many.
         """
         _check_size(batch.records)
         enter = partial(self._noted, append_lifetimes, records=batch.records, unreadable=unreadable)
@@ -131,8 +134,9 @@ class Ledger:
         return await self._write(closed)
 
     async def settle_journal(self) -> None:
-        """Mark what the journal has and the database has not, and what was entered without it. Without a journal, note
-        that none is in use. Raises Refused where either is away.
+        """Write the marks that the journal is due: see `journal.py`. Without a journal, store that none is in use.
+
+        Raises Refused if journal or database is unavailable.
         """
         if self._journal is None:
             leave = update(journal_position).where(journal_position.c.id == IN_USE).values(position=0)
@@ -141,8 +145,9 @@ class Ledger:
             await self._database.write(partial(self._journalize, journal=self._journal, entries=()), repeated=True)
 
     async def _write(self, work: Callable[[Connection], T], *, repeated: bool = False) -> T:
-        """A transaction that writes to the journal. Where it fails, its entries are marked at once if that can be done,
-        and in any case before the next ones.
+        """Run a transaction that writes to the journal. If it fails, mark its entries as dropped.
+
+        If the mark fails, too, the next transaction writes it first.
         """
         before = 0 if self._journal is None else self._journal.committed
         try:
@@ -178,7 +183,7 @@ class Ledger:
 
     @staticmethod
     def _journalize(connection: Connection, journal: LedgerJournal, entries: Sequence[Entry]) -> None:
-        """Append, and store in the same transaction how far the journal reaches. See `controlplane/journal.py`."""
+        """Append due marks and the entries, and store the journal's position. See `journal.py`."""
         c = journal_position.c
         query = select(c.id, c.position).where(c.id.in_((journal.number, IN_USE)))
         known = {row.id: row.position for row in connection.execute(query)}
@@ -271,7 +276,7 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
 
 
 def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> int:
-    """Store what can't be read as links of its tenant's chain. Return how many were new."""
+    """Store unreadable records as links of their tenants' chains. Return how many were new."""
     chains, aside = Chains(connection), Conflicts()
     arrived = Arrivals(connection, {each.source for each in unreadable if each.source})
     for each in unreadable:

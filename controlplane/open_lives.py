@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 CUT_S: Final = 3600.0  # a pod that can't reach us for so long is gone; a month can't be closed sooner
 LOOK_S: Final = 60.0
-STEP_US: Final = 60_000_000  # by which our own clock steps, and nobody's silence can be told any more
+STEP_US: Final = 60_000_000  # a step of our own clock after which silence is measured anew
 _MOST: Final = 500  # that end at once
 _LIVES: Final = decoder(LifetimeRecord)
 _NOTE: Final = upserts(
@@ -71,7 +71,7 @@ def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int)
             "record": encode(record).decode(),
         }
         for record in sorted(records, key=lambda each: each.total_us)
-        # Words may overtake each other. A pod's wall clock may step, so the length of the life orders them.
+        # Reports may overtake each other, and a pod's wall clock may step. The length of the life orders them.
         if record.runtime_id not in ended and record.total_us >= lived_us.get(record.runtime_id, 0)
     ]
     if rows:
@@ -118,8 +118,8 @@ def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | st
 async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_us: int) -> None:
     """Again and again record the lives of those that are gone, by `cut(before_us)`; ends by being cancelled.
 
-    Not before we have listened for CUT_S, from `since_us` (monotonic) on: who could not be heard is not gone. After a
-    step of our own clock silence is measured anew.
+    First listen for CUT_S from `since_us` (monotonic): a replica that could not report is not gone. After a step of our
+    own clock, listen for CUT_S again.
     """
     ahead_us = _ahead_us(clock)
     await clock.sleep(max(0.0, CUT_S - (clock.monotonic_us() - since_us) / 1e6))
@@ -138,7 +138,7 @@ async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_
 
 
 def _ahead_us(clock: Clock) -> int:
-    """What the wall clock is ahead of the one that never steps."""
+    """Return wall clock minus monotonic clock. It changes only when the wall clock steps."""
     return clock.wall_s() * 1_000_000 - clock.monotonic_us()
 
 

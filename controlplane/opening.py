@@ -36,8 +36,8 @@ async def open_when_there(
 ) -> Database | None:
     """None where `stop` comes first. A file is opened at once, or not at all; of what is cancelled nothing stays open.
 
-    `say` is told what is waited for, in words that name no host and no user. Raises as `open_database`, and BadSetting
-    for a file that is damaged.
+    `say` is called with what is waited for, in words that name no host and no user. Raises as `open_database`, and
+    BadSetting for a damaged file.
     """
     say("the database")
     if isinstance(place, Path):
@@ -64,7 +64,7 @@ async def open_when_there(
 
 
 def _open_file(path: Path) -> Database:
-    """Raises as `open_database`, and BadSetting where the file or its write-ahead log is damaged."""
+    """Open a SQLite file. Raises as `open_database`, and BadSetting if the file or its write-ahead log is damaged."""
     _check_beginnings(path)
     try:
         return open_database(path)
@@ -75,7 +75,7 @@ def _open_file(path: Path) -> Database:
 
 
 def _check_beginnings(path: Path) -> None:
-    """Refuse what SQLite would take for a new database: an empty file, or a log that does not begin as its own.
+    """Refuse files that SQLite would silently replace: an emptied database, or a write-ahead log with a damaged header.
 
     Of a file that is damaged it would drop the log, from which the file may be repaired.
     """

@@ -50,7 +50,7 @@ _SESSION: Final = (
 _READ_ONLY: Final = "default_transaction_read_only=on"
 _WRITERS: Final = (
     "CREATE TABLE IF NOT EXISTS writers (number BIGINT NOT NULL PRIMARY KEY)",
-    # Numbers of a history that was lost are given again, so a number alone is no name.
+    # After a failover that lost writers, their numbers are given again. The token tells them apart.
     "ALTER TABLE writers ADD COLUMN IF NOT EXISTS token BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE writers ADD COLUMN IF NOT EXISTS commits BIGINT NOT NULL DEFAULT 0",
 )
@@ -58,7 +58,7 @@ _BEGIN: Final = (
     "INSERT INTO writers (number, token) SELECT COALESCE(MAX(number), 0) + 1, %s FROM writers RETURNING number"
 )
 _NEWEST: Final = "SELECT number, token, commits FROM writers ORDER BY number DESC LIMIT 1"
-# A transaction that has written has an id by now. One that has not stays without, and costs no write.
+# A transaction that has written has an id by now. Others stay without one, and this costs no write.
 _COUNT: Final = text(
     "UPDATE writers SET commits = commits + 1 "
     "WHERE number = :number AND pg_current_xact_id_if_assigned() IS NOT NULL RETURNING commits"
@@ -71,27 +71,27 @@ class Held(psycopg.OperationalError):
 
 
 class Superseded(psycopg.OperationalError):
-    """The database holds what this process does not know of, or lacks what it knows: it has to begin anew."""
+    """The database and this process's memory differ, so the process has to restart."""
 
 
 class Writer:
-    """One control plane as the database knows it: by a number above that of all before it, and a random token."""
+    """This control plane's identity in the database: a number above all earlier ones, and a random token."""
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.commits = 0  # of its transactions, as far as it knows
+        self.commits = 0  # transactions known to be committed
         self.superseded = False
         self._token = secrets.randbits(62)
-        self._is_unsure = False  # one commit more was not answered
-        self._may_be_behind = False  # and what it did is not in memory, should it have taken place
+        self._is_unsure = False  # one more commit got no answer
+        self._may_be_behind = False  # and if it took place, memory lacks its changes
 
     def hold(self, connection: "psycopg.Connection[Any]") -> None:
-        """Take the lock in this session; it is let go with it. Raises Held, Superseded."""
+        """Take the lock, which this session holds until it ends. Raises Held, Superseded."""
         try:
             connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         except LockNotAvailable:
             raise Held("another control plane writes to this database") from None
-        connection.commit()  # a transaction sees what there was when it began, which was before the wait
+        connection.commit()  # this transaction began before the wait, so it would not see writes made meanwhile
         if self.number is None:
             for statement in _WRITERS:
                 connection.execute(statement)
@@ -108,22 +108,22 @@ class Writer:
             connection.commit()
 
     def committed(self) -> None:
-        """Count a transaction whose commit was answered."""
+        """Record an acknowledged commit."""
         self.commits += 1
 
     def is_unsure(self, *, may_be_behind: bool) -> None:
-        """Whether one more transaction was committed could not be learned yet.
+        """Record that it is unknown whether one more transaction was committed.
 
-        `may_be_behind`: nobody waits for the answer any more, and nobody repeats the transaction. If it turns out to
-        be committed, what is in memory is behind.
+        `may_be_behind`: its caller has gone and will not repeat it. If it was committed, memory lacks its changes.
         """
         self._is_unsure, self._may_be_behind = True, may_be_behind
 
     def _compare(self, newest: tuple[Any, ...] | None) -> None:
-        """Settle what was not answered, in a session that holds the lock: earlier ones have ended. Raises Superseded.
+        """Compare the newest writer in the database with this one. Raises Superseded. The session holds the lock, so no
+        earlier one of ours is still active.
 
-        Each case: (1) another control plane wrote; (2) the commit without an answer took place; (3) the server lacks
-        commits that it had answered, or has some that nobody made.
+        (1) Another control plane wrote. (2) The commit without an answer took place. (3) The server lacks acknowledged
+        commits, or has others.
         """
         number, token, commits = newest or (0, 0, 0)
         # (1)
@@ -179,7 +179,7 @@ class Postgres:
     """Two engines over one database: a session that writes, and some that read. Close it where you opened it."""
 
     def __init__(self, place: PostgresPlace, readers: int) -> None:
-        """Connects. Raises DBAPIError where it can't, or where another writes; BadSetting for what won't do."""
+        """Connect. Raises DBAPIError if that fails or another control plane writes; BadSetting for a wrong server."""
         self.place = place
         self.writer = Writer()
         self.writing = _engine(place, 1, lambda: _connect(place, *_SESSION), self.writer.hold)
@@ -195,10 +195,10 @@ class Postgres:
         return f"<Postgres {self.place} writer={self.writer.number}>"
 
     def commit(self, work: Callable[[Connection], T], *, repeated: bool) -> T:
-        """Run `work` in a transaction of the session that writes. A commit without an answer is asked about once.
+        """Run `work` in a transaction of the writing session. If the commit gets no answer, ask the server once.
 
-        Raises DBAPIError. Then it was most likely not committed. Where it was after all, and `work` is not one that is
-        `repeated` until it is answered, the writer is superseded.
+        Raises DBAPIError: most likely nothing was committed. If it was after all, and `work` is not `repeated` by its
+        caller until it succeeds, the writer is superseded.
         """
         with self.writing.connect() as connection:
             transaction = connection.begin()
@@ -224,12 +224,12 @@ class Postgres:
         return done
 
     def close(self) -> None:
-        """With its sessions the lock is gone."""
+        """Close all sessions. That releases the lock."""
         self.writing.dispose()
         self.reading.dispose()
 
     def _was_committed(self, repeated: bool) -> bool:
-        """In a session of its own: where the lock is ours again, the one that was lost has ended."""
+        """Ask in a new session. Once it has the lock, the lost session has ended."""
         before = self.writer.commits
         self.writer.is_unsure(may_be_behind=False)
         try:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
-DAMAGED_S: Final = 60.0  # until it is worth asking again: somebody has to repair it
+DAMAGED_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
 _READ_ONLY: Final = "kelvin_read_only"
 
 
@@ -75,7 +75,7 @@ def disposing(engine: Engine) -> Iterator[Engine]:
 
 @contextmanager
 def _refusing_faults() -> Iterator[None]:
-    """Tell what keeps the database from doing its work as `Refused`; what is left raises as it is, and is a defect."""
+    """Translate faults of the database to `Refused`. Any other error is a defect, and is raised unchanged."""
     try:
         yield
     except (NoSession, silence.Silent) as error:
@@ -97,12 +97,12 @@ def _refusing_faults() -> Iterator[None]:
 
 
 def fault_of(error: DBAPIError) -> DatabaseFault:
-    """Return what an error of either database stands for."""
+    """Return the fault of an error of either database."""
     if isinstance(error.orig, sqlite3.Error):
         return fault_of_result(getattr(error.orig, "sqlite_errorcode", 0))  # the driver's own errors have none
     if (code := getattr(error.orig, "sqlstate", None)) is not None:
         return fault_of_sqlstate(code)
-    # The client library has no code where it lost the server, or found none.
+    # The client library's own errors have no code: it lost the server, or found none.
     return DatabaseFault.UNKNOWN if isinstance(error, OperationalError) else DatabaseFault.DEFECT
 
 
@@ -141,10 +141,9 @@ class Database:
     ) -> T:
         """Run `work` in a transaction of the writer thread; durable on return. Cancelling undoes nothing.
 
-        Raises `Refused(Unavailable)` where another process holds the lock for longer than the engine waits, and where
-        the database is away, silent, or damaged, `Refused(CapacityExceeded)` where its disk is full. `repeated` is work
-        that is asked for again until it was answered, and changes nothing the second time. A statement that may take
-        long passes as `silence_s` for how long PostgreSQL may be silent.
+        Raises `Refused(Unavailable)` if the database is away, silent, damaged, or locked for too long by another
+        process; `Refused(CapacityExceeded)` if its disk is full. Pass `repeated` for idempotent work that its caller
+        repeats until it succeeds. Pass `silence_s` for a statement during which PostgreSQL may be silent for longer.
         """
         asked_s = time.monotonic()
 
@@ -201,7 +200,7 @@ class Database:
             self._postgres.close()
 
     def _within(self, limit_s: float, asked_s: float) -> AbstractContextManager[None]:
-        """A file answers, or its lock is waited for by SQLite itself."""
+        """Bound silence of PostgreSQL. SQLite bounds its own waits."""
         return nullcontext() if self._postgres is None else silence.within(limit_s, asked_s)
 
     def _commit(self, work: Callable[[Connection], T], repeated: bool) -> T:

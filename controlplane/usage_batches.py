@@ -1,9 +1,8 @@
-"""Read usage records one by one, so that a record that can't be read keeps no other from the ledger.
+"""Decode batches of usage records one by one, so that an unreadable record blocks no other.
 
-A record can't be read if it is no JSON, lacks fields, has wrong ones, or holds a NUL character. The ledger keeps it
-aside: see `keep_aside` in `controlplane/ledger.py`.
-
-A record that has all fields and more is from a newer program. Its sender keeps it until this program is replaced, too.
+A record is unreadable if it is no JSON, lacks fields, has wrong ones, or holds a NUL character. The ledger keeps it
+aside: see `keep_aside` in `ledger.py`. A record that has all fields and more is from a newer program. Its batch is
+refused, so that its sender keeps it until the control plane is upgraded, too.
 """
 
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ _TIMES: Final = ("ended_at_us", "died_at_us")
 
 
 class Unreadable(Wire, frozen=True):
-    """A usage record that can't be read: its bytes, why, and what can be told of it all the same.
+    """An unreadable usage record: its bytes, the reason, and the fields that could be read all the same.
 
-    `tenant` is None, `source` empty and `sequence` 0 where they are not known.
+    `tenant` is None, `source` empty and `sequence` 0 if unknown.
     """
 
     raw: bytes
@@ -44,8 +43,9 @@ class _Batch(Fact, frozen=True):
 
 
 def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tuple[R, ...], tuple[Unreadable, ...]]:
-    """Return the batch's records, and what can't be read. Raises Refused(InvalidRequest) where the body is no batch, or
-    has a record of a newer program.
+    """Return the batch's records and its unreadable ones.
+
+    Raises Refused(InvalidRequest) if the body is no batch, or has a record of a newer program.
     """
     raws = [bytes(raw) for raw in decode(body, _Batch).records]
     records, unreadable = split(raws, kind, now_us)
@@ -53,7 +53,7 @@ def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tup
         if newer := _fields_of_newer_program(each.raw, kind):
             rule = f"has the field {newer[0]!r}, of a newer program: it waits until the control plane is replaced, too"
             raise Refused(InvalidRequest("records", each.subject[:128], rule))
-    ours = [record for record in records if record.source.startswith(CUT)]  # could take the place of a life we end
+    ours = [record for record in records if record.source.startswith(CUT)]  # reserved for lives that we end
     if ours:
         reason = f"its source must not begin with {CUT!r}"
         unreadable += [describe(msgspec.json.encode(record), reason, now_us) for record in ours]
@@ -62,7 +62,7 @@ def read_batch(body: bytes | bytearray, kind: type[R], now_us: int) -> tuple[tup
 
 
 def split(raws: Sequence[bytes], kind: type[R], now_us: int) -> tuple[list[R], list[Unreadable]]:
-    """Return the records, and what can't be read."""
+    """Decode records. Return them and the unreadable ones."""
     records, unreadable = list[R](), list[Unreadable]()
     decode_record = decoder(kind).decode
     for raw in raws:
@@ -79,7 +79,7 @@ def split(raws: Sequence[bytes], kind: type[R], now_us: int) -> tuple[list[R], l
 
 
 def _fields_of_newer_program(raw: bytes, kind: type[R]) -> list[str]:
-    """Return the fields that `kind` lacks, if the others are those of a record."""
+    """Return the fields that `kind` doesn't have, if the others make a valid record; else none."""
     with suppress(BadJson, msgspec.ValidationError):
         if isinstance(found := decode_any(raw), dict):
             known = {name: found[name] for name in kind.__struct_fields__ if name in found}
@@ -89,7 +89,7 @@ def _fields_of_newer_program(raw: bytes, kind: type[R]) -> list[str]:
 
 
 def describe(raw: bytes, reason: str, now_us: int) -> Unreadable:
-    """Tell what can be told of such a record. Of an unknown time it is of `now_us`."""
+    """Describe an unreadable record by the fields that can be read. An unknown time counts as `now_us`."""
     try:
         found = decode_any(raw)
     except BadJson:
