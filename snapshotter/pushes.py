@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
+from msgspec import Raw, Struct
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFound, Refused, Unavailable
@@ -50,6 +52,7 @@ DIGESTS_AT_ONCE: Final = 4
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
+MAX_TEXT_BYTES: Final = 65_536  # of a name or path in a plan request
 _COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
 _REHEARSALS_KEPT: Final = 4
 
@@ -294,10 +297,41 @@ class Pushes:
         return declared
 
 
+class _WithPath(Struct, frozen=True):
+    path: Raw = Raw(b"")
+    whole: "_WithDigest | None" = None
+
+
+class _WithDigest(Struct, frozen=True):
+    digest: Raw = Raw(b"")
+
+
+class _Texts(Struct, frozen=True):
+    """The texts of a plan request as they lie in its body."""
+
+    model: Raw = Raw(b"")
+    small_files: tuple[_WithPath, ...] = ()
+    weights: tuple[_WithPath, ...] = ()
+    other_paths: tuple[Raw, ...] = ()
+
+    def all(self) -> Iterator[Raw]:
+        yield self.model
+        yield from self.other_paths
+        for file in (*self.small_files, *self.weights):
+            yield file.path
+            if file.whole is not None:
+                yield file.whole.digest
+
+
 def _decode_plan(body: bytes | bytearray) -> PlanRequest:
-    """Count before parsing: a path takes four bytes of the body and eighty of memory."""
+    """Count and measure before parsing. A path takes four bytes of the body and eighty of memory, and a text four times
+    its bytes if it has one wide character.
+    """
     if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
         raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))
+    for text in decode(body, _Texts).all():
+        if len(bytes(memoryview(text)[: MAX_TEXT_BYTES + 1])) > MAX_TEXT_BYTES:
+            raise Refused(InvalidRequest("body", "(a text)", f"may take at most {MAX_TEXT_BYTES} bytes"))
     return decode(body, PlanRequest)
 
 

@@ -92,6 +92,29 @@ def test_files_of_a_plan_are_counted_before_they_are_read(house: House) -> None:
     assert peak < 8 * len(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"model":"%s","small_files":[],"weights":[]}', id="model"),
+        pytest.param(b'{"model":"m","small_files":[{"path":"%s","content":""}],"weights":[]}', id="path"),
+        pytest.param(b'{"model":"m","small_files":[],"weights":[],"other_paths":["%s"]}', id="other path"),
+    ],
+)
+def test_texts_of_a_plan_are_measured_before_they_are_read(house: House, body: bytes) -> None:
+    """One wide character makes a text four times as large in memory: it is refused without being read."""
+    sent = body % (b"\\ud83d\\ude00" + b"a" * (8 << 20))
+    with house.client("many") as client:
+        tracemalloc.start()
+        try:
+            status, code, detail = problem(client.post("/push/v1/plans", content=sent))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert (status, code) == (400, "invalid_request")
+    assert detail == "body=(a text): may take at most 65536 bytes"
+    assert peak < 3.5 * len(sent)
+
+
 def test_too_large_a_version(house: House) -> None:
     """What can never fit is told with the plan."""
     big = Model(config=default_config())
