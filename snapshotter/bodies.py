@@ -1,6 +1,7 @@
 """Request bodies, read with a limit and a deadline: what is too long or too slow is refused while it arrives."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,8 +14,11 @@ BODY_S: Final = 120.0
 LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose (`kelvin push --limit-rate`)
 
 
-async def read_body(request: Request, limit: int, timeout_s: float = BODY_S) -> bytearray:
-    """The whole body of at most `limit` bytes, within `timeout_s` and what they take at `LEAST_BYTES_S`.
+async def read_body(
+    request: Request, limit: int, timeout_s: float = BODY_S, take: Callable[[int], None] = lambda _: None
+) -> bytearray:
+    """The whole body of at most `limit` bytes, within `timeout_s` and what they take at `LEAST_BYTES_S`. `take` is
+    called with the length of each piece, and may refuse it.
 
     Raises `Refused` with BodyTooLarge, DeadlineExceeded, or Cancelled where the client went away.
     """
@@ -26,6 +30,7 @@ async def read_body(request: Request, limit: int, timeout_s: float = BODY_S) -> 
         async with asyncio.timeout(timeout_s) as timeout:
             began = asyncio.get_running_loop().time()
             async for piece in request.stream():
+                take(len(piece))
                 body += piece
                 timeout.reschedule(began + timeout_s + len(body) / LEAST_BYTES_S)
                 if len(body) > limit:

@@ -45,10 +45,12 @@ from snapshotter.policy.sealing import choose_sealing
 from snapshotter.policy.whole_file import Whole
 from snapshotter.publish import Publisher, Report
 from snapshotter.staging import Staging
-from snapshotter.turns import Turns
+from snapshotter.turns import ByteRoom, Turns
 
+# A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
+PLAN_BYTES: Final = 256 << 20
 PLANS_AT_ONCE: Final = 2
-DIGESTS_AT_ONCE: Final = 4
+ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies while they are received, half of it one tenant's
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
@@ -90,8 +92,8 @@ class Pushes:
         self._attestations = attestations
         self.commits = Commits(self._publish)
         # Bodies are held in memory: whole plans, lists of digests, chunks until they are staged.
+        self.body_room = ByteRoom("the memory for plans and lists of digests", ROOM_BYTES)
         self.plan_turns = Turns("the list of plans being judged", PLANS_AT_ONCE)
-        self.digest_turns = Turns("the list of lists of digests being read", DIGESTS_AT_ONCE)
         self.chunk_turns = Turns("the list of chunks being received", CHUNKS_AT_ONCE)
         self._declared: OrderedDict[tuple[str, str], _Places] = OrderedDict()
         # Plans of dry runs: what never comes to the disk needs no cleaning up.

@@ -1,5 +1,6 @@
 """The push API over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Final, TypeVar
 
@@ -36,12 +37,10 @@ from service.openapi import described
 from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
 from snapshotter.pusher import asked_with
-from snapshotter.pushes import Pushes
+from snapshotter.pushes import PLAN_BYTES, Pushes
 
 T = TypeVar("T")
 
-# A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
-PLAN_BYTES: Final = 256 << 20
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
 DIGESTS_BYTES: Final = 48 << 20
 # Envelope and bundle, as base64.
@@ -83,17 +82,18 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
     @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
-        async with pushes.plan_turns.take(tenant):
-            body = await read_body(request, PLAN_BYTES)
-            return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
+        with pushes.body_room.hold(tenant) as take:
+            body = await read_body(request, PLAN_BYTES, take=take)
+            async with pushes.plan_turns.take(tenant):
+                return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
 
     @router.post(
         "/plans/{plan_id}/missing",
         **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, takes=MissingRequest),
     )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.digest_turns.take(tenant):
-            wanted = await _decoded(request, MissingRequest)
+        with pushes.body_room.hold(tenant) as take:
+            wanted = await _decoded(request, MissingRequest, take)
         return _json(await pushes.missing(tenant, plan_id, wanted))
 
     @router.put(
@@ -127,8 +127,8 @@ def push_routes(pushes: Pushes) -> APIRouter:
         ),
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.digest_turns.take(tenant):
-            wish = decode(await read_body(request, ATTEST_BYTES), AttestRequest)
+        with pushes.body_room.hold(tenant) as take:
+            wish = decode(await read_body(request, ATTEST_BYTES, take=take), AttestRequest)
         await pushes.attest(tenant, plan_id, wish)
         return Response(status_code=204)
 
@@ -137,8 +137,8 @@ def push_routes(pushes: Pushes) -> APIRouter:
         **_described(Committed, NotFound, Conflict, *_OF_COMMITS, also={202: Committing}, takes=CommitRequest),
     )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.digest_turns.take(tenant):
-            wanted = await _decoded(request, CommitRequest)
+        with pushes.body_room.hold(tenant) as take:
+            wanted = await _decoded(request, CommitRequest, take)
         asked_with(_pusher_of(request).key_id)
         answer = await pushes.commit(tenant, plan_id, wanted, request.query_params.get(CLIENT))
         return _json(answer, 202 if isinstance(answer, Committing) else 200)
@@ -146,8 +146,8 @@ def push_routes(pushes: Pushes) -> APIRouter:
     return router
 
 
-async def _decoded(request: Request, kind: type[T]) -> T:
-    return decode(await read_body(request, DIGESTS_BYTES), kind)
+async def _decoded(request: Request, kind: type[T], take: Callable[[int], None]) -> T:
+    return decode(await read_body(request, DIGESTS_BYTES, take=take), kind)
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

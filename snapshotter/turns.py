@@ -1,8 +1,13 @@
-"""How many do something memory-hungry at once: the others wait a little, then are told to come back."""
+"""How many do something memory-hungry at once: the others wait a little, then are told to come back.
+
+`Turns` are counted, and so for work that goes on by itself. What waits for a client has `ByteRoom`: a client that sends
+nothing holds nothing.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
 from contracts.errors import Refused
@@ -10,6 +15,37 @@ from contracts.traffic_errors import Overloaded
 from snapshotter.locks import NamedLocks
 
 TURN_S: Final = 10.0
+
+
+class ByteRoom:
+    """Memory for bodies while they are received: at most `limit_bytes` in all, and half of that for one tenant."""
+
+    def __init__(self, what: str, limit_bytes: int) -> None:
+        self._what = what
+        self._limit_bytes = limit_bytes
+        self._held: Counter[str] = Counter()  # bytes, by tenant
+
+    def __repr__(self) -> str:
+        return f"<ByteRoom {self._what} held={self._held.total()}/{self._limit_bytes}>"
+
+    @contextmanager
+    def hold(self, tenant: str) -> Iterator[Callable[[int], None]]:
+        """Yield what takes so many bytes more, until the block ends. It raises `Refused(Overloaded)`."""
+        held = 0
+
+        def take(nbytes: int) -> None:
+            nonlocal held
+            in_all, of_tenant = self._held.total() + nbytes, self._held[tenant] + nbytes
+            if in_all > self._limit_bytes or of_tenant > self._limit_bytes // 2:
+                raise Refused(Overloaded(self._what, self._limit_bytes, 1.0))
+            held += nbytes
+            self._held[tenant] += nbytes
+
+        try:
+            yield take
+        finally:
+            self._held[tenant] -= held
+            self._held += Counter()  # forgets tenants without any
 
 
 class Turns:

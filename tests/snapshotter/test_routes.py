@@ -1,6 +1,7 @@
 """The push API over a real Unix socket: who may call, what is refused before any byte of weights, what is bounded."""
 
 import socket
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,34 @@ def test_files_of_a_plan_are_counted_before_they_are_read(house: House) -> None:
     assert (status, code) == (422, "artifact_rejected")
     assert detail == f"model: a directory may hold at most {MAX_PATHS} files"
     assert peak < 8 * len(body)
+
+
+def test_plans_that_are_sent_slowly_hold_up_no_tenant(house: House) -> None:
+    """Two tenants begin to send plans, and go on only once a third one's was answered."""
+    begun, answered = threading.Barrier(3), threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        yield b"{"
+        begun.wait(20.0)
+        assert answered.wait(20.0)
+        yield b"}"
+
+    def send(tenant: str) -> None:
+        with house.client(tenant) as client:
+            client.post("/push/v1/plans", content=slowly())
+
+    senders = [threading.Thread(target=send, args=(tenant,)) for tenant in ("slow-a", "slow-b")]
+    for sender in senders:
+        sender.start()
+    try:
+        begun.wait(20.0)
+        with house.client("quick") as client:
+            status, code, _ = problem(client.post("/push/v1/plans", content=b"{}"))
+    finally:
+        answered.set()
+        for sender in senders:
+            sender.join()
+    assert (status, code) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize(

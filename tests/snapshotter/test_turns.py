@@ -14,9 +14,8 @@ from starlette.requests import Request
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
 from snapshotter.bodies import read_body
-from snapshotter.pushes import CHUNKS_AT_ONCE, DIGESTS_AT_ONCE, PLANS_AT_ONCE
-from snapshotter.routes import PLAN_BYTES
-from snapshotter.turns import Turns
+from snapshotter.pushes import CHUNKS_AT_ONCE, PLAN_BYTES, PLANS_AT_ONCE
+from snapshotter.turns import ByteRoom, Turns
 from tests.snapshotter.test_bodies import SECOND, SlowRequest
 from tests.virtual_loop import run_virtually
 
@@ -48,7 +47,7 @@ def test_turns() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("at_once", [PLANS_AT_ONCE, DIGESTS_AT_ONCE, CHUNKS_AT_ONCE])
+@pytest.mark.parametrize("at_once", [PLANS_AT_ONCE, CHUNKS_AT_ONCE])
 def test_slow_bodies_hold_up_their_own_tenant_alone(at_once: int) -> None:
     """As many as there are turns come at the least rate: half of them are read, another tenant has its turn at once."""
 
@@ -150,3 +149,20 @@ def test_who_waits_longest_is_next() -> None:
     run_virtually(scenario())
     assert order[:3] == ["a", "b", "c"]
     assert "".join(order[3:]) in ("abaaa", "baaaa")
+
+
+def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
+    """What a body took is free again once it is dealt with, also after a refusal."""
+    room = ByteRoom("the bench", 100)
+    with room.hold("a") as take_a, room.hold("b") as take_b:
+        take_a(50)
+        with pytest.raises(Refused) as refused:
+            take_a(1)
+        assert isinstance(refused.value.failure, Overloaded)
+        take_b(50)
+        with room.hold("c") as take_c, pytest.raises(Refused):
+            take_c(1)
+    with room.hold("a") as take_a:
+        take_a(50)
+        assert "held=50/100" in repr(room)
+    assert "held=0/100" in repr(room)
