@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from tests.virtual_loop import VirtualLoop
@@ -23,6 +24,7 @@ class SimulationLoop(VirtualLoop):
     def __init__(self) -> None:
         super().__init__()
         self._skipping.now_s = BEGIN_S
+        self.time = partial(attrgetter("now_s"), self._skipping)  # type: ignore[method-assign]  # asked for at each turn
         self.failures: list[str] = []  # exceptions that nobody handled
         self.tasks: list[asyncio.Task[Any]] = []  # all that were ever made
         # Until a call in a thread runs, and from there until its result is here.
@@ -31,10 +33,6 @@ class SimulationLoop(VirtualLoop):
         self._rounds = 0
         self.set_exception_handler(self._record)
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
-
-    def time(self) -> float:
-        """Virtual seconds of the monotonic clock."""
-        return self._skipping.now_s  # asked for at each turn
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any
@@ -78,11 +76,12 @@ class SimulationLoop(VirtualLoop):
             settle()
 
     def _run_once(self) -> None:
-        if self.time() != self._at_s:
-            self._at_s, self._rounds = self.time(), 0
+        now_s = self._skipping.now_s
+        if now_s != self._at_s:
+            self._at_s, self._rounds = now_s, 0
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
-            raise NoProgress(f"{ROUNDS_MAX} rounds of the loop at {self._at_s:.3f} s")
+            raise NoProgress(f"{ROUNDS_MAX} rounds of the loop at {now_s:.3f} s")
         super()._run_once()  # type: ignore[misc]
 
     def _record(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

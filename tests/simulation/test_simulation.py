@@ -13,7 +13,7 @@ from tests.simulation.play import search, shrink
 from tests.simulation.worlds import WORLDS
 
 BASE_SEED: Final = 2_026_0000
-SMOKE: Final = {"cache": 100, "door": 150, "ledger": 80, "machine": 60}  # histories
+SMOKE: Final = {"cache": 80, "door": 120, "ledger": 60, "machine": 45}  # histories
 DEEP: Final = 2000  # of all worlds together
 LONG_S: Final = float(os.environ.get("KELVIN_SIMULATION_S", "3600"))  # of all worlds together
 
