@@ -34,7 +34,10 @@ def restart_command(what: str) -> None:
         if outcome.exists() and (reason := outcome.read_text().strip()):
             raise DoorClosed(reason)
         if time.monotonic() > limit:
-            raise DoorClosed(f"the {what} was not changed within {PATIENCE_S:.0f} s; logs/supervisor.log says why")
+            raise DoorClosed(
+                f"the {what} was not changed within {PATIENCE_S:.0f} s; "
+                f"see the standard error of `kelvin up`, process {supervisor}"
+            )
         time.sleep(POLL_S)
     click.echo(f"{what}: process {old} is relieved by {new}")
 

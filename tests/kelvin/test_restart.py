@@ -46,6 +46,22 @@ threading.Event().wait()
 """
 
 
+def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that hangs has no log file: it writes to its standard error."""
+    monkeypatch.setattr("kelvin.restart.PATIENCE_S", 0.1)
+    (tmp_path / "run").mkdir(mode=0o700)
+    program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "None")
+    with subprocess.Popen([sys.executable, "-c", program, "up", str(tmp_path)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            done = CliRunner().invoke(main, ["restart", "activator", "--data", str(tmp_path)])
+        finally:
+            process.kill()
+    assert done.exit_code == 1
+    assert f"see the standard error of `kelvin up`, process {process.pid}" in done.output
+
+
 def test_a_change_that_comes_to_nothing_says_why(tmp_path: Path) -> None:
     """At once, as the supervisor says it, and not what an earlier one said."""
     (tmp_path / "run").mkdir(mode=0o700)
