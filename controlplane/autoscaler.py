@@ -134,7 +134,7 @@ class Autoscaler:
         for key in (*self._actuator.in_use(), *(key for key, _ in self._minimums.every())):
             with _isolated(key):
                 self._ensure(key)
-        self._minimums.bound({key.tenant for key in self._awaiting_room})
+        self._minimums.bound(self._tenants_at_zero())
         for scaled in tuple(self._scaled.values()):
             with _isolated(scaled.key):
                 self._look(scaled)
@@ -271,8 +271,12 @@ class Autoscaler:
             return
         self._drop_wish(key)
         self._actuator.apply(key, want, now_us if scaled.asked_us is None else scaled.asked_us)
-        if (short := want - self._actuator.live(key)) > 0:
-            self._short[key] = short
+        live = self._actuator.live(key)
+        if want > live:
+            self._short[key] = want - live
+            # Its minimum is a promise: room for each of those replicas is made, one at a time.
+            if live < self._minimums.least(model, version) and self._makes_room(key, now, is_asked=False):
+                self._awaiting_room[key] = None
 
     def _lacks_room(self, key: VersionKey, want: int) -> None:
         self._short[key] = want
@@ -306,7 +310,7 @@ class Autoscaler:
         if self._actuator.leaving() > others:
             return True
         if is_asked:
-            self._minimums.bound({key.tenant, *(each.tenant for each in self._awaiting_room)})
+            self._minimums.bound({key.tenant} | self._tenants_at_zero())
         # For a minimum without requests, end other tenants' replicas only up to the tenant's share. Otherwise it would
         # take back at once the slots that it gave up for another tenant's requests.
         may_take_others = is_asked or self._minimums.is_below_share(key.tenant)
@@ -328,6 +332,10 @@ class Autoscaler:
         self._scaled[victim].taken_away(now, left)
         self._actuator.apply(victim, left, self._clock.monotonic_us())
         return True
+
+    def _tenants_at_zero(self) -> set[str]:
+        """Return the tenants that wait for a version's first device slot, not for more of a minimum."""
+        return {key.tenant for key in self._awaiting_room if self._actuator.live(key) == 0}
 
     def _empty(self, scaled: Scaled) -> None:
         """Scale the version to zero. New requests start it again if it may run."""

@@ -49,6 +49,11 @@ class Catalogue:
         versions = (replace(each, stopped_at_s=at_s) if each.key == which else each for each in model.versions)
         self.known[which.tenant, which.model] = replace(model, versions=tuple(versions))
 
+    def set_scale(self, which: VersionKey, scale: ScaleSettings) -> None:
+        """As the registry does when an operator sets it."""
+        name = which.tenant, which.model
+        self.known[name] = replace(self.known[name], scale=scale)
+
     def deploy(self, model: str, letter: str) -> VersionKey:
         """`prod` names that version, which is new where there was none."""
         known = self.known[TENANT, model]

@@ -190,6 +190,64 @@ def test_making_room_takes_one_replica_and_keeps_the_minimum() -> None:
     asyncio.run(main())
 
 
+def test_minimum_makes_room_for_each_of_its_replicas() -> None:
+    """A minimum of three on a full machine, set while one replica serves: two idle replicas of models without a minimum
+    leave at once, one after the other; one that another minimum keeps stays, and so do busy ones.
+    """
+
+    async def main() -> None:
+        async with world(slots=5) as w:
+            promised = w.catalogue.add("m", replace_scale(FAST, max=3))
+            kept = w.catalogue.add("k", replace_scale(FAST, min=1, max=2))
+            idle, busy = w.catalogue.add("i", replace_scale(FAST, max=2)), w.catalogue.add("b", FAST)
+            w.actuator.serving.update({promised: 1, kept: 1, idle: 2, busy: 1})
+            await w.seconds(3, busy, 1.0)
+            w.catalogue.set_scale(promised, replace_scale(FAST, min=3, max=3))
+            for replicas in (1, 0):
+                await w.seconds(2, busy, 1.0)
+                assert (w.actuator.live(idle), w.actuator.draining[idle]) == (replicas, 1)
+                w.actuator.drained(idle)
+            assert w.actuator.live(promised) == 3
+            await w.seconds(4, busy, 1.0)
+            assert [w.actuator.live(each) for each in (promised, kept, busy)] == [3, 1, 1]
+
+    asyncio.run(main())
+
+
+def test_two_minimums_without_room_for_both_take_nothing_from_each_other() -> None:
+    """Three slots for minimums of two and two: who has its replicas keeps them, and nothing is started or ended."""
+
+    async def main() -> None:
+        async with world(slots=3) as w:
+            scale = replace_scale(FAST, min=2, max=2)
+            first, second = w.catalogue.add("m", scale), w.catalogue.add("n", scale)
+            w.actuator.serving.update({first: 2, second: 1})
+            await w.seconds(60)
+            assert (w.actuator.ready(first), w.actuator.ready(second)) == (2, 1)
+            assert w.actuator.starts == []
+            assert w.scaler.pending == 1
+
+    asyncio.run(main())
+
+
+def test_replica_of_a_minimum_gives_no_slot_back_to_who_lost_it() -> None:
+    """The model whose replica left for a minimum is asked for again: it waits, and the minimum stays whole."""
+
+    async def main() -> None:
+        async with world(slots=2) as w:
+            promised, other = w.catalogue.add("m", replace_scale(FAST, min=2, max=2)), w.catalogue.add("n", FAST)
+            w.actuator.serving.update({promised: 1, other: 1})
+            await w.seconds(4)
+            w.actuator.drained(other)
+            w.actuator.become_ready(promised)
+            for _ in range(20):
+                w.report(other)
+                await w.seconds(1)
+            assert (w.actuator.live(promised), w.actuator.live(other)) == (2, 0)
+
+    asyncio.run(main())
+
+
 def test_stop_outlives_the_control_plane_until_the_version_is_used_again() -> None:
     """A new control plane starts no replica for the minimum of a stopped version; a request ends the stop."""
 
