@@ -11,10 +11,10 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,6 +23,7 @@ from contracts.errors import Refused
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 BACKOFF: Final = Doubling(0.1, 10.0)
@@ -62,6 +63,15 @@ def record_error(error: Exception, about: object) -> None:
         log.error("one part of the work failed; the others go on", exc_info=error, extra={"about": str(about)})
     else:
         loop.record_part(error, about)
+
+
+def notify(listeners: Iterable[T], call: Callable[[T], object]) -> None:
+    """Make the call at each listener. The error of one is recorded, and the others are called all the same."""
+    for listener in tuple(listeners):
+        try:
+            call(listener)
+        except Exception as error:
+            record_error(error, listener)
 
 
 def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIApp:

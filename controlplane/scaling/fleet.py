@@ -16,6 +16,7 @@ from controlplane.replicas import Replica, ReplicaTable
 from controlplane.scaling.process import Process
 from controlplane.tasks import Tasks
 from service.born import TERM_S
+from service.loops import notify
 from service.unix import SocketDirectory
 from service.zygote import PEER, ZygoteClient
 
@@ -114,8 +115,7 @@ class Fleet:
         self.tasks.start(self._bury(process), f"close {process.runtime_id}")
         if not process.is_ending and replica.state is not ReplicaState.DRAINING:  # an empty one ends by itself
             log.warning("a process died", extra={"runtime_id": process.runtime_id, "state": replica.state})
-        for mourner in self._mourners:
-            mourner(replica)
+        notify(self._mourners, lambda mourner: mourner(replica))
 
     async def _bury(self, process: Process) -> None:
         await process.close()

@@ -32,6 +32,7 @@ from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
 from controlplane.scaling.relief import Relief
 from controlplane.scaling.sleep import Bedroom
+from service.loops import notify
 
 log = logging.getLogger(__name__)
 
@@ -202,16 +203,14 @@ class LocalActuator:
         assert replica.key is not None
         self._lost_starts.pop(replica.key, None)
         self._roused.pop(replica.runtime_id, None)
-        for listener in self._listeners:
-            listener.ready(replica)
+        notify(self._listeners, lambda listener: listener.ready(replica))
 
     def fail(self, key: VersionKey, failure: Failure) -> None:
         """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
         self._lost_starts.pop(key, None)
         self._relief.keep(key)
         self._tell_waiting(key, failure)
-        for listener in self._listeners:
-            listener.failed(key, failure)
+        notify(self._listeners, lambda listener: listener.failed(key, failure))
 
     def _tell_waiting(self, key: VersionKey, failure: Failure) -> None:
         if self._table.live(key) == 0:
@@ -254,8 +253,7 @@ class LocalActuator:
         else:
             self._fleet.tasks.start(self._await_standby(asked), f"start {key}")
             self.on_placing(key)
-        for starting in self._starting:
-            starting(key, start.asked_us, parked=process is not None, wakes=None)
+        notify(self._starting, lambda hear: hear(key, start.asked_us, parked=process is not None, wakes=None))
 
     def _wakes(self, key: VersionKey, asked_us: int) -> bool:
         """Whether one of its replicas sleeps, or falls asleep: it wakes rather than another starting. Raises NoSlot."""
@@ -266,8 +264,7 @@ class LocalActuator:
         self._table.wake(replica.runtime_id, self._now())
         self._roused[replica.runtime_id] = _Asked(Start(WAKE, key, asked_us), self._now())
         level = Level(replica.state) if replica.state in SLEEPING else Level.ASLEEP
-        for starting in self._starting:
-            starting(key, asked_us, parked=True, wakes=level)
+        notify(self._starting, lambda hear: hear(key, asked_us, parked=True, wakes=level))
         if replica.state in SLEEPING:
             self.resume(self._fleet[replica.runtime_id])
         return True
@@ -386,8 +383,7 @@ class LocalActuator:
         self._roused.pop(replica.runtime_id, None)
         if replica.max_streams:  # it was in the feed
             self._feed.publish(removed_replicas=(replica.runtime_id,))
-        for listener in self._listeners:
-            listener.lost(replica)
+        notify(self._listeners, lambda listener: listener.lost(replica))
 
     def _now(self) -> int:
         return self._fleet.clock.monotonic_us()

@@ -19,6 +19,7 @@ from controlplane.scaling.device import Device
 from controlplane.scaling.drain import TOLD_S
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.process import Process
+from service.loops import notify
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,7 @@ class Bedroom:
                 self._table.move(runtime_id, ReplicaEvent.SLEPT, self._now())
                 self._feed.publish(removed_replicas=(runtime_id,))
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
-                for roomy in self._roomy:
-                    roomy()
+                notify(self._roomy, lambda roomy: roomy())
             case ReplicaState.DOZING, RuntimeState.READY:
                 self._serve_on(runtime_id, ReplicaEvent.ROUSED, host)
             case ReplicaState.DOZING, _:

@@ -8,15 +8,16 @@ import msgspec
 import pytest
 
 from contracts.control import Feed
-from contracts.errors import RemoteFailure, Unavailable
+from contracts.errors import Failure, RemoteFailure, Unavailable
 from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.traffic_errors import StartFailed
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.replicas import Replica
 from controlplane.scaling import local as local_module
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, play
+from tests.controlplane.ground import Local, News, Run, play
 from tests.eventually import eventually
 
 
@@ -343,3 +344,47 @@ def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
             await it.ready(key(name))
 
     play(run, scenario, slots=2)
+
+
+class Broken(News):
+    """A listener with a defect in each call."""
+
+    def ready(self, replica: Replica) -> None:
+        raise ValueError("ready")
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        raise ValueError("failed")
+
+    def lost(self, replica: Replica) -> None:
+        raise ValueError("lost")
+
+    def starting(self, *_: object, **__: object) -> None:
+        raise ValueError("starting")
+
+
+def test_defect_of_a_listener_stops_no_other(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """One that raises at each call stands before another one, which hears of a start, a replica, a failure, a death."""
+    starts: list[VersionKey] = []
+
+    async def scenario(it: Local) -> None:
+        broken, sound = Broken(), News()
+        it.actuator.listen(broken)
+        it.actuator.listen(sound)
+        it.actuator.on_start(broken.starting)
+        it.actuator.on_start(lambda which, *_, **__: starts.append(which))
+        await it.parked()
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+        await eventually(lambda: sound.became_ready)
+        os.kill(replica.pid, signal.SIGKILL)
+        await eventually(lambda: sound.deaths)
+        await it.parked()
+        it.apply(key("corrupt"), 1)
+        await eventually(lambda: sound.failures)
+        await eventually(lambda: it.table.held == 0)
+        assert starts == [key(), key("corrupt")]
+
+    play(run, scenario)
+    said = [str(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
+    assert {"starting", "ready", "lost", "failed"} <= set(said)

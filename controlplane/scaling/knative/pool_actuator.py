@@ -25,6 +25,7 @@ from controlplane.replicas import Replica
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
+from service.loops import notify
 
 log = logging.getLogger(__name__)
 
@@ -201,8 +202,7 @@ class PoolActuator:
         self._tell(pod, bound.spans)
         (replica,) = [each for each in self._table.of(start.key) if each.runtime_id == pod.runtime_id]
         log.info("a replica is ready", extra={"version": str(pod.key), "runtime_id": pod.runtime_id, "pod": pod.name})
-        for listener in self._listeners:
-            listener.ready(replica)
+        notify(self._listeners, lambda listener: listener.ready(replica))
 
     def _tell(self, pod: PoolPod, restore: tuple[Span, ...] = ()) -> int:
         """Activators, and whoever asks what runs. The feed's revision that says so."""
@@ -224,8 +224,7 @@ class PoolActuator:
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         if self.live(key) == 0:
             self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
-        for listener in self._listeners:
-            listener.failed(key, failure)
+        notify(self._listeners, lambda listener: listener.failed(key, failure))
 
     # -- ends --
 
@@ -267,8 +266,8 @@ class PoolActuator:
         self._feed.publish(removed_replicas=(runtime_id,))
         self._table.remove(runtime_id)
         state = ReplicaState.READY if was is PodState.BOUND else ReplicaState.DRAINING
-        for listener in self._listeners:
-            listener.lost(Replica(runtime_id, state, self._now(), key=key))
+        replica = Replica(runtime_id, state, self._now(), key=key)
+        notify(self._listeners, lambda listener: listener.lost(replica))
 
     def _forget(self, pod: PoolPod) -> None:
         pod.state, pod.key, pod.take, pod.runtime_id = PodState.UNKNOWN, None, None, ""
