@@ -15,7 +15,7 @@ from typing import Any, Final
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from activator import dependencies
 from activator.policy.places import LEASED_S
@@ -110,6 +110,7 @@ class RedisStore:
         self.members = 1
         self.names: tuple[str, ...] = (name,)
         self.commands = 0
+        self._is_memory_unknown = False
         self._bulk_room = 0.0  # bytes that this activator may still write before the next beat
 
     def __repr__(self) -> str:
@@ -128,11 +129,10 @@ class RedisStore:
         """Say that we live, and look whether it answers."""
         try:
             told: list[bytes] = await self.ask(BEAT, (MEMBERS,), self.name, int(SILENT_S))
-            memory: dict[str, int] = await self._answer(self._redis.info("memory"))
+            free_bytes: float = await self._answer(self._bulk_bytes())
         except Away:
             return
-        limit = memory["maxmemory"] or inf
-        self._bulk_room = max(0.0, BULK_PART * limit - memory["used_memory"]) / max(1, len(told))
+        self._bulk_room = free_bytes / max(1, len(told))
         self.names = tuple(sorted(name.decode() for name in told))
         self.members = max(1, len(told))
         if not self.is_up:
@@ -184,6 +184,17 @@ class RedisStore:
             return await self._redis.evalsha(_digest(script), len(keys), *keys, *arguments)
         except NoScriptError:
             return await self._redis.eval(script, len(keys), *keys, *arguments)
+
+    async def _bulk_bytes(self) -> float:
+        """Return how many bytes may still be kept there: 0 where Redis does not tell, as to an account without INFO."""
+        try:
+            memory: dict[str, int] = await self._redis.info("memory")
+            return max(0.0, BULK_PART * (memory["maxmemory"] or inf) - memory["used_memory"])
+        except (ResponseError, KeyError) as error:
+            if not self._is_memory_unknown:
+                log.warning("redis does not tell its memory; answers are kept here", extra={"error": repr(error)})
+            self._is_memory_unknown = True
+            return 0.0
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)

@@ -242,3 +242,20 @@ def test_answers_leave_room_for_limits() -> None:
                 assert own.shelf.nbytes > 0
 
     asyncio.run(main())
+
+
+def test_redis_that_does_not_tell_its_memory_keeps_limits() -> None:
+    """An account without INFO, or a proxy. How much room there is remains unknown, so answers are kept here alone."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            server.ask("ACL", "SETUSER", "default", "-info")
+            async with member(server) as (answers, own, store):
+                await store.beat()
+                assert store.is_up
+                assert await store.lease("kelvin:{acme}:places", 0, 1, 1) == 1
+                await _publish(answers, "1")
+                assert own.shelf.nbytes > 0
+                assert store.is_up
+
+    asyncio.run(main())
