@@ -73,7 +73,7 @@ class Authority:
         return authority
 
     def renew_if_due(self) -> None:
-        """Make the CA's certificate again where it is not valid yet, because the clock was ahead, or about to end.
+        """Renew the CA's certificate if it is about to expire, or not valid yet because the clock was ahead.
 
         Its key and name stay: leaves stay good, and so does each older copy while it is valid itself. A CA that is not
         of our making is left alone. Where the file can't be written, the one before it stays.

@@ -1,7 +1,7 @@
-"""Give freed memory back to the system.
+"""Return freed memory to the system (malloc_trim(3)).
 
-A handshake takes some 300 KiB, in pieces that glibc keeps when they are freed: a burst of aborted handshakes would
-leave the process at the size of its peak (malloc_trim(3)).
+A TLS handshake takes some 300 KiB in small pieces, which glibc keeps when they are freed. Without trimming, the process
+would stay at its peak size after a burst of aborted handshakes.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process occupies."""
+    """Return this process's resident memory."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
 def trim() -> None:
-    """Give back what is free: a few milliseconds for 100 MiB. Does nothing where malloc is not glibc's."""
+    """Return free heap to the system. Takes a few milliseconds for 100 MiB; does nothing without glibc."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
@@ -40,7 +40,7 @@ class HeapTrimmer:
         return f"<HeapTrimmer least={self._least >> 20} MiB>"
 
     def trim_if_grown(self) -> None:
-        """Growth that a trim can't undo is memory in use. It counts as the new smallest size."""
+        """Look once. What remains after a trim is in use, and counts as the new smallest size."""
         resident = self._resident()
         if resident > self._least + GROWN_BYTES:
             self._trim()

@@ -27,7 +27,7 @@ ANSWER_S: Final = dependencies.REDIS.timeout_s
 BEAT_S: Final = 1.0
 SILENT_S: Final = 5.0  # after which a member counts no more
 CONNECTIONS: Final = 16
-BULK_PART: Final = 0.75  # of what Redis may have: answers are kept there up to it, so that limits find room
+BULK_PART: Final = 0.75  # of Redis's `maxmemory` may hold kept answers; the rest is for limits
 MEMBERS: Final = "kelvin:members"
 
 # A bucket (GCRA) is how many seconds it lacks to be full, and when that was so; one that is full has no key. A clock of
@@ -111,7 +111,7 @@ class RedisStore:
         self.names: tuple[str, ...] = (name,)
         self.commands = 0
         self._is_memory_unknown = False
-        self._bulk_room = 0.0  # bytes that this activator may still write before the next beat
+        self._bulk_room = 0.0  # bytes of answers that this activator may still write before the next beat
 
     def __repr__(self) -> str:
         return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
