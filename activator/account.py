@@ -39,7 +39,7 @@ class Account(msgspec.Struct):
     queued_us: int = 0
     cold: bool = False
     seen: Counts = msgspec.field(default_factory=Counts)
-    delivered_tokens: int = 0  # of the answer; of a whole one that was cut for its caller, those that were computed
+    delivered_tokens: int = 0  # of the answer; computed tokens if a non-streamed answer was cancelled for its caller
     status: int = 200
     hold: Hold | None = None  # of its tenant's budget
     is_settled: bool = False
@@ -48,12 +48,12 @@ class Account(msgspec.Struct):
     hedged: str | None = None  # which of two replicas began its answer, where two were asked
     once: str = ""  # what its record is one with, or "" for nothing
     degraded: Degraded | None = None
-    start_problem: StartProblem | None = None  # why no replica came for which it waited
-    unfiltered: bool = False  # some of prompt or answer passed the version's filters unseen
+    start_problem: StartProblem | None = None  # why the replica that it waited for did not start
+    unfiltered: bool = False  # some of prompt or answer passed the version's filters unchecked
 
     @property
     def is_repeatable(self) -> bool:
-        """Return whether its answer may be given again: a right one, durably recorded, and all of it was filtered."""
+        """Return whether its answer may be replayed: it is successful, durably recorded and fully filtered."""
         return self.outcome == OK and self.is_recorded and not self.unfiltered
 
     def answer(self) -> TimelineAnswer:
@@ -68,9 +68,9 @@ class Account(msgspec.Struct):
         )
 
     def record(self, source: str, outcome: str, status: int, ended_at_us: int) -> RequestRecord:
-        """Prompt, cached tokens and device time are what it cost; completion tokens what was delivered, or computed of
-        a whole answer that was cut for its caller. What is not charged is not one with anything: of failures there may
-        be any number.
+        """Return the usage record. Prompt, cached tokens and device time are as computed, completion tokens as
+        delivered, or as computed if a non-streamed answer was cancelled for its caller. A request that is not charged
+        has no `once` name, since failures may repeat.
         """
         return RequestRecord(
             request_id=self.request_id,

@@ -91,7 +91,7 @@ RECOVER_AGAIN_S: Final = 10.0
 PREFIX: Final = "activator-"
 FIRST_FEED_S: Final = 5.0
 SOCKET: Final = "activator.sock"
-LOOK_S: Final = 0.02  # between two looks whether a new activator is ready
+LOOK_S: Final = 0.02  # between readiness checks of a new activator
 
 
 async def run(settings: ActivatorSettings, stop: Stop) -> None:
@@ -293,9 +293,9 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
 
 async def _publish(directory: SocketDirectory, is_ready: Callable[[], bool]) -> None:
-    """Take the name of the activator's own socket: at once, or once ready where an activator before us still serves.
+    """Take over the name of the activator's own socket. If an old activator still serves there, wait until ready.
 
-    If this process never becomes ready, the one before it is still found there.
+    If this process never becomes ready, the old one stays reachable.
     """
     if directory.is_served(SOCKET):
         while not is_ready():  # noqa: ASYNC110 (it depends on several things, and no event stands for all of them)

@@ -63,8 +63,8 @@ class Attempts:
     ) -> None:
         """The whole answer from some replica: another one only where the first was lost before its first byte, or says
         that what it said was wrong before the client had any of it. Raises Refused; where it is not tried again, with
-        what came of the last attempt. Raises Refused(ModelNotFound) before an attempt where `is_current` says that the
-        request does not go to this version any more.
+        what came of the last attempt. Raises Refused(ModelNotFound) before an attempt if `is_current` returns False:
+        the request no longer goes to this version.
         """
         self._budgets.asked((ask.tenant, key), time.monotonic())
         tried = _UNTRIED
@@ -83,7 +83,7 @@ class Attempts:
                 if not lost.untouched:
                     raise Refused(ReplicaLost()) from lost
                 failure = ReplicaLost()
-                if lost.has_ended:  # nothing was sent, and the replica is forgotten: it spends no retry
+                if lost.has_ended:  # nothing was sent to the ended replica, so this spends no retry
                     self._count(ask, call, failure, "again")
                     continue
             except Declined as declined:
@@ -116,7 +116,7 @@ class Attempts:
         """The answer of the slot's replica, whole. Likewise."""
         replica = slot.replica
         try:
-            call.upstream = upstream  # from now on: a cut before the head is one that this replica has to be told of
+            call.upstream = upstream  # from now on a cancellation must reach this replica, also before the head
             async with upstream:
                 if upstream.runtime_id is not None:  # a pod has one name, and each of its lives another
                     call.account.runtime_id = upstream.runtime_id
@@ -198,10 +198,9 @@ class Attempts:
 
 
 def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
-    """Stamp what the wait was made of. A request is cold where its replica was not there when it began to wait.
+    """Record the stages of the wait. A request is cold if its replica appeared after the wait began.
 
-    The stages of a restore are the control plane's to tell. A Knative pod comes without: its start ended when its row
-    came.
+    The control plane reports the stages of a restore. A Knative pod has none: it is ready when its row arrives.
     """
     now, account = now_us(), call.account
     account.queued_us += now - waits_since_us
@@ -222,7 +221,7 @@ def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
 
 
 def _take_cost(call: Call, slot: Slot, upstream: Upstream, cost: Counts) -> None:
-    """Take over what a cut answer cost by the time its replica had ended it."""
+    """Record the cost of a cancelled answer, as the replica reported it."""
     call.account.seen = cost
     call.account.runtime_id = upstream.runtime_id or call.account.runtime_id
     slot.tokens = cost.prompt_tokens + cost.completion_tokens
@@ -286,4 +285,4 @@ def _end(frame: Frame) -> End:
     try:
         return _ENDS.decode(frame.payload)
     except BadJson:
-        return End(finish_reason="stop", unfiltered=True)  # what it says is unknown: its answer is not given again
+        return End(finish_reason="stop", unfiltered=True)  # unreadable: don't replay the answer

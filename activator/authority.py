@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class BadAuthority(ValueError):
-    """The CA's files can't be used; the text says which one, why, and what to do. Neither is ever overwritten."""
+    """The CA's files can't be used. The text says which one, why, and what to do. Neither is ever overwritten."""
 
 
 def utc_now() -> datetime.datetime:
@@ -51,7 +51,7 @@ class Authority:
         self.now = now
         self._key = key
         self._path = path
-        self._is_told = False  # that it can't be written
+        self._is_logged = False  # that the renewed certificate can't be written
 
     @classmethod
     def load_or_make(
@@ -61,7 +61,7 @@ class Authority:
         if not key_path.exists() and not certificate_path.exists():
             _make_ca(certificate_path, key_path, now())
         elif not certificate_path.exists():
-            write_whole(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # cut between the two
+            write_whole(certificate_path, _self_signed(_load_key(key_path), now()), 0o644)  # killed between the two
         if not key_path.exists():
             raise BadAuthority(f"{certificate_path.name} is there, its key {key_path.name} is not: {_OTHER_CA}")
         key = _load_key(key_path)
@@ -75,8 +75,8 @@ class Authority:
     def renew_if_due(self) -> None:
         """Renew the CA's certificate if it is about to expire, or not valid yet because the clock was ahead.
 
-        Its key and name stay: leaves stay good, and so does each older copy while it is valid itself. A CA that is not
-        of our making is left alone. Where the file can't be written, the one before it stays.
+        Key and name stay, so leaves and older copies of the CA stay valid. A CA that Kelvin did not make is left alone.
+        If the file can't be written, the old certificate stays.
         """
         now, made = self.now(), self.certificate
         is_good = made.not_valid_before_utc <= now <= made.not_valid_after_utc - _RENEW_CA
@@ -86,11 +86,11 @@ class Authority:
         try:
             write_whole(self._path, pem, 0o644)
         except OSError as error:
-            if not self._is_told:
+            if not self._is_logged:
                 log.error("the CA's certificate is not valid and can't be made again", extra={"error": str(error)})
-            self._is_told = True
+            self._is_logged = True
             return
-        self.certificate, self._is_told = x509.load_pem_x509_certificate(pem), False
+        self.certificate, self._is_logged = x509.load_pem_x509_certificate(pem), False
         log.warning("the CA's certificate was made again", extra={"was_to_begin": str(made.not_valid_before_utc)})
 
     def context(self, names: list[str], addresses: list[str]) -> ssl.SSLContext:
@@ -182,7 +182,6 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _load_certificate(path: Path) -> x509.Certificate:
-    """A certificate that is made again from the same key is good for all callers."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:

@@ -74,7 +74,7 @@ class Breakers:
             del self._failing[version]
 
     def check(self, key: VersionKey, now_s: float, why: str = "") -> None:
-        """For one that would wait for a start. Raises Refused(BreakerOpen), which says `why` the version fails, too."""
+        """Raise Refused(BreakerOpen), with the reason `why`, if a request for the version must not wait for a start."""
         known = self._failing.get((key.tenant, key.version))
         if known is not None and not known[0].takes(now_s):
             breaker, code = known

@@ -128,15 +128,17 @@ class Completions:
             self._under_way.leave(entry)
 
     def _note_problem(self, call: Call, seen: Outlook) -> StartProblem | None:
-        """Keep for the timeline why no replica came, as far as the caller may read it."""
+        """Record for the timeline why no replica started, as far as the caller may read it."""
         if seen.problem is not None and call.key is not None:
             is_owner = call.account.principal.tenant == call.key.tenant
             call.account.start_problem = for_caller(seen.problem, is_owner)
         return call.account.start_problem
 
     async def _run(self, call: Call, answer: Answer) -> None:
-        """Answer it at the version that its reference names. While the request waits, that version may be deleted, or
-        the alias moved: then it is resolved again, unless the client has a head already, which names the version.
+        """Answer the request at the version that its reference names.
+
+        While the request waits, the version may be deleted or the alias moved. Then the reference is resolved again,
+        unless the client already has the head, which names the version.
         """
         while True:
             try:
@@ -156,7 +158,7 @@ class Completions:
                     raise
 
     def _try_update(self, call: Call) -> bool:
-        """Take over the model's entry as it is now. Return whether the reference names another version by that."""
+        """Update the model's entry. Return whether the reference names another version now."""
         entry = self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
         if entry is None or call.exchange.started or _named(call, entry) in (None, _named(call, call.entry)):
             return False
@@ -164,8 +166,9 @@ class Completions:
         return True
 
     def _is_current(self, call: Call, key: VersionKey) -> bool:
-        """Return whether the request still goes to that version: it exists, and the reference names the same one as
-        when it was resolved. Once the client has a head, a version that exists is kept.
+        """Return whether the request still goes to that version: it exists, and the reference still names it.
+
+        Once the client has the head, the version only has to exist.
         """
         entry = self._table.callable(call.account.principal.tenant, call.entry.tenant, call.entry.model)
         if entry is call.entry:
@@ -175,7 +178,7 @@ class Completions:
         return call.exchange.started or _named(call, entry) == _named(call, call.entry)
 
     def _resolve(self, call: Call) -> VersionRow:
-        """Return the version that answers. Raises Refused where it doesn't take such a request."""
+        """Return the version that answers. Raises Refused if it doesn't take such a request."""
         row = resolve(call.reference, call.entry, call.who_of(call.entry))
         if call.entry.meanwhile and call.reference.alias is not None:
             row = answering(row, call.entry, self._standing)
@@ -214,7 +217,7 @@ class Completions:
 
 
 def _named(call: Call, entry: ModelEntry) -> str | None:
-    """Return the version that the request's reference names in that entry, or None."""
+    """Return the version that the request's reference names in `entry`, or None."""
     try:
         return resolve(call.reference, entry, call.who_of(entry)).version
     except Refused:

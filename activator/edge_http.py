@@ -45,11 +45,11 @@ class HttpProtocol(Client, EdgeConnection):
         self._is_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._codings: list[bytes] = []  # the values of its Transfer-Encoding headers
+        self._codings: list[bytes] = []  # values of Transfer-Encoding headers
         self._in_head = True
         self._head_read = 0
-        self._request_line = b""  # what was read of a head, until its first line is complete
-        self._may_begin = False  # whether the next message begins with what is read now
+        self._request_line = b""  # the head read so far, until its first line is complete
+        self._may_begin = False  # whether the next message begins with the data that is read now
         self._head_timer: asyncio.TimerHandle | None = None
         self._pace = BodyPace(gate.limits, self._loop, self._is_body_held, self._body_is_late)
         self._body_bytes = 0  # that came with the last read, of a body that is not whole
@@ -144,10 +144,9 @@ class HttpProtocol(Client, EdgeConnection):
             self._judge_read()
 
     def _parse_without_upgrade(self, behind_head: bytes) -> None:
-        """Parse the request again without its Upgrade header, which we ignore: the body stays a body (RFC 9110, 7.8).
+        """Parse the request again without its Upgrade header, which we ignore (RFC 9110, 7.8).
 
-        The parser can't be told to ignore it. It ends such a message behind the head and would read the body as the
-        next request.
+        The parser can't ignore it: it ends such a message after the head, and would read the body as the next request.
         """
         kept = [b"%b: %b\r\n" % (name, value) for name, value in self._headers if name != b"upgrade"]
         method, version = self._parser.get_method(), self._parser.get_http_version().encode()
@@ -161,8 +160,8 @@ class HttpProtocol(Client, EdgeConnection):
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(
-            lenient_data_after_close=True,  # behind the last request: ignored
-            # Of a head `_is_clear` judges these; with them in a trailer, the parser would refuse the body.
+            lenient_data_after_close=True,  # data after the last request is ignored
+            # `_is_clear` checks these headers in a head. In a trailer the parser would refuse the body for them.
             lenient_chunked_length=True,
             lenient_transfer_encoding=True,
         )
@@ -208,7 +207,7 @@ class HttpProtocol(Client, EdgeConnection):
             self._ignoring = True
             busy.keep_alive = False
         elif not self._may_begin:
-            # Pipelined behind the end of a body whose request is answered already.
+            # Pipelined after the end of a body whose request was answered already.
             self._ignoring = True
             self._transport.close()
         else:
@@ -251,7 +250,7 @@ class HttpProtocol(Client, EdgeConnection):
         self._begin()
 
     def _is_clear(self) -> bool:
-        """Whether no reader of this head can see another request in it, or another end of its body."""
+        """Return whether the head is unambiguous: every parser finds the same request and the same end of its body."""
         if _REQUEST_LINE.match(self._request_line) is None or self._parser.get_method() == b"CONNECT":
             return False
         if not self._codings:

@@ -68,11 +68,11 @@ class Line:
     """One version: its replicas and who waits for them."""
 
     waiting: FairQueue[Waiter]
-    shares: SlotShares  # who may have which part of its slots
+    shares: SlotShares  # of its slots, by tenant
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
-    is_grant_due: bool = False  # whether a grant is scheduled, for when its shares are counted anew
+    is_grant_due: bool = False  # a grant is scheduled for the next window of `shares`
     swept_s: float = 0.0  # when it was last looked for those who are late
     most: int = 0  # requests that its replicas had at once from here, since somebody asked for that
 
@@ -101,14 +101,15 @@ class Line:
         return all(replica.gone or replica.row.draining for replica in self.replicas.values())
 
     def may_take(self, tenant: str) -> bool:
-        """Whether the tenant may have a free slot."""
+        """Return whether the tenant may have a free slot."""
         free = self.free
         return free > 0 and (self.shares.is_owner_alone or self.shares.may_take(tenant, self.slots, free))
 
 
 def next_waiter(line: Line, may_take: Callable[[str], bool] | None = None) -> tuple[Waiter, Ask] | None:
-    """The next who still waits, of tenants that may have a slot. A task's cancellation ends its future at once, and
-    leaves the line a moment later.
+    """Return the next waiter of a tenant that may have a slot, or None.
+
+    Skips cancelled waiters: their futures end at once, but they leave the queue a moment later.
     """
     while (found := line.waiting.take() if may_take is None else line.waiting.take(may_take)) is not None:
         waiter, ask = found

@@ -27,16 +27,18 @@ from service.way import Ways
 log = logging.getLogger(__name__)
 
 ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
-MAX_ERROR_BYTES: Final = 64 << 10  # of an answer that is no stream of frames
+MAX_ERROR_BYTES: Final = 64 << 10  # of a response that is no stream of frames
 _FRAMES: Final = CONTENT_TYPE.encode()
-_BUSY: Final = frozenset({429, 503})  # what a proxy says of a replica that is full, or not ready
+_BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
 
 
 class Lost(Exception):
-    """The replica, or the connection to it, is gone, or what answers there is no runtime. `untouched`: before its 200,
-    by which it counts the request. `has_ended`: its process listens no more, so it will never take a request again.
+    """The replica or its connection is gone, or something else answers in its place.
+
+    `untouched`: that was before its 200, so it did not count the request. `has_ended`: its process has ended, and will
+    never take a request again.
     """
 
     def __init__(self, *, untouched: bool, has_ended: bool = False) -> None:
@@ -128,7 +130,7 @@ class Upstream:
         self._over = False  # nothing is left to cancel
         self._is_disowned = False
         self._delivered = 0
-        self.cost: Counts | None = None  # of an answer that was cut: what the replica said when it had ended it
+        self.cost: Counts | None = None  # of a cancelled answer, as the replica reported it
         self.runtime_id: str | None = None  # as the replica calls itself, with its 200
         self.is_left = False
         self.telling: asyncio.Task[None] | None = None  # a replica that was disowned
@@ -145,7 +147,7 @@ class Upstream:
                 self._name_runtime(self._answer)
         except OSError as error:
             self._over = True
-            # A pod may listen again at its address. A runtime on this host never does.
+            # A pod may listen at its address again. A runtime on this host never does.
             has_ended = self._answer is None and self._session.is_on_this_host and error.errno in _NOBODY_LISTENS
             if self._answer is not None:
                 self._answer.close()
@@ -250,9 +252,7 @@ class Upstream:
             self.runtime_id = name.decode("latin-1")[:128]
 
     async def _read_cost(self, answer: Answer) -> None:
-        """Read on to the frame that ends the answer, which says what it cost until then. An answer without frames cost
-        nothing.
-        """
+        """Read a cancelled answer up to its last frame, which has its cost. Without frames it cost nothing."""
         await answer.head()
         if answer.status != 200 or answer.fields.get(b"content-type") != _FRAMES:
             return
@@ -270,8 +270,10 @@ class Upstream:
             await self._session.close()
 
     async def _rejection(self, answer: Answer) -> Declined | Lost:
-        """Return what an answer without frames means: the runtime's own refusal, which names this request; else
-        somebody else answered in its place (a sidecar, a proxy), so that no runtime took the request.
+        """Return what a response without frames means.
+
+        A refusal of the runtime names this request. Anything else comes from a sidecar or proxy in its place, so no
+        runtime took the request.
         """
         raw = b""
         while answer.status != 200 and len(raw) <= MAX_ERROR_BYTES and (part := await answer.some()):

@@ -30,9 +30,9 @@ CONNECTIONS: Final = 16
 BULK_PART: Final = 0.75  # of Redis's `maxmemory` may hold kept answers; the rest is for limits
 MEMBERS: Final = "kelvin:members"
 
-# A bucket (GCRA) is how many seconds it lacks to be full, and when that was so; one that is full has no key. A clock of
-# Redis that steps back takes nothing from a tenant: no time has passed then. In: a minute's limit, what goes back
-# (below 0: is owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
+# A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
+# clock steps back, no time has passed, so no tenant loses anything. In: a minute's limit, what is given back (below 0:
+# owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
 TAKE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -54,9 +54,9 @@ end
 return {granted, string.format('%.6f', lacks)}
 """
 
-# Of each member the places that it leases, and until when; what is over is forgotten. No lease lasts longer than from
-# now on: one that seems to was given before Redis's clock stepped back. In: our name, what is inside here, what is
-# wanted, the limit, for how many seconds. Out: what we have now. Who is inside stays, whatever the limit.
+# The places that each member leases, and until when; expired leases are deleted. A lease that seems to last longer than
+# a new one was given before Redis's clock stepped back, and is cut. In: our name, requests inside here, places wanted,
+# the limit, the lease's seconds. Out: our places now. Requests that are inside stay, whatever the limit.
 LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -83,8 +83,8 @@ end
 return have
 """
 
-# In: our name, seconds of silence. Out: the members' names. A word of later than now was said before Redis's clock
-# stepped back, and counts as one of now.
+# In: our name, seconds of silence. Out: the members' names. A beat later than now is from before Redis's clock stepped
+# back, and counts as one of now.
 BEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
@@ -156,8 +156,9 @@ class RedisStore:
         return await self._answer(self._command(script, keys, *arguments))
 
     async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
-        """As `ask`, for a script that keeps so many bytes. Raises Full where Redis has no room for them; limits, leases
-        and budgets, which share that Redis, go on.
+        """As `ask`, for a script that stores `nbytes`.
+
+        Raises Full if that would leave too little for limits, leases and budgets in the same Redis.
         """
         if nbytes > self._bulk_room:
             raise Full

@@ -27,7 +27,7 @@ class QueueLimits:
 class AdmissionFacts(msgspec.Struct, frozen=True):
     """What is known when a request arrives."""
 
-    has_slot: bool  # free, for this tenant
+    has_slot: bool  # a slot is free that this tenant may have
     ask: Ask
     queued: Load  # for its version
     loads: Loads
@@ -60,7 +60,7 @@ ADMIT: Final = Admit()
 
 
 def decide(facts: AdmissionFacts, now: float) -> Admission:
-    """First reason wins: missed deadline, a free slot, a full queue. Whoever waits may not have that slot."""
+    """Return the first that applies: a missed deadline, a free slot (no waiter may have it), a full queue."""
     if facts.deadline.passed(now):
         return Shed(DeadlineExceeded(0.0, "admitting"))
     if facts.has_slot:

@@ -33,13 +33,13 @@ class Spent:
     held_micros: int = 0
     handed_over_micros: int = 0  # in all: records that were ours to count, and are in the ledger's sum since
     _unseen: deque[_Unseen] = field(default_factory=deque)
-    _unseen_sum_micros: int = 0  # of all these: each request asks for it
-    _before_micros: int | None = None  # of the month before the row's; None: unknown
+    _unseen_sum_micros: int = 0  # sum over `_unseen`, which each request needs
+    _before_micros: int | None = None  # spent in the month before the row's; None: unknown
 
     def told(self, row: SpendingRow) -> None:
-        """The ledger's word: what is in it is no longer ours to count.
+        """Take in the ledger's sum. Records that it contains are no longer counted here.
 
-        The row may be of a month that has not begun by our clock. What ends meanwhile counts in the month before it.
+        The row may be of a month that has not begun by our clock. Until then records count in the month before it.
         """
         before = _month_beside(row.month, -1)
         is_told = before in row.beside
@@ -74,7 +74,7 @@ class Spent:
         return self.row.spent_micros
 
     def month_at(self, now_us: int) -> str:
-        """YYYY-MM (UTC) of what is known: of the row, or the month before or after it. The ledger has told."""
+        """Return the month, YYYY-MM in UTC, that `known_micros` is about. Call it after `told`."""
         assert self.row is not None, "nothing costs anything yet"
         if self._is_before(now_us):
             return _month_beside(self.row.month, -1)
@@ -115,7 +115,7 @@ class Spent:
             self._unseen.append(_Unseen(max(sequence, last.sequence), ended_at_us, last.micros + micros))
 
     def _is_before(self, now_us: int) -> bool:
-        """Whether the row's month has not begun by our clock, and the one before it is known."""
+        """Return whether the row's month has not begun by our clock, and the month before it is known."""
         if self.row is None or self._before_micros is None or now_us >= self.row.ends_at_us - _SHORTEST_US:
             return False
         return now_us < _begins_us(self.row.month)
@@ -137,7 +137,7 @@ class Spent:
 
 
 def _month_beside(month: str, step: int) -> str:
-    """The month after that one (1), or before it (-1)."""
+    """Return the month after (`step` 1) or before (-1)."""
     count = int(month[:4]) * 12 + int(month[5:]) - 1 + step
     return f"{count // 12:04}-{count % 12 + 1:02}"
 

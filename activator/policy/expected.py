@@ -72,8 +72,8 @@ class Pace:
         self.running -= slots
 
     def tokens_per_s(self, slots: int) -> float | None:
-        """Return how fast this many slots compute while all are taken. None where that is unknown: too few answers
-        yet, or no slot, because every replica drains or rests. Never 0.
+        """Return the throughput of this many slots while all are taken; never 0. None if it is unknown: there were too
+        few answers, or there is no slot because every replica drains or rests.
         """
         if slots <= 0 or self._answers < LEAST or self._held_s <= 0:
             return None
@@ -100,8 +100,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What one who waits is told; None of what is not known. `bytes_to_bring` into memory, the slowest from `tier`.
-    `problem`: why no replica comes.
+    """What a waiting client is told; None if unknown.
+
+    `bytes_to_bring` are still to be loaded, the slowest of them from `tier`. `problem` is why no replica starts.
     """
 
     remaining_s: float | None = None
@@ -110,7 +111,7 @@ class Outlook:
     problem: StartProblem | None = None
 
     def words(self) -> str:
-        """As a heartbeat has it: ` remaining_s=1.3 tier=nvme bytes=5697536`, ` reason=no_room`."""
+        """Format it for a heartbeat: ` remaining_s=1.3 tier=nvme bytes=5697536`, ` reason=no_room`."""
         told = "" if self.remaining_s is None else f" remaining_s={self.remaining_s:.1f}"
         told += f" tier={self.tier} bytes={self.bytes_to_bring}" if self.tier is not None else ""
         return told + ("" if self.problem is None else f" reason={self.problem.reason}")
@@ -136,14 +137,14 @@ class Starts(Generic[K]):
         self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
 
     def set_problem(self, key: K, problem: StartProblem | None) -> None:
-        """Record why it does not start; None: nothing is known that keeps it from starting."""
+        """Record why the version does not start; None if nothing is known to prevent it."""
         if problem is None:
             self._problems.pop(key, None)
         else:
             self._problems[key] = problem
 
     def problem(self, key: K) -> StartProblem | None:
-        """Return why it does not start, where that is known."""
+        """Return why the version does not start, if that is known."""
         return self._problems.get(key)
 
     def failed(self, tenant: str, version: str) -> None:
@@ -158,7 +159,7 @@ class Starts(Generic[K]):
         self._problems.pop(key, None)
 
     def keys(self) -> Set[K]:
-        """Return all versions of which something is known."""
+        """Return all versions about which something is known."""
         return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
 
     def clear(self) -> None:
@@ -188,7 +189,7 @@ def comes_too_late(wait_s: float | None, remaining_s: float) -> bool:
 
 
 def for_caller(problem: StartProblem, is_owner: bool) -> StartProblem:
-    """Return what a caller may read of it: a guest of another tenant's model gets the reason alone."""
+    """Return what a caller may read. A guest of another tenant's model gets only the reason."""
     if is_owner:
         return problem
     return StartProblem(reason=problem.reason, message=f"{problem.reason}; the model's owner can see more")
