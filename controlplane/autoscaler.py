@@ -5,8 +5,7 @@ cost nothing. The loop converges: what died is missed at the next look, and made
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from contracts.control import ConcurrencyStat, Stats
@@ -23,7 +22,7 @@ from controlplane.replicas import Replica
 from controlplane.scaled import Scaled
 from controlplane.takeover import Takeover
 from controlplane.tasks import Tasks
-from service.loops import record_error
+from service.loops import isolated
 
 log = logging.getLogger(__name__)
 
@@ -126,19 +125,20 @@ class Autoscaler:
         """Take an activator's reports in. A version at zero that is asked for is decided on before this returns."""
         self._takeover.record_report(stats.activator, self._now_s())
         for stat in stats.stats:
-            with _isolated(VersionKey(stat.tenant, stat.model, stat.version)) as key:
+            key = VersionKey(stat.tenant, stat.model, stat.version)
+            with isolated(key):
                 self._observe(key, stat)
 
     def tick(self) -> None:
         """Look at every version that is in use or has a minimum."""
         for key in (*self._actuator.in_use(), *(key for key, _ in self._minimums.every())):
-            with _isolated(key):
+            with isolated(key):
                 self._ensure(key)
         self._minimums.bound(self._tenants_at_zero())
         for scaled in tuple(self._scaled.values()):
-            with _isolated(scaled.key):
+            with isolated(scaled.key):
                 self._look(scaled)
-            with _isolated(scaled.key):
+            with isolated(scaled.key):
                 if not self._actuator.present(scaled.key) and scaled.is_forgettable(self._now_s()):
                     self._drop_wish(scaled.key)
                     del self._scaled[scaled.key]
@@ -146,7 +146,7 @@ class Autoscaler:
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """Scale versions to zero now. The registry and the tenants decide whether they may start again."""
         for key in keys:
-            with _isolated(key):
+            with isolated(key):
                 self._empty(self._ensure(key))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
@@ -180,7 +180,7 @@ class Autoscaler:
         if replica.key is not None and (scaled := self._scaled.get(replica.key)) is not None:
             scaled.process_died(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
-                with _isolated(scaled.key):
+                with isolated(scaled.key):
                     self._look(scaled)
         self.room()
 
@@ -190,7 +190,7 @@ class Autoscaler:
             if not self._actuator.has_room():
                 break
             del self._awaiting_room[key]
-            with _isolated(key):
+            with isolated(key):
                 self._look(self._ensure(key))
 
     def check_integrity(self) -> None:
@@ -370,12 +370,3 @@ class Autoscaler:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / _US
-
-
-@contextmanager
-def _isolated(key: VersionKey) -> Iterator[VersionKey]:
-    """Keep an unexpected error of one version from stopping the others. It counts as an error of the running loop."""
-    try:
-        yield key
-    except Exception as error:
-        record_error(error, key)

@@ -13,7 +13,7 @@ from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.process import Process
-from service.loops import record_error
+from service.loops import isolated
 from telemetry.policy.instruments import Page
 
 log = logging.getLogger(__name__)
@@ -57,17 +57,12 @@ class DamageLoop:
         for replica in tuple(self._fleet.table):
             if replica.pid not in pids or replica.runtime_id in self._told:
                 continue
-            try:
-                is_sent = self._send_away(replica)
-            except Exception as error:  # a defect in one replica's affairs must not keep the others
-                record_error(error, replica.runtime_id)
-                continue
-            if not is_sent:
-                continue
-            self._told.add(replica.runtime_id)
-            self._counter.add(())
-            seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
-            log.error("a replica has memory that was found wrong", extra=seen)
+            with isolated(replica.runtime_id):
+                if self._send_away(replica):
+                    self._told.add(replica.runtime_id)
+                    self._counter.add(())
+                    seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
+                    log.error("a replica has memory that was found wrong", extra=seen)
 
     def _send_away(self, replica: Replica) -> bool:
         process = self._fleet[replica.runtime_id]

@@ -11,7 +11,8 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
@@ -65,13 +66,20 @@ def record_error(error: Exception, about: object) -> None:
         loop.record_part(error, about)
 
 
+@contextmanager
+def isolated(about: object) -> Iterator[None]:
+    """Keep an unexpected error in this part of a loop's work from stopping the others. See `record_error`."""
+    try:
+        yield
+    except Exception as error:
+        record_error(error, about)
+
+
 def notify(listeners: Iterable[T], call: Callable[[T], object]) -> None:
-    """Make the call at each listener. The error of one is recorded, and the others are called all the same."""
+    """Call `call` with each listener, isolated from each other."""
     for listener in tuple(listeners):
-        try:
+        with isolated(listener):
             call(listener)
-        except Exception as error:
-            record_error(error, listener)
 
 
 def ready_while_loops_work(app: ASGIApp, health: LoopHealth = PROCESS) -> ASGIApp:

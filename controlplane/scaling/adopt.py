@@ -27,7 +27,7 @@ from controlplane.scaling.local import RESTORE_S, LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
 from service.client import ServiceClient
-from service.loops import record_error
+from service.loops import isolated
 from service.unix import SocketDirectory, peer_pid
 
 log = logging.getLogger(__name__)
@@ -138,10 +138,8 @@ def _adopt(
 ) -> None:
     """Take each on from where it is. A replica of a version that does not exist is drained."""
     for each in found:
-        try:
+        with isolated(each.report.runtime_id):
             _adopt_one(fleet, pool, actuator, feed, known, each)
-        except Exception as error:  # a defect in one replica's affairs must not stop the others'
-            record_error(error, each.report.runtime_id)
 
 
 def _adopt_one(

@@ -27,7 +27,7 @@ from controlplane.scaling.knative.cluster import (
     Unreachable,
 )
 from controlplane.scaling.knative.view import View
-from service.loops import PROCESS, record_error
+from service.loops import PROCESS, isolated
 
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
@@ -140,11 +140,9 @@ class Converger:
                     self._tell(ref)
 
     def _tell(self, ref: Ref) -> None:
-        try:
-            if self._told is not None:
+        if self._told is not None:
+            with isolated(ref):
                 self._told(ref)
-        except Exception as error:  # of one object, which may be anybody's
-            record_error(error, ref)
 
     def _look(self, refs: Iterable[Ref]) -> None:
         """Each is looked at soon: to look at ten thousand at once would take seconds, in which no lease is renewed."""

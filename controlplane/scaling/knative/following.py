@@ -7,7 +7,7 @@ from contextlib import aclosing
 from controlplane.policy.labels import Place
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.view import Uids
-from service.loops import record_error
+from service.loops import isolated
 
 
 async def follow(
@@ -26,10 +26,8 @@ async def follow(
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
         async for change in changes:
             for ref, obj in known.take(change):
-                try:
+                with isolated(ref):
                     take(place_of(ref), obj)
-                except Exception as error:
-                    record_error(error, ref)
             first.set()
 
 
