@@ -1,9 +1,8 @@
 """Chunks and plans on disk until their commit: `ROOT/TENANT/ID/{plan.json,declared.json,chunks/DIGEST}`.
 
-A directory without `declared.json` is a plan whose client has not said yet what it will send; one with it is a push.
-Blocking; callers run it in threads. A name appears only by rename of a whole file or directory, so a killed process
-leaves no half chunk under a digest. Nothing is synced: after a power cut bytes may be gone, which packing finds, as it
-hashes them.
+A directory without `declared.json` is a plan: its client has not declared yet what it will send. With it, it is a push.
+Blocking; callers run it in threads. Names appear only by renaming a whole file or directory, so a killed process leaves
+no half chunk under a digest. Nothing is synced: after a power cut bytes may be gone, which packing detects by hashing.
 """
 
 import errno
@@ -31,8 +30,7 @@ log = logging.getLogger(__name__)
 _ID: Final = re.compile(rf"[0-9a-f]{{{ID_HEX}}}")
 _PLAN: Final = "plan.json"
 _DECLARED: Final = "declared.json"
-# A push that was active so recently is not thrown out to make room for another.
-IDLE_S: Final = 600.0
+IDLE_S: Final = 600.0  # a push that was active within it is not removed to make room
 
 
 class Staging:
@@ -45,7 +43,7 @@ class Staging:
         self._root = root
         self._plans_per_tenant = plans_per_tenant
         self._held: Counter[str] = Counter()
-        # Held from the last look at an idle push until it has lost its name, so that no commit begins in between.
+        # Held from the last check of an idle push until it is renamed away, so that no commit begins in between.
         self._removing = threading.Lock()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._remove_unfinished()
@@ -55,7 +53,7 @@ class Staging:
 
     @contextmanager
     def hold(self, plan_id: str) -> Iterator[None]:
-        """While inside, neither age nor the lack of room drops the plan."""
+        """Keep the plan during the block, whatever its age and however little room there is."""
         with self._removing:
             self._held[plan_id] += 1
         try:
@@ -163,15 +161,16 @@ class Staging:
             os.utime(self._path(tenant, plan_id), (now_s, now_s))
 
     def drop(self, tenant: str, plan_id: str) -> None:
-        """Forget the push. It may be gone already. What the disk does not let go of, a sweep tries again."""
+        """Remove the push, which may be gone already. If the disk refuses, a sweep tries again."""
         try:
             _remove(self._path(tenant, plan_id))
         except OSError as error:
             log.warning("a push was not removed", extra={"plan": plan_id, "error": str(error)})
 
     def drop_idle(self, tenant: str, plan_id: str, now_s: float) -> bool:
-        """Forget the push if it is still idle: no commit holds it, and its client has not come back. Return whether it
-        is gone. Raises `Refused(Unavailable)` where the disk removes nothing.
+        """Remove the push if it is still idle: no commit holds it, and its client has not come back.
+
+        Return whether it is gone. Raises `Refused(Unavailable)` if the disk refuses.
         """
         with _translated("plan", plan_id):
             return self._remove_idle(self._path(tenant, plan_id), now_s, IDLE_S)
@@ -185,7 +184,10 @@ class Staging:
         return found
 
     def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
-        """Drop pushes (of the tenant `only`) that stood still for too long, what crashes left; returns how many."""
+        """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many.
+
+        With `only`, look at that tenant alone.
+        """
         dropped = 0
         for tenant in self._tenants():
             if only not in (None, tenant.name):
@@ -198,7 +200,7 @@ class Staging:
                 continue
             for path in found:
                 try:
-                    if now_s < _mtime(path) < float("inf"):  # the clock was ahead when it was touched
+                    if now_s < _mtime(path) < float("inf"):  # touched while the clock was ahead
                         os.utime(path, (now_s, now_s))
                     if now_s - _mtime(path) <= max_age_s:
                         continue
@@ -218,7 +220,7 @@ class Staging:
                 assert self.load(tenant.name, plan.name).plan_id == plan.name
 
     def _ensure(self, record: PlanRecord, files: Mapping[str, bytes], now_s: float) -> None:
-        """The record's directory, whole and with these files, also where it was there and a power cut damaged it."""
+        """Make the record's directory with these files, or repair one that a power cut damaged."""
         path = self._path(record.tenant, record.plan_id)
         with _translated("plan", record.plan_id):
             if path.exists():
@@ -246,9 +248,9 @@ class Staging:
             return decode((plan / _DECLARED).read_bytes(), Declaration)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:  # nothing is known of the push, which is not the same as a push of nothing
+        except OSError as error:  # an unreadable declaration is not an empty one
             raise Refused(Unavailable("the staging disk")) from error
-        except Refused:  # cut by a power failure is as good as not there
+        except Refused:  # cut by a power failure: as if it were not there
             return None
 
     def _make_room_for_plan(self, tenant: str) -> None:
@@ -266,8 +268,9 @@ class Staging:
             raise Refused(Overloaded("the list of open pushes", self._plans_per_tenant, 30.0))
 
     def _remove_idle(self, push: Path, now_s: float, idle_s: float) -> bool:
-        """Remove the push unless a commit holds it or it was active in the last `idle_s` seconds. Return whether it is
-        gone. Raises OSError where the disk refuses.
+        """Remove the push unless a commit holds it or it was active in the last `idle_s` seconds.
+
+        Return whether it is gone. Raises OSError if the disk refuses.
         """
         with self._removing:
             if push.exists() and (self._held[push.name] or now_s - _mtime(push) < idle_s):
@@ -280,9 +283,7 @@ class Staging:
         return not self._held[push.name] and now_s - _mtime(push) >= IDLE_S
 
     def _remove_unfinished(self) -> None:
-        """What a killed process had not finished has a name with a dot. A disk that keeps it does no harm: nobody
-        reads such names.
-        """
+        """Remove unfinished entries of a killed process: names with a dot. Nobody reads those that stay."""
         for tenant in self._tenants():
             with suppress(Refused):
                 for entry in _scan(tenant):
@@ -294,7 +295,7 @@ class Staging:
                             Path(file).unlink()
 
     def _tenants(self) -> list[os.DirEntry[str]]:
-        """Without what others keep here, such as the file system's `lost+found`, which only root may open."""
+        """Return the tenants' directories. Other entries, such as `lost+found`, are not ours."""
         return [entry for entry in _scan(self._root) if is_dns_label(entry.name) and entry.is_dir()]
 
     def _plans(self, tenant: str) -> list[Path]:
@@ -312,7 +313,7 @@ def _is_push(plan: Path) -> bool:
 
 
 def _scan(path: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    """Raises `Refused(Unavailable)` where the disk does not tell: that is not the same as nothing there."""
+    """Return the entries of a directory; none if it is absent. Raises `Refused(Unavailable)` if it can't be read."""
     try:
         with os.scandir(path) as entries:
             return list(entries)
@@ -330,14 +331,15 @@ def _mtime(path: Path) -> float:
 
 
 def _remove(directory: Path) -> None:
-    """Its name goes at once, then its bytes: a killed process leaves nothing that looks like half a plan. It may be
-    gone already. Raises OSError where the disk refuses.
+    """Rename a directory away, then delete it, so that a killed process leaves no half plan under its name.
+
+    It may be gone already. Raises OSError if the disk refuses.
     """
     shutil.rmtree(_hide(directory), ignore_errors=True)
 
 
 def _hide(directory: Path) -> Path:
-    """Rename it to what nobody reads. Returns the new path, where nothing is if the directory was gone already."""
+    """Rename a directory to a name that nobody reads. Return the new path; nothing is there if it was gone already."""
     hidden = directory.with_name(f".gone.{secrets.token_hex(8)}")
     with suppress(FileNotFoundError):
         directory.rename(hidden)
@@ -378,6 +380,6 @@ def _translated(kind: str, name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise Refused(NotFound(kind, name)) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # as `check_room` says it beforehand: no retry makes room
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the same failure as of `check_room`
             raise Refused(CapacityExceeded("bytes on the staging disk", 1, 0)) from error
         raise Refused(Unavailable("the staging disk")) from error

@@ -40,7 +40,7 @@ from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, divi
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
-OWNER_PART: Final = 8  # one of so many parts of the KV blocks is kept for the owner where guests ask, too
+OWNER_PART: Final = 8  # one part of so many of the KV blocks is reserved for the owner while guests have requests
 
 
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:

@@ -1,14 +1,14 @@
-"""Which tokens the next step computes: every decode, then as much prefill as the budget leaves: half of it for the
-owner where guests have prompts, too, the rest max-min fair over the other tenants; of each in order of arrival.
+"""Choose the tokens that the next step computes: every decode, then as much prefill as the budget leaves.
 
-Admission is by worst case (`blocks`), so nothing is ever preempted.
+If owner and guests have prompts, the owner gets at least half of the prefill. The rest is max-min fair over tenants,
+and first come, first served within a tenant. Admission is by worst case (`blocks`), so nothing is ever preempted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-OWNER: Final = ""  # the tenant whose version it is
+OWNER: Final = ""  # stands for the tenant that owns the version
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Budget:
     min_prefill_tokens: int  # prefill never starves behind decodes
 
     def prefill_tokens(self, decodes: int, *, has_guests: bool = False) -> int:
-        """What a step of so many decodes leaves for prompts, also those of guests: their steps stay short, as the owner
-        may come during one.
+        """Return the prefill tokens of a step with so many decodes. Steps with guests' prompts stay short, because a
+        request of the owner may arrive during one.
         """
         if decodes == 0 and not has_guests:
             return self.lone_tokens
@@ -76,21 +76,21 @@ def plan(running: Sequence[Progress], budget: Budget) -> tuple[Share, ...]:
         guests = sum(needs.values()) - needs[OWNER]
         part = min(needs[OWNER], max(left - left // 2, left - guests))
         left = min(left - part, max(part, budget.min_prefill_tokens))
-        for index in prompts.pop(OWNER):
-            if count := min(part, running[index].uncomputed):
-                prefills.append(Share(index, count))
-                part -= count
-    # Who needs least goes first: what it leaves of its part is for the others.
-    due = [prompts[tenant] for tenant in sorted(prompts, key=needs.__getitem__)]
-    for number, own in enumerate(due):
-        part = -(-left // (len(due) - number))
-        for index in own:
-            count = min(part, running[index].uncomputed)
-            if count:
-                prefills.append(Share(index, count))
-            part -= count
-            left -= count
+        prefills += _prefill(running, prompts.pop(OWNER), part)
+    # Max-min: the tenant that needs least goes first, and leaves the rest of its part to the others.
+    by_need = sorted(prompts, key=needs.__getitem__)
+    for number, tenant in enumerate(by_need):
+        part = -(-left // (len(by_need) - number))
+        prefills += _prefill(running, prompts[tenant], part)
+        left -= min(part, needs[tenant])
     return (*decodes, *sorted(prefills, key=lambda share: share.index))
+
+
+def _prefill(running: Sequence[Progress], indices: Sequence[int], tokens: int) -> Iterator[Share]:
+    for index in indices:
+        if count := min(tokens, running[index].uncomputed):
+            yield Share(index, count)
+            tokens -= count
 
 
 def divide(total: int, weights: Sequence[int]) -> tuple[int, ...]:
