@@ -75,7 +75,7 @@ def _open_file(path: Path) -> Database:
 
 
 def _check_beginnings(path: Path) -> None:
-    """Refuse files that SQLite would silently replace: an emptied database, or a write-ahead log with a damaged header.
+    """Refuse what SQLite would silently replace: an emptied or lost database, a write-ahead log with a damaged header.
 
     Of a file that is damaged it would drop the log, from which the file may be repaired.
     """
@@ -88,9 +88,11 @@ def _check_beginnings(path: Path) -> None:
         raise _damaged(path, f"{path.name} is damaged (file is not a database)")
     if log_begins and not begins:
         raise _damaged(path, f"{path.name} is empty or missing, and its {log_path.name} is there")
-    # A start that was killed early leaves an empty file as well, but was never ready.
-    if begins == b"" and (path.parent / READY_ONCE).exists():
-        raise _damaged(path, f"{path.name} is empty", "or remove it to begin without models, keys and bills")
+    # A new installation has no file, and a start that was killed early leaves an empty one. Neither was ever ready.
+    # After a loss, a new database would be backed up, and the next restore would take that backup for the newest.
+    if not begins and (path.parent / READY_ONCE).exists():
+        rest = f"or remove `{READY_ONCE}` and `{path.name}` to begin without models, keys and bills"
+        raise _damaged(path, f"{path.name} is {'missing' if begins is None else 'empty'}", rest)
 
 
 def _beginning(path: Path) -> bytes | None:

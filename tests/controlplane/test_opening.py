@@ -57,8 +57,6 @@ def test_damaged_database_is_refused(killed: Path, damage: Callable[[Path], None
     log = killed.with_name("kelvin.db-wal")
     if not has_log:
         open_database(killed).close()  # which moves the log's content into the file
-        if damage is Path.unlink:
-            pytest.skip("nothing is left that tells it from a new installation")
     damage(killed)
     before = {path: path.read_bytes() for path in (killed, log) if path.exists()}
     with pytest.raises(BadSetting, match=r"kelvin\.db is (empty|damaged|missing).*: restore a backup"):
@@ -87,6 +85,18 @@ def test_damaged_shared_memory_is_made_again(killed: Path, damage: Callable[[Pat
     shared = killed.with_name("kelvin.db-shm")
     shared.write_bytes(bytes(range(256)) * 128)
     damage(shared)
+    _open(killed).close()
+
+
+@pytest.mark.parametrize("damage", [_empty, Path.unlink])
+def test_refusal_says_how_to_begin_anew(killed: Path, damage: Callable[[Path], None]) -> None:
+    """By removing what it names."""
+    open_database(killed).close()
+    damage(killed)
+    with pytest.raises(BadSetting, match=r"or remove `url` and `kelvin\.db` to begin without models, keys and bills"):
+        _open(killed)
+    for name in ("url", "kelvin.db"):
+        (killed.parent / name).unlink(missing_ok=True)
     _open(killed).close()
 
 
