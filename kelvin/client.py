@@ -37,7 +37,7 @@ class Target:
     key: Path | None = None
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        """A client with the address, the trust root and the key. Raises DoorClosed where one is missing or is none."""
+        """Return a client of the installation. Raises DoorClosed if address, CA or key is missing or invalid."""
         keep_secrets()
         url = _address(self.url or self._read("url", f"https://localhost:{DEFAULT_PORT}"))
         ca, key = self.ca or self.data / "ca.pem", self.key or self.data / key_file
@@ -102,7 +102,7 @@ def _refuse(answer: httpx.Response) -> None:
 
 
 def json_of(answer: httpx.Response) -> dict[str, Any]:
-    """Return the object in a response. Raises DoorClosed where something else answered, such as a proxy."""
+    """Return the JSON object in a response. Raises DoorClosed if something else answered, such as a proxy."""
     try:
         found = decode_any(answer.content)
     except BadJson:
@@ -113,7 +113,7 @@ def json_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 def unreachable(error: httpx.TransportError) -> DoorClosed:
-    """Return what a call that got no answer is told: the address, the reason, and what to do next."""
+    """Return the error of a call without an answer: the address, the reason, and what to do next."""
     origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")
     hint = (
         "--ca names the file of the authority that signed its certificate"

@@ -1,7 +1,8 @@
-"""Commits outlive the request that began them: each runs once, and whoever asks again joins it or gets its result.
+"""Run commits of pushes beyond the requests that start them. Each runs once; a repeated request joins it or gets its
+result.
 
-One that nobody has asked for during ABANDONED_S is cancelled: its client left, or its tenant was suspended. A client
-that comes back starts it anew, from what is stored by then.
+A commit for which no request waits during ABANDONED_S is cancelled: its client left, or its tenant was suspended. A
+client that comes back starts it again, from what is stored by then.
 """
 
 import asyncio

@@ -73,7 +73,7 @@ class Child:
 
     @property
     def watched(self) -> Watched | None:
-        """What the watchdog asks, None where it is down or is ending."""
+        """The process for the watchdog to probe; None while it is down or ending."""
         return Watched(self.spec.name, self.pid, self.spec.socket) if self.pid is not None and self.is_kept else None
 
     def start(self, logs: Path | None, environment: Mapping[str, str], *fds: int) -> None:

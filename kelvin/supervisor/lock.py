@@ -14,16 +14,16 @@ class AlreadyRunning(Exception):
 
 
 class OpenToOthers(Exception):
-    """The data directory, which will hold keys, belongs to another user and is open to more than that user."""
+    """The data directory, which will hold keys, belongs to another user, and others than that user can open it."""
 
 
 @contextmanager
 def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[None]:
-    """Hold `DATA/lock`. Make the directory where it is missing, and close it to other users where it is ours.
+    """Hold `DATA/lock`. Create the directory if it is missing, and remove other users' access if it is ours.
 
-    Raises AlreadyRunning with the holder's process id where it is known. With `keeps_secrets` it raises OpenToOthers
-    for a directory of another user that group or others may use. Without, such a directory is accepted: a pod's volume
-    belongs to root, and nobody else is in the pod.
+    Raises AlreadyRunning with the holder's process id, if that is known. With `keeps_secrets`, raises OpenToOthers if
+    the directory belongs to another user and group or others may use it. Otherwise it is accepted: a pod's volume
+    belongs to root, and no other user is in the pod.
     """
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not make_private(data) and keeps_secrets:

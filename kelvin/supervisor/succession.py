@@ -72,7 +72,7 @@ class Succession:
             self._is_ordered = False
             try:
                 await self._change()
-            except OSError as error:  # such as a file system that links no sockets
+            except OSError as error:  # such as a file system without links to sockets
                 self._failed(f"the door can't be changed: {error.strerror or error}")
 
     async def _change(self) -> None:
@@ -90,7 +90,7 @@ class Succession:
                 return
             self._children.append(new)
             limit = time.monotonic() + self._ready_s
-            # It may die right after its answer: then nobody would be at the door once the old one has ended.
+            # If it dies right after its answer, keep the old one: nobody else would accept requests.
             while not (await self._hands.is_at_door(new) and new.pid is not None):
                 if new.pid is None or time.monotonic() > limit:
                     await self._hands.end([new], KILL_AFTER_S)
@@ -108,7 +108,7 @@ class Succession:
 
     @contextmanager
     def _kept_name(self, old: Child) -> Iterator[Callable[[], None]]:
-        """Yield a function that gives the old process's socket its name back, whoever took it meanwhile.
+        """Yield a function that gives the old process's socket its name back.
 
         A second link keeps the socket reachable while the new process has the name.
         """
@@ -116,11 +116,11 @@ class Succession:
         name, pid = self._run / old.spec.socket, old.pid
         kept = name.with_name(f".{name.name}.kept")
         kept.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # the old one died, or never was ready: there is nothing to keep
+        with suppress(FileNotFoundError):  # the old process died or was never ready
             os.link(name, kept)
 
         def give_back() -> None:
-            if old.pid != pid:  # it died; what is brought back in its place takes the name by itself
+            if old.pid != pid:  # it died, and its replacement takes the name itself
                 return
             with suppress(FileNotFoundError):
                 kept.rename(name)
