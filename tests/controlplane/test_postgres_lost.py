@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import aiohttp
 import msgspec
 
+from contracts.errors import Refused, Unavailable
 from contracts.wire import encode
 from controlplane.postgres_place import PostgresPlace
 from spool import Spool
@@ -30,7 +30,7 @@ def shipping(door: Door, spool: Spool) -> Shipper:
         batch = b'{"records":[' + b",".join(records) + b"]}"
         status, _ = await door.ask("POST", "/internal/v1/usage/requests", batch)
         if status != 204:
-            raise aiohttp.ClientError(str(status))
+            raise Refused(Unavailable("the control plane"))
 
     return Shipper(spool, post, max_backoff_s=0.2)
 
