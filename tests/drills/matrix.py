@@ -108,7 +108,7 @@ KILLS: Final[Mapping[Process, tuple[Outcome, ...]]] = {
     Process.ACTIVATOR: (ANSWERED, ANSWERED, CUT, CUT, CUT, CUT, CUT, FAILED),
     Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
     Process.SNAPSHOTTER: (ANSWERED,) * 8,
-    Process.CACHE: (ANSWERED, ANSWERED, refused("unavailable"), *(ANSWERED,) * 5),
+    Process.CACHE: (ANSWERED,) * 8,
     Process.ZYGOTE: (ANSWERED,) * 8,
     Process.STANDBY: (ANSWERED,) * 8,
     Process.RUNTIME: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, refused("replica_lost"), ANSWERED, ANSWERED),
@@ -126,9 +126,7 @@ FIRST: Final[Mapping[Process, tuple[Outcome, ...]]] = {
     Process.ACTIVATOR: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, CUT, CUT, FAILED),
     Process.CONTROL_PLANE: (ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, ANSWERED, FAILED),
     Process.SNAPSHOTTER: (ANSWERED,) * 7,
-    Process.CACHE: (
-        ANSWERED, ANSWERED, ANSWERED, refused("unavailable"), refused("unavailable"), ANSWERED, ANSWERED,
-    ),
+    Process.CACHE: (ANSWERED,) * 7,
     Process.ZYGOTE: (ANSWERED,) * 7,
     Process.STANDBY: (ANSWERED,) * 7,
     Process.RUNTIME: (
