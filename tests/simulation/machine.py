@@ -594,6 +594,7 @@ class MachineWorld(World):
     async def calm(self) -> None:
         """Nobody asks, nothing fails; then the control plane starts once more."""
         self.load.clear()
+        self.taken_over = None  # what was in use at a restart is not any more
         machine = self.machine
         machine.restores_fail = machine.restores_die = machine.births_fail = 0.0
         machine.ends_slowly, self.commit_fails = False, 0
