@@ -183,25 +183,30 @@ class ModelEngine:
     def _enter(self) -> None:
         """The tenant that holds the fewest blocks is next, and of each tenant who came first. Who is next and does not
         fit yet is overtaken only by the owner, within the blocks that are kept for it. So nobody starves but a guest's
-        request that needs those as well, while the owner always runs something.
+        request that needs those as well, while the owner always runs something; other guests pass it meanwhile.
         """
+        reserved = self._pool.total // OWNER_PART
         while self._waiting and len(self._running) < self._max_running:
             held: Counter[str] = Counter()
             for sequence in self._running.values():
                 held[sequence.request.tenant] += len(sequence.blocks)
-            kept = max(0, self._pool.total // OWNER_PART - held[OWNER])
-            sequence = min(self._waiting.values(), key=lambda each: held[each.request.tenant])  # the first of several
+            most = self._pool.total - (reserved if held[OWNER] else 0)  # of a guest's request, beside the owner
+            able = [each for each in self._waiting.values() if each.request.tenant == OWNER or each.blocks_max <= most]
+            if not able:
+                return
+            kept = max(0, reserved - held[OWNER])
+            sequence = min(able, key=lambda each: held[each.request.tenant])  # the first of several
             if self._try_run(sequence, kept):
                 continue
-            own = next((each for each in self._waiting.values() if each.request.tenant == OWNER), sequence)
-            if own is sequence or blocks_for(own.capacity_tokens) > kept or not self._try_run(own, kept):
+            own = next((each for each in able if each.request.tenant == OWNER), sequence)
+            if own is sequence or own.blocks_max > kept or not self._try_run(own, kept):
                 return
 
     def _try_run(self, sequence: LiveSequence, kept: int) -> bool:
         """Run a sequence that waits, where its blocks are free. A guest leaves `kept` blocks free, unless it is alone:
         it holds what it has to the end of its answer.
         """
-        count = blocks_for(sequence.capacity_tokens)
+        count = sequence.blocks_max
         if sequence.request.tenant != OWNER and self._running and count > self._pool.free - kept:
             return False
         blocks = self._pool.try_allocate(count)
@@ -298,7 +303,7 @@ class ModelEngine:
             assert not sequence.blocks, f"{sequence} waits and holds blocks"
             assert sequence.computed == 0, f"{sequence} waits and was computed"
         for sequence in self._running.values():
-            assert len(sequence.blocks) == blocks_for(sequence.capacity_tokens), f"{sequence}: blocks"
+            assert len(sequence.blocks) == sequence.blocks_max, f"{sequence}: blocks"
             assert sequence.computed < len(sequence.tokens), f"{sequence} has nothing to compute"
             assert sequence.generated < sequence.request.sampling.max_tokens, f"{sequence} should have ended"
 

@@ -7,7 +7,7 @@ import torch
 
 from contracts.frames import Counts
 from runtime.engine.interface import GenerationRequest
-from runtime.policy.blocks import BLOCK_SIZE, worst_case_tokens
+from runtime.policy.blocks import BLOCK_SIZE, blocks_for, worst_case_tokens
 from runtime.policy.schedule import Progress
 
 
@@ -38,9 +38,9 @@ class LiveSequence:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
-    def capacity_tokens(self) -> int:
-        """KV entries that it may come to need."""
-        return worst_case_tokens(len(self.request.prompt_ids), self.request.sampling.max_tokens)
+    def blocks_max(self) -> int:
+        """Return how many KV blocks it may come to need."""
+        return blocks_for(worst_case_tokens(len(self.request.prompt_ids), self.request.sampling.max_tokens))
 
     @property
     def counts(self) -> Counts:

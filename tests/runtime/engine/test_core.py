@@ -186,6 +186,20 @@ def test_guest_that_needs_most_of_the_kv_blocks_runs_alone() -> None:
     assert ended == ["g1", "g2"]
 
 
+def test_guest_that_needs_most_of_the_kv_blocks_holds_up_no_other_guest() -> None:
+    """It can't run beside the owner. Other guests that came later run meanwhile; it runs once the owner has ended."""
+    machine = engine(blocks=32)
+    assert machine.admit(_of("", "owner", 3 * BLOCK_SIZE)) is None
+    machine.step()
+    assert machine.admit(_of("guest-a", "large", 31 * BLOCK_SIZE)) is None
+    assert machine.admit(_of("guest-b", "small", 2 * BLOCK_SIZE)) is None
+    assert machine.admit(_of("guest-a", "its own", 2 * BLOCK_SIZE)) is None
+    machine.step()
+    assert (machine.running, machine.waiting) == (3, 1)
+    ended = [event.request_id for event in run_dry(machine) if isinstance(event, Finished)]
+    assert ended == ["small", "its own", "owner", "large"]
+
+
 def test_the_queue_is_bounded() -> None:
     """A full queue refuses with Overloaded; an id in use is refused."""
     machine = engine(max_waiting=1)
