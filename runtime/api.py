@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,11 +26,13 @@ from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
 from runtime.accounts import Account
 from runtime.delivery import Delivery, Exchange, watch_connection
-from runtime.engine.interface import GenerationRequest, Request
+from runtime.engine.interface import Request
 from runtime.orphans import Orphans
 from runtime.policy.schedule import OWNER
 from runtime.replica import Replica
+from runtime.serving import INLINE_CHARACTERS
 from runtime.stream import Streams
+from service.first import while_asked
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,10 @@ class ServingApi:
             async with asyncio.timeout_at(call.deadline_s):
                 raw = await _read_body(receive, serving.limits.max_body_bytes)
                 created_s = call.started_at_us // 1_000_000
-                prepared = await serving.prepare(path, raw, call.request_id, created_s, call.ceiling)
+                tenant = call.guest or OWNER
+                preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
+                # Only long prompts have to wait: those of callers that have left are not worked on.
+                prepared = await (while_asked(receive, preparing) if len(raw) > INLINE_CHARACTERS else preparing)
             if asyncio.get_running_loop().time() >= call.deadline_s:  # nothing above had to wait
                 raise TimeoutError
         except TimeoutError:
@@ -153,8 +158,6 @@ class ServingApi:
     @contextmanager
     def _exchange(self, call: Call, streams: Streams, request: Request, bind: Bind, stream: bool) -> Iterator[Exchange]:
         """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
-        if isinstance(request, GenerationRequest):
-            request = replace(request, tenant=call.guest or OWNER)
         exchange = Exchange(call.request_id, streams.open(request), call.began_us, _now_us())
         self._exchanges[call.request_id] = exchange
         try:

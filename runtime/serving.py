@@ -27,15 +27,19 @@ from runtime.openai_requests import (
     fit_output,
 )
 from runtime.pinned import SamplingDefaults
+from runtime.policy.schedule import OWNER
 from runtime.screening import Screen, ScreenedAnswer
 from runtime.stream import Inbox
 from runtime.tokenizer import TextCodec
+from service.fair_lock import FairLock
 
 T = TypeVar("T")
 
 CHAT: Final = "/v1/chat/completions"
 # Longer prompts are rendered and encoded beside the loop, one at a time: a megabyte takes tenths of a second.
 INLINE_CHARACTERS: Final = 4096
+_PROMPTS_WAITING: Final = 1024  # bounds memory; deadlines bound the wait
+_PROMPTS_WAITING_OF_TENANT: Final = 256
 _LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
 
 
@@ -55,6 +59,29 @@ class EngineThread(Inbox, Protocol):
     def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
         """End all requests, then the thread; whether it ended in time."""
         ...
+
+
+class Encoding:
+    """Work on long prompts in one thread, in fair turns of the callers' tenants. So prompts take no more than one core
+    from the engine, and a tenant waits for at most one prompt of each other tenant.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "encode")
+        self._lock = FairLock("the list of long prompts", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
+
+    def __repr__(self) -> str:
+        return f"<Encoding {self._lock!r}>"
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for their turn."""
+        return self._lock.waiting
+
+    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+        """Return the result of `work`. Raises what it raises, and `Refused(Overloaded)` at once if too many wait."""
+        async with self._lock.hold(tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +153,17 @@ class Served(Protocol):
         ...
 
     async def prepare(
-        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+        self,
+        path: str,
+        raw: bytes,
+        request_id: str,
+        created_s: int,
+        ceiling: Ceiling = NO_CEILING,
+        tenant: str = OWNER,
     ) -> Prepared:
-        """Decode, encode, apply limits, and the caller's. Raises `Refused` for what breaks one, before any compute."""
+        """Decode, encode, apply limits, and the caller's, who is of `tenant`: OWNER, or a guest. Raises `Refused` for
+        what breaks one, before any compute.
+        """
         ...
 
 
@@ -160,8 +195,7 @@ class Serving:
     recorded: SealAttestation | None = None
     kept: Kept | None = None
     screen: Screen | None = None
-    # One thread: prompts take no more than one core from the engine, whoever gives up waiting for them.
-    encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encode"))
+    encoding: Encoding = field(default_factory=Encoding)
 
     def __repr__(self) -> str:
         return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -172,59 +206,74 @@ class Serving:
         return "generate"
 
     async def prepare(
-        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+        self,
+        path: str,
+        raw: bytes,
+        request_id: str,
+        created_s: int,
+        ceiling: Ceiling = NO_CEILING,
+        tenant: str = OWNER,
     ) -> Prepared:
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
-        await self._check_length(ask, _characters(ask))  # before the filters work on it
         unfiltered = False
         if self.screen is not None:
+            if (characters := _characters(ask)) > INLINE_CHARACTERS:  # before the filters work on it
+                await self.encoding.run(tenant, lambda: self._check_length(ask, characters))
             prompt, unfiltered = await self.screen.prompt(ask.prompt, ask.prompt_field)
             ask = replace(ask, prompt=prompt)
-        request = await self._request(ask, request_id, ceiling)
+        request = await self._request(ask, request_id, ceiling, tenant)
         heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
         renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
         answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
         output = None if self.screen is None else self.screen.output()
         return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream, unfiltered)
 
-    async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling) -> GenerationRequest:
+    async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling, tenant: str) -> GenerationRequest:
         """Template, tokens, limits."""
-        prompt_ids = await self._prompt_ids(ask)
+        prompt_ids = await self._prompt_ids(ask, tenant)
         max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling=self._sampling(ask, max_tokens),
             stop_ids=self.codec.stop_ids,
+            tenant=tenant,
         )
 
-    async def _prompt_ids(self, ask: Ask) -> tuple[int, ...]:
-        match ask.prompt:
-            case TokenPrompt(ids):
-                return ids
-            case TextPrompt(text):
-                encode = self.codec.encode
-            case ChatPrompt(messages):
-                text = await self._beside_if_long(_characters(ask), lambda: self.codec.render(messages))
-                encode = self.codec.encode_rendered
-        await self._check_length(ask, len(text))
-        return await self._beside_if_long(len(text), lambda: encode(text))
+    async def _prompt_ids(self, ask: Ask, tenant: str) -> tuple[int, ...]:
+        if isinstance(ask.prompt, TokenPrompt):
+            return ask.prompt.ids
+        if _characters(ask) > INLINE_CHARACTERS:  # all of it in one turn
+            return await self.encoding.run(tenant, lambda: self._encode(ask, self._text(ask)))
+        text = self._text(ask)
+        if len(text) > INLINE_CHARACTERS:  # a template can make much of a few messages
+            return await self.encoding.run(tenant, lambda: self._encode(ask, text))
+        return self._encode(ask, text)
 
-    async def _check_length(self, ask: Ask, characters: int) -> None:
+    def _text(self, ask: Ask) -> str:
+        """Return the text that is encoded. Slow if long, as is `_encode`. Raises `Refused`."""
+        self._check_length(ask, _characters(ask))
+        match ask.prompt:
+            case ChatPrompt(messages):
+                return self.codec.render(messages)
+            case TextPrompt(text):
+                return text
+            case TokenPrompt():
+                raise AssertionError("token ids are no text")
+
+    def _encode(self, ask: Ask, text: str) -> tuple[int, ...]:
+        self._check_length(ask, len(text))
+        return self.codec.encode_rendered(text) if ask.is_chat else self.codec.encode(text)
+
+    def _check_length(self, ask: Ask, characters: int) -> None:
         """Refuse what can't fit before anything works on it: no token is longer than the longest one. Raises
         `Refused(LimitExceeded)`.
         """
         if characters <= INLINE_CHARACTERS:
             return
-        longest = await self._beside_if_long(characters, lambda: self.codec.longest_token)
-        most = longest * min(self.limits.max_input_tokens, self.context_tokens - 1)
+        most = self.codec.longest_token * min(self.limits.max_input_tokens, self.context_tokens - 1)
         if characters > most:
             raise Refused(LimitExceeded(ask.prompt_field, characters, most, "characters"))
-
-    async def _beside_if_long(self, characters: int, work: Callable[[], T]) -> T:
-        if characters <= INLINE_CHARACTERS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self.encoding, work)
 
     def _sampling(self, ask: Ask, max_tokens: int) -> Sampling:
         defaults = self.defaults

@@ -39,6 +39,11 @@ class FairLock:
     def __repr__(self) -> str:
         return f"<FairLock {self._queue_name} held={self._is_held} waiting={len(self._waiting)}/{self._waiting_max}>"
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for the lock."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def hold(self, tenant: str, weight: int = 1) -> AsyncIterator[None]:
         """Hold the lock for the block. Raises `Refused(Overloaded)` at once if the queue is full."""

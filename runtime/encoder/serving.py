@@ -1,8 +1,6 @@
 """An encoder, bound and ready: from a body to sequences for its engine."""
 
-import asyncio
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
@@ -12,7 +10,8 @@ from contracts.timeline import Span
 from runtime.encoder.codec import EmbeddingCodec
 from runtime.engine.interface import EmbeddingRequest, Engine
 from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, decode_embeddings, too_long
-from runtime.serving import INLINE_CHARACTERS, EngineThread, Kept, Prepared
+from runtime.policy.schedule import OWNER
+from runtime.serving import INLINE_CHARACTERS, Encoding, EngineThread, Kept, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class EmbeddingServing:
     bytes_by_tier: Mapping[str, int]
     recorded: SealAttestation | None = None
     kept: Kept | None = None
-    encoding: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "encode"))  # see `Serving`
+    encoding: Encoding = field(default_factory=Encoding)
 
     def __repr__(self) -> str:
         return f"<EmbeddingServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -40,12 +39,17 @@ class EmbeddingServing:
         return "embed"
 
     async def prepare(
-        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+        self,
+        path: str,
+        raw: bytes,
+        request_id: str,
+        created_s: int,
+        ceiling: Ceiling = NO_CEILING,
+        tenant: str = OWNER,
     ) -> Prepared:
         ask = decode_embeddings(raw, self.dimensions)
         if sum(len(item) for item in ask.inputs if isinstance(item, str)) > INLINE_CHARACTERS:
-            loop = asyncio.get_running_loop()
-            sequences = await loop.run_in_executor(self.encoding, self._encode, ask, ceiling.context_tokens)
+            sequences = await self.encoding.run(tenant, lambda: self._encode(ask, ceiling.context_tokens))
         else:
             sequences = self._encode(ask, ceiling.context_tokens)
         answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)

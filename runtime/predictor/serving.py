@@ -1,8 +1,7 @@
 """A model that predicts, bound and ready: from a body to rows for its engine."""
 
-import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from contracts.ceiling import NO_CEILING, Ceiling
@@ -12,8 +11,9 @@ from contracts.signature import Signature
 from contracts.timeline import Span
 from runtime.engine.interface import Engine, PredictionRequest
 from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
+from runtime.policy.schedule import OWNER
 from runtime.predictor.arrays import Arrays, as_array
-from runtime.serving import EngineThread, Kept, Prepared
+from runtime.serving import Encoding, EngineThread, Kept, Prepared
 
 INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
 
@@ -31,6 +31,7 @@ class PredictorServing:
     bytes_by_tier: Mapping[str, int]
     recorded: SealAttestation | None = None
     kept: Kept | None = None
+    encoding: Encoding = field(default_factory=Encoding)
 
     def __repr__(self) -> str:
         return f"<PredictorServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -41,10 +42,16 @@ class PredictorServing:
         return "predict"
 
     async def prepare(
-        self, path: str, raw: bytes, request_id: str, created_s: int, ceiling: Ceiling = NO_CEILING
+        self,
+        path: str,
+        raw: bytes,
+        request_id: str,
+        created_s: int,
+        ceiling: Ceiling = NO_CEILING,
+        tenant: str = OWNER,
     ) -> Prepared:
         if len(raw) > INLINE_BYTES:
-            ask, inputs = await asyncio.to_thread(self._decode, raw)
+            ask, inputs = await self.encoding.run(tenant, lambda: self._decode(raw))
         else:
             ask, inputs = self._decode(raw)
         answer = PredictionAnswer(self.bind.model, self.bind.version, self.signature, ask)

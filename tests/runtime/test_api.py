@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from contracts.frames import Counts, End, FrameDecoder, FrameKind
 from contracts.meter import Phase
 from contracts.timeline import Stage
 from contracts.traffic_errors import Overloaded
+from runtime.serving import Serving
+from runtime.tokenizer import TextCodec
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import BIND, CODEC, Bench, frames_until, saying
+from tests.runtime.fakes import BIND, CODEC, DEADLINE_S, Bench, frames_until, saying
 from tests.runtime.scenes import TEXT, data_of, events_of, play
 
 
@@ -262,3 +266,65 @@ def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
         await each.quiet()
 
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+class HeldEncoding:
+    """Encodes a text only once it may, in the replica's own thread for long prompts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began: list[str] = []  # the first letter of each text
+        self.may_go_on = threading.Event()
+        honest: Callable[[TextCodec, str], tuple[int, ...]] = TextCodec.encode
+
+        def encode(codec: TextCodec, text: str) -> tuple[int, ...]:
+            self.began.append(text[0])
+            assert self.may_go_on.wait(DEADLINE_S)
+            return honest(codec, text)
+
+        monkeypatch.setattr(TextCodec, "encode", encode)
+
+    async def send(self, each: Bench, letter: str, guest: str) -> None:
+        """A prompt that is encoded beside the loop; it has too many tokens, in the end."""
+        async with each.open(body={"prompt": letter * 5000}, request_id=letter, guest=guest) as answer:
+            assert answer.status == 400
+
+
+def waiting_prompts(each: Bench) -> int:
+    serving, _ = each.replica.serving()
+    assert isinstance(serving, Serving)
+    return serving.encoding.waiting
+
+
+def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest has many long prompts: the owner's is encoded right after the one that is being encoded."""
+    encoding = HeldEncoding(monkeypatch)
+
+    async def scene(each: Bench) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for letter in "abcd":
+                tasks.create_task(encoding.send(each, letter, "guest"))
+            await each.until("a guest's prompt is encoded", lambda: bool(encoding.began))
+            tasks.create_task(encoding.send(each, "o", ""))
+            await each.until("the owner's waits", lambda: waiting_prompts(each) == 4)
+            encoding.may_go_on.set()
+        assert encoding.began.index("o") == 1
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+
+
+def test_long_prompt_of_a_caller_that_left_is_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its turn no longer than its caller waits for the answer."""
+    encoding = HeldEncoding(monkeypatch)
+
+    async def scene(each: Bench) -> None:
+        first = asyncio.create_task(encoding.send(each, "a", "guest"))
+        await each.until("the first is encoded", lambda: bool(encoding.began))
+        second = asyncio.create_task(encoding.send(each, "b", "guest"))
+        await each.until("the second waits", lambda: waiting_prompts(each) == 1)
+        second.cancel()
+        await each.until("it waits no more", lambda: waiting_prompts(each) == 0)
+        encoding.may_go_on.set()
+        await first
+        assert encoding.began == ["a"]
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
