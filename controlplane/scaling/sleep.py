@@ -139,13 +139,15 @@ class Bedroom:
 
 
 async def _sleeping(process: Process) -> RuntimeState | None:
-    """Tell it to sleep; what it says that it is then, None where it says nothing."""
+    """Tell it to sleep; what it says that it is then, None where it says nothing, or has yet to give something back."""
     try:
         await process.sleep(SLEEP_S)
         return RuntimeState.ASLEEP
     except Refused as refused:
         log.info("a replica did not sleep", extra={"runtime_id": process.runtime_id, "why": refused.failure.message})
     try:
-        return (await process.report()).state
+        state = (await process.report()).state
     except Refused:
         return None
+    # It calls itself asleep as soon as it serves no more. Only its answer says that the device's memory is free.
+    return None if state is RuntimeState.ASLEEP else state

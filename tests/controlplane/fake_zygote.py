@@ -122,9 +122,9 @@ class Standby:
         self.note("sleep")
         if self.state is not RuntimeState.READY or self.report().running:
             return Conflict("state", f"is {self.state} and busy")
-        while (self.run / "restless").exists():
-            time.sleep(0.002)
         self.state = RuntimeState.ASLEEP
+        while (self.run / "restless").exists():  # what it holds of a device is not given back yet
+            time.sleep(0.002)
         return None
 
     def drop(self) -> Failure | None:

@@ -12,6 +12,7 @@ from contracts.timeline import Stage
 from controlplane.facts import VersionKey
 from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.scaling import sleep as sleep_module
 from tests.controlplane.builders import key
 from tests.controlplane.ground import Local, Run, play
 from tests.eventually import eventually
@@ -133,6 +134,24 @@ def test_who_is_busy_serves_on(run: Run) -> None:
         run.tell("idle")
 
     play(run, scenario)
+
+
+def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls itself asleep from the beginning. Its slot is another's only once it is gone."""
+    monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
+
+    async def scenario(it: Local) -> None:
+        slept: list[int] = []
+        it.actuator.on_room(lambda: slept.append(len(it.table.sleepers())))
+        it.apply(key(), 1)
+        await it.ready(key())
+        run.tell("restless")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: not it.table.of(key()), "it is gone")
+        assert slept in ([], [0])
+        assert len(run.calls("drain")) == 1
+
+    play(run, scenario, slots=1)
 
 
 def test_zero_ends_a_sleeper(run: Run) -> None:
