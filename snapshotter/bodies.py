@@ -42,9 +42,11 @@ async def read_body(
     return body
 
 
-async def read_exactly(request: Request, nbytes: int, what: str) -> bytearray:
+async def read_exactly(
+    request: Request, nbytes: int, what: str, take: Callable[[int], None] = lambda _: None
+) -> bytearray:
     """A body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` where it is shorter."""
-    body = await read_body(request, nbytes)
+    body = await read_body(request, nbytes, take=take)
     if len(body) != nbytes:
         raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))
     return body

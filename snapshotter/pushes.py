@@ -50,7 +50,7 @@ from snapshotter.turns import ByteRoom, Turns
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
 PLANS_AT_ONCE: Final = 2
-ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies while they are received, half of it one tenant's
+ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies while they are received, half of it one tenant's; more for large chunks
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
@@ -92,9 +92,10 @@ class Pushes:
         self._attestations = attestations
         self.commits = Commits(self._publish)
         # Bodies are held in memory: whole plans, lists of digests, chunks until they are staged.
-        self.body_room = ByteRoom("the memory for plans and lists of digests", ROOM_BYTES)
+        room_bytes = max(ROOM_BYTES, CHUNKS_AT_ONCE * limits.chunk_bytes)
+        self.body_room = ByteRoom("the memory for bodies of pushes", room_bytes)
         self.plan_turns = Turns("the list of plans being judged", PLANS_AT_ONCE)
-        self.chunk_turns = Turns("the list of chunks being received", CHUNKS_AT_ONCE)
+        self.chunk_turns = Turns("the list of chunks being stored", CHUNKS_AT_ONCE)
         self._declared: OrderedDict[tuple[str, str], _Places] = OrderedDict()
         # Plans of dry runs: what never comes to the disk needs no cleaning up.
         self._rehearsals: OrderedDict[tuple[str, str], PlanRecord] = OrderedDict()

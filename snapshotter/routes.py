@@ -1,8 +1,7 @@
 """The push API over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
@@ -38,8 +37,6 @@ from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
 from snapshotter.pusher import asked_with
 from snapshotter.pushes import PLAN_BYTES, Pushes
-
-T = TypeVar("T")
 
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
 DIGESTS_BYTES: Final = 48 << 20
@@ -82,18 +79,17 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
     @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
-        with pushes.body_room.hold(tenant) as take:
-            body = await read_body(request, PLAN_BYTES, take=take)
-            async with pushes.plan_turns.take(tenant):
-                return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
+        reading = partial(read_body, request, PLAN_BYTES)
+        async with pushes.body_room.receive(tenant, reading) as body, pushes.plan_turns.take(tenant):
+            return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
 
     @router.post(
         "/plans/{plan_id}/missing",
         **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, takes=MissingRequest),
     )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        with pushes.body_room.hold(tenant) as take:
-            wanted = await _decoded(request, MissingRequest, take)
+        async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
+            wanted = decode(body, MissingRequest)
         return _json(await pushes.missing(tenant, plan_id, wanted))
 
     @router.put(
@@ -102,8 +98,8 @@ def push_routes(pushes: Pushes) -> APIRouter:
     )
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
-        async with pushes.chunk_turns.take(tenant):
-            body = await read_exactly(request, nbytes, "chunk")
+        reading = partial(read_exactly, request, nbytes, "chunk")
+        async with pushes.body_room.receive(tenant, reading) as body, pushes.chunk_turns.take(tenant):
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
         return Response(status_code=204)
 
@@ -127,8 +123,8 @@ def push_routes(pushes: Pushes) -> APIRouter:
         ),
     )
     async def attest(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        with pushes.body_room.hold(tenant) as take:
-            wish = decode(await read_body(request, ATTEST_BYTES, take=take), AttestRequest)
+        async with pushes.body_room.receive(tenant, partial(read_body, request, ATTEST_BYTES)) as body:
+            wish = decode(body, AttestRequest)
         await pushes.attest(tenant, plan_id, wish)
         return Response(status_code=204)
 
@@ -137,17 +133,13 @@ def push_routes(pushes: Pushes) -> APIRouter:
         **_described(Committed, NotFound, Conflict, *_OF_COMMITS, also={202: Committing}, takes=CommitRequest),
     )
     async def commit(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        with pushes.body_room.hold(tenant) as take:
-            wanted = await _decoded(request, CommitRequest, take)
+        async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
+            wanted = decode(body, CommitRequest)
         asked_with(_pusher_of(request).key_id)
         answer = await pushes.commit(tenant, plan_id, wanted, request.query_params.get(CLIENT))
         return _json(answer, 202 if isinstance(answer, Committing) else 200)
 
     return router
-
-
-async def _decoded(request: Request, kind: type[T], take: Callable[[int], None]) -> T:
-    return decode(await read_body(request, DIGESTS_BYTES, take=take), kind)
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

@@ -6,9 +6,11 @@ nothing holds nothing.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
@@ -17,39 +19,86 @@ from snapshotter.locks import NamedLocks
 TURN_S: Final = 10.0
 
 
+@dataclass(slots=True, eq=False)
+class _Body:
+    tenant: str
+    nbytes: int = 0
+    timeout: asyncio.Timeout | None = None  # while it is received and may be cut
+
+
+class Read(Protocol):
+    """Read the body of a request; see `bodies.py`."""
+
+    async def __call__(self, *, take: Callable[[int], None]) -> bytearray:
+        """`take` is called with the length of each piece, and may refuse it. Raises `Refused`."""
+        ...
+
+
 class ByteRoom:
-    """Memory for bodies while they are received: at most `limit_bytes` in all, and half of that for one tenant."""
+    """Memory for bodies while they are received: at most `limit_bytes` in all, and half of that for one tenant.
+
+    Where it is full, the tenant that holds most gives way: the body that it began first of those that are still coming
+    is cut. So bodies that come slowly, or not to their end, keep nobody out, however many tenants send them.
+    """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
         self._what = what
         self._limit_bytes = limit_bytes
+        self._bodies: dict[_Body, None] = {}  # in order of arrival
         self._held: Counter[str] = Counter()  # bytes, by tenant
 
     def __repr__(self) -> str:
         return f"<ByteRoom {self._what} held={self._held.total()}/{self._limit_bytes}>"
 
-    @contextmanager
-    def hold(self, tenant: str) -> Iterator[Callable[[int], None]]:
-        """Yield what takes so many bytes more, until the block ends. It raises `Refused(Overloaded)`."""
-        held = 0
-
-        def take(nbytes: int) -> None:
-            nonlocal held
-            in_all, of_tenant = self._held.total() + nbytes, self._held[tenant] + nbytes
-            if in_all > self._limit_bytes or of_tenant > self._limit_bytes // 2:
-                raise Refused(Overloaded(self._what, self._limit_bytes, 1.0))
-            held += nbytes
-            self._held[tenant] += nbytes
-
+    @asynccontextmanager
+    async def receive(self, tenant: str, read: Read) -> AsyncIterator[bytearray]:
+        """Read a body, and hold its bytes until the block ends. Raises as `read`, and `Refused(Overloaded)`."""
+        body = _Body(tenant)
+        self._bodies[body] = None
         try:
-            yield take
+            try:
+                async with asyncio.timeout(None) as body.timeout:
+                    content = await read(take=partial(self._take, body))
+            except TimeoutError:
+                raise self._full() from None
+            if body.timeout is None:  # cut just as it was complete
+                raise self._full()
+            body.timeout = None
+            yield content
         finally:
-            self._held[tenant] -= held
-            self._held += Counter()  # forgets tenants without any
+            del self._bodies[body]
+            self._give_back(body)
+
+    def _take(self, body: _Body, nbytes: int) -> None:
+        of_tenant = self._held[body.tenant] + nbytes
+        if body.timeout is None or of_tenant > self._limit_bytes // 2:
+            raise self._full()
+        while self._held.total() + nbytes > self._limit_bytes:
+            coming = [each for each in self._bodies if each.timeout is not None and each.nbytes]
+            first = max(coming, key=lambda each: self._held[each.tenant], default=body)  # the first of equals
+            if self._held[first.tenant] <= of_tenant:
+                raise self._full()
+            self._cut(first)
+        body.nbytes += nbytes
+        self._held[body.tenant] = of_tenant
+
+    def _cut(self, body: _Body) -> None:
+        assert body.timeout is not None
+        body.timeout.reschedule(asyncio.get_running_loop().time())
+        body.timeout = None
+        self._give_back(body)
+
+    def _give_back(self, body: _Body) -> None:
+        self._held[body.tenant] -= body.nbytes
+        self._held += Counter()  # forgets tenants without any
+        body.nbytes = 0
+
+    def _full(self) -> Refused:
+        return Refused(Overloaded(self._what, self._limit_bytes, 1.0))
 
 
 class Turns:
-    """At most `limit` at once, and half of them of one tenant: who is slow keeps others of its own tenant waiting.
+    """At most `limit` at once, and half of them of one tenant.
 
     In the order in which they came; what a tenant has beyond its half waits apart, in nobody's way.
     """

@@ -24,7 +24,7 @@ from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.files import MAX_PATHS
 from snapshotter.policy.layout import assemble
-from snapshotter.pushes import PLANS_AT_ONCE
+from snapshotter.pushes import CHUNKS_AT_ONCE, PLANS_AT_ONCE
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
 from tests.snapshotter.models import Model, default_config, request_of
@@ -381,6 +381,24 @@ def test_slow_bodies_of_another_tenant(house: House) -> None:
             )
         with house.client("quick") as client:
             planned(client)
+
+
+def test_slow_chunks_of_other_tenants(house: House) -> None:
+    """Two tenants have begun as many chunks as are stored at once, and don't go on: a third pushes at once."""
+    with ExitStack() as stack:
+        for tenant in ("slow-a", "slow-b"):
+            with house.client(tenant) as client:
+                plan = planned(client)
+                missing = announced(client, plan, digests_of(plan, Model().files()))
+            header = principal(tenant)["x-kelvin-principal"]
+            for _ in range(CHUNKS_AT_ONCE // 2):
+                raw = stack.enter_context(house.directory.connect(SOCKET))
+                raw.sendall(
+                    f"PUT /push/v1/plans/{missing.plan_id}/chunks/{missing.digests[-1]} HTTP/1.1\r\nhost: x\r\n"
+                    f"x-kelvin-principal: {header}\r\ncontent-length: {plan.chunks[-1].length}\r\n\r\n.".encode()
+                )
+        with house.client("quick") as client:
+            push_whole(client, planned(client))
 
 
 def test_health(house: House) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import pytest
@@ -14,9 +15,9 @@ from starlette.requests import Request
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
 from snapshotter.bodies import read_body
-from snapshotter.pushes import CHUNKS_AT_ONCE, PLAN_BYTES, PLANS_AT_ONCE
+from snapshotter.pushes import PLAN_BYTES
 from snapshotter.turns import ByteRoom, Turns
-from tests.snapshotter.test_bodies import SECOND, SlowRequest
+from tests.snapshotter.test_bodies import SlowRequest
 from tests.virtual_loop import run_virtually
 
 
@@ -45,31 +46,6 @@ def test_turns() -> None:
         assert repr(turns) == "<Turns the bench limit=2 tenants=0>"  # nothing is kept of who has none
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("at_once", [PLANS_AT_ONCE, CHUNKS_AT_ONCE])
-def test_slow_bodies_hold_up_their_own_tenant_alone(at_once: int) -> None:
-    """As many as there are turns come at the least rate: half of them are read, another tenant has its turn at once."""
-
-    async def read_slowly(turns: Turns) -> float:
-        async with turns.take("slow"):
-            await read_body(cast(Request, SlowRequest([(1.0, SECOND)] * 60)), PLAN_BYTES)
-        return asyncio.get_running_loop().time()
-
-    async def scenario() -> None:
-        turns = Turns("the list of bodies", at_once)
-        slow = [asyncio.create_task(read_slowly(turns)) for _ in range(at_once)]
-        await asyncio.sleep(1)
-        async with turns.take("quick", wait_s=0):
-            pass
-        ends = await asyncio.gather(*slow, return_exceptions=True)
-        assert ends[: at_once // 2] == [60.0] * (at_once // 2)
-        for end in ends[at_once // 2 :]:
-            assert isinstance(end, Refused)
-            assert end.failure == Overloaded("the list of bodies", at_once, 1.0)
-        assert asyncio.get_running_loop().time() == 60.0
-
-    run_virtually(scenario())
 
 
 @dataclass(frozen=True)
@@ -151,18 +127,50 @@ def test_who_waits_longest_is_next() -> None:
     assert "".join(order[3:]) in ("abaaa", "baaaa")
 
 
+def _receive(room: ByteRoom, tenant: str, *pieces: tuple[float, bytes]) -> AbstractAsyncContextManager[bytearray]:
+    return room.receive(tenant, partial(read_body, cast(Request, SlowRequest(pieces)), PLAN_BYTES))
+
+
 def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
-    """What a body took is free again once it is dealt with, also after a refusal."""
-    room = ByteRoom("the bench", 100)
-    with room.hold("a") as take_a, room.hold("b") as take_b:
-        take_a(50)
-        with pytest.raises(Refused) as refused:
-            take_a(1)
-        assert isinstance(refused.value.failure, Overloaded)
-        take_b(50)
-        with room.hold("c") as take_c, pytest.raises(Refused):
-            take_c(1)
-    with room.hold("a") as take_a:
-        take_a(50)
-        assert "held=50/100" in repr(room)
-    assert "held=0/100" in repr(room)
+    """What a body took is free again once it is dealt with, also after a refusal. What was received is never cut."""
+
+    async def scenario() -> None:
+        room = ByteRoom("the bench", 100)
+        half = (0.0, bytes(50))
+        async with _receive(room, "a", half) as body, _receive(room, "b", half):
+            assert body == half[1]
+            for tenant in "ac":
+                with pytest.raises(Refused) as refused:
+                    await _receive(room, tenant, (0.0, b"x")).__aenter__()
+                assert refused.value.failure == Overloaded("the bench", 100, 1.0)
+            assert "held=100/100" in repr(room)
+        async with _receive(room, "a", half):
+            assert "held=50/100" in repr(room)
+        assert "held=0/100" in repr(room)
+
+    run_virtually(scenario())
+
+
+def test_bodies_that_do_not_come_to_their_end_keep_no_tenant_out() -> None:
+    """Two tenants fill the room, and send no more: the body that one of them began first gives way to a third."""
+
+    async def stall(room: ByteRoom, tenant: str, nbytes: int) -> None:
+        async with _receive(room, tenant, (0.0, bytes(nbytes)), (1000.0, b"")):
+            raise AssertionError("a body that stalls was received")
+
+    async def scenario() -> None:
+        room = ByteRoom("the bench", 100)
+        stalled = [asyncio.create_task(stall(room, tenant, 25)) for tenant in "aabb"]
+        await asyncio.sleep(1)
+        assert "held=100/100" in repr(room)
+        async with _receive(room, "c", (0.0, bytes(20)), (0.0, bytes(20))) as body:
+            assert len(body) == 40
+            with pytest.raises(Refused):  # equals keep what they have
+                await _receive(room, "d", (0.0, bytes(30))).__aenter__()
+        assert asyncio.get_running_loop().time() == 1
+        ends = await asyncio.gather(*stalled, return_exceptions=True)
+        cut = [isinstance(end, Refused) and isinstance(end.failure, Overloaded) for end in ends]
+        assert cut == [True, False, True, False]
+        assert "held=0/100" in repr(room)
+
+    run_virtually(scenario())
