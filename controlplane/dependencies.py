@@ -24,15 +24,15 @@ ORDERS: Final = Dependency(
     "orders",
     "telling a replica to drain, or that its memory is wrong",
     5.0,
-    "none: once",
-    "one that does not listen is ended",
+    "asked again until its time to drain is over; about wrong memory once",
+    "it gets no new requests, and is ended then; one whose memory is wrong is killed",
     "kelvin_replicas",
 )
 REPORTS: Final = Dependency(
     "reports",
     "what a replica says of itself while it drains or parks",
     2.0,
-    "none: a drain ends with the first that is missing",
+    "asked again until its time to drain is over",
     "likewise",
     "kelvin_replicas",
 )
@@ -40,8 +40,8 @@ ADOPTION: Final = Dependency(
     "adoption",
     "what a replica of the control plane before says of itself",
     3.0,
-    "asked at the start, and each 30 s where its socket is unknown",
-    "one that does not answer is killed; a call for its version starts another",
+    "asked at the start, and each 5 s where its socket is unknown",
+    "a call for its version starts another; one that hangs is killed by the watchdog",
     "kelvin_replicas",
 )
 SLEEP: Final = Dependency(

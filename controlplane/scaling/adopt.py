@@ -1,8 +1,8 @@
 """Take over processes that are nobody's: what an earlier control plane left, and births that were answered too late.
 
 Runtimes serve on while no control plane is there, so nothing is restarted: every socket's owner is asked what it is and
-has. A socket nobody listens on is removed; one whose process does not answer is ended, because it would hold a device
-for ever and no request could be routed to it.
+has. A socket nobody listens on is removed. A process that is silent is asked again at the next sweep: it may compute a
+long prompt on a loaded core. If it hangs, the supervisor's watchdog kills it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contracts.errors import Refused, Unavailable
+from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import RuntimeReport, RuntimeState
 from controlplane import dependencies
 from controlplane.facts import VersionKey
@@ -33,7 +33,7 @@ from service.unix import SocketDirectory, peer_pid
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = dependencies.ADOPTION.timeout_s
-SWEEP_S: Final = 30.0
+SWEEP_S: Final = 5.0
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
     RuntimeState.RESTORING: ReplicaState.RESTORING,
@@ -62,8 +62,9 @@ class Found:
 async def survey(
     directory: SocketDirectory, answer_s: float = ANSWER_S, skip: Callable[[str], bool] = lambda _: False
 ) -> list[Found]:
-    """Ask every runtime socket at once, but for ids to `skip`. Sockets on which nobody listens are removed, deaf
-    processes killed; one that can't be connected to for another reason is left for the next time.
+    """Ask every runtime socket at once, but for ids to `skip`. Sockets on which nobody listens are removed. A process
+    that can't be connected to for another reason, or is silent, is left for the next time; one that gives a wrong
+    answer is killed.
     """
     there = [path.name for path in directory.path.glob("rt-*.sock") if not path.is_dir()]
     names = sorted(name for name in there if not skip(name[3:-5]))
@@ -87,8 +88,12 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
         # Asked after the pidfd was opened: who answers now was alive then, so the number is no stranger's.
         report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=answer_s)
         if report.pid != pid or f"rt-{report.runtime_id}.sock" != name:
-            raise Refused(Unavailable(name))
+            raise Refused(Conflict(name, f"is answered for {report.runtime_id}, process {report.pid}"))
     except Refused as refused:
+        if isinstance(refused.failure, Unavailable):
+            log.warning("a runtime does not say what it is; asking again", extra={"socket": name, "pid": pid})
+            os.close(pidfd)
+            return None
         log.error("a runtime gives no account of itself", extra={"socket": name, "pid": pid, "why": str(refused)})
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -187,18 +192,18 @@ def _replica(report: RuntimeReport, now_us: int) -> Replica:
 
 
 async def _watch_restore(fleet: Fleet, actuator: LocalActuator, process: Process) -> None:
-    """The answer to the bind went to a control plane that is gone: ask until the runtime is ready."""
+    """The answer to the bind went to a control plane that is gone: ask until the runtime is ready, dead or too late."""
     key = fleet.table[process.runtime_id].key
     limit_us = fleet.clock.monotonic_us() + int(RESTORE_S * 1e6)
     while not process.is_leaving:
-        try:
+        with suppress(Refused):  # it may not answer for a while
             report = await process.report()
-        except Refused:
-            break
-        if report.state is RuntimeState.READY:
-            actuator.serve(process, report.max_streams, report.spans, url=report.url)
-            return
-        if report.state is not RuntimeState.RESTORING or fleet.clock.monotonic_us() > limit_us:
+            if report.state is RuntimeState.READY:
+                actuator.serve(process, report.max_streams, report.spans, url=report.url)
+                return
+            if report.state is not RuntimeState.RESTORING:
+                break
+        if fleet.clock.monotonic_us() > limit_us:
             break
         await fleet.clock.sleep(POLL_S)
     if not process.is_ending:

@@ -5,6 +5,7 @@ told, it is killed.
 """
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 from contracts.errors import Refused
@@ -21,19 +22,23 @@ TERM_S: Final = 40.0  # a runtime that is told to end drains once more, for 30 s
 
 
 async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float) -> None:
-    """See a draining replica to its end. `revision` is the feed's that says it drains."""
+    """See a draining replica to its end. `revision` is the feed's that says it drains.
+
+    One that is silent may compute a long prompt on a loaded core, so it is asked again: ended now, it would have less
+    time for its streams than `drain_s`. If it hangs, the supervisor's watchdog kills it.
+    """
     await _told(feed, process, revision)
     limit_us = fleet.clock.monotonic_us() + int(drain_s * 1e6)
-    try:
-        await process.drain()
-        while fleet.clock.monotonic_us() < limit_us and not process.is_gone:
+    is_draining = False
+    while fleet.clock.monotonic_us() < limit_us and not process.is_gone:
+        with suppress(Refused):
+            if not is_draining:
+                await process.drain()
+                is_draining = True
             report = await process.report()
             if report.running + report.waiting == 0:
                 break
-            await fleet.clock.sleep(POLL_S)
-    except Refused as refused:
-        if not await process.gone(LAST_BREATH_S):  # an empty runtime ends by itself, and stops listening before that
-            log.warning("a drain was cut short", extra={"runtime_id": process.runtime_id, "why": str(refused)})
+        await fleet.clock.sleep(POLL_S)
     fleet.end(process, TERM_S)
 
 

@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts.errors import Failure
+import pytest
+
+from contracts.errors import Failure, Refused, Unavailable
+from contracts.jobs import RuntimeReport
 from controlplane.clock import SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
@@ -21,6 +24,7 @@ from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
+from controlplane.scaling.process import Process
 from controlplane.tasks import Tasks
 from service.jobs import JobDesk
 from service.unix import SocketDirectory
@@ -159,6 +163,20 @@ async def local(
             await fleet.close()
     # A birth that was cancelled may still wait for the zygote's answer, whose descriptor it closes.
     await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "the end of every descriptor")
+
+
+def miss_reports(monkeypatch: pytest.MonkeyPatch, count: int) -> list[None]:
+    """Have the next `count` reports of replicas not arrive. Return one item for each that is still to be missed."""
+    report, missing = Process.report, [None] * count
+
+    async def missed(self: Process) -> RuntimeReport:
+        if missing:
+            missing.pop()
+            raise Refused(Unavailable("the runtime"))
+        return await report(self)
+
+    monkeypatch.setattr(Process, "report", missed)
+    return missing
 
 
 def play(run: Run, scenario: Callable[[Local], Awaitable[None]], **settings: object) -> None:

@@ -29,7 +29,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "DRAIN_CALL_S", 0.1)
     monkeypatch.setattr(sleep, "SLEEP_S", 0.1)
     monkeypatch.setattr(drain, "TERM_S", 0.1)
-    monkeypatch.setattr(drain, "LAST_BREATH_S", 0.1)
 
 
 async def gone_and_another(it: Local, model: str) -> None:
@@ -41,8 +40,8 @@ async def gone_and_another(it: Local, model: str) -> None:
     assert it.news.failures == []
 
 
-def test_a_replica_that_takes_no_orders_is_ended(run: Run) -> None:
-    """It can't be told to drain."""
+def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: Run) -> None:
+    """It can't be told to drain. Were it hung, the watchdog would end it sooner."""
 
     async def scenario(it: Local) -> None:
         await stopped(it, "m")
@@ -50,10 +49,10 @@ def test_a_replica_that_takes_no_orders_is_ended(run: Run) -> None:
         await gone_and_another(it, "m")
         assert run.calls("drain") == []
 
-    play(run, scenario)
+    play(run, scenario, drain_s=0.5)
 
 
-def test_a_drain_without_reports_is_cut_short(run: Run) -> None:
+def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
     """It was told to drain, has a request, and says nothing more."""
 
     async def scenario(it: Local) -> None:
@@ -66,7 +65,7 @@ def test_a_drain_without_reports_is_cut_short(run: Run) -> None:
         stop(replica.pid)
         await gone_and_another(it, "busy")
 
-    play(run, scenario)
+    play(run, scenario, drain_s=0.5)
 
 
 def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:

@@ -17,7 +17,7 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaling import local as local_module
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, News, Run, play
+from tests.controlplane.ground import Local, News, Run, miss_reports, play
 from tests.eventually import eventually
 
 
@@ -192,6 +192,22 @@ def test_a_busy_replica_may_finish(run: Run) -> None:
         await eventually(lambda: len(run.calls("drain")) == 1)
         assert it.table.count(ReplicaState.DRAINING) == 1
         assert it.news.deaths == []
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
+
+    play(run, scenario)
+
+
+def test_missed_report_does_not_cut_a_drain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that computes a long prompt on a loaded core may not answer for a while: its streams go on."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        missed = miss_reports(monkeypatch, 3)
+        it.apply(key("busy"), 0)
+        await eventually(lambda: not missed)
+        assert it.table.count(ReplicaState.DRAINING) == 1
         run.tell("idle")
         await eventually(lambda: len(it.news.deaths) == 1)
 

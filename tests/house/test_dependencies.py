@@ -34,9 +34,9 @@ TAKEN_AWAY: Final = {
     "controlplane": {
         "zygote": "test_local.py::test_without_a_zygote_callers_are_told",
         "restore": "test_local.py::test_a_failed_restore_tells_waiters_and_ends_the_runtime",
-        "orders": "test_dependencies.py::test_a_replica_that_takes_no_orders_is_ended",
-        "reports": "test_dependencies.py::test_a_drain_without_reports_is_cut_short",
-        "adoption": "test_adopt.py::test_a_deaf_process_is_ended",
+        "orders": "test_dependencies.py::test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain",
+        "reports": "test_dependencies.py::test_drain_without_reports_ends_after_its_time",
+        "adoption": "test_adopt.py::test_silent_runtime_is_left_for_the_next_sweep",
         "sleep": "test_dependencies.py::test_a_replica_that_can_t_be_told_to_sleep_is_ended",
         "siblings": "test_machine_api.py::test_status_names_processes_devices_and_models",
         "eviction": "test_dependencies.py::test_without_a_cache_agent_models_start",
