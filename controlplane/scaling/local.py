@@ -303,17 +303,20 @@ class LocalActuator:
         threads = self._device.threads(self._table.held - self._table.count(ReplicaState.RELIEVED))
         key = asked.start.key
         self._table.bind(asked.start, process.runtime_id, self._now(), f"cpu-{threads}")
-        bind = Bind(
-            tenant=key.tenant,
-            model=key.model,
-            version=key.version,
-            device_class=f"cpu-{threads}",
-            threads=threads,
-            kv_bytes=self._device.kv_bytes(),
-        )
         log.info("a standby takes a version", extra={"version": str(key), "runtime_id": process.runtime_id})
-        work = self._restore(process, lambda: process.bind(bind, RESTORE_S), asked)
-        self._fleet.tasks.start(work, f"restore {key}")
+
+        async def bind() -> Bound:  # what fails here fails the restore, which gives the slot back
+            wanted = Bind(
+                tenant=key.tenant,
+                model=key.model,
+                version=key.version,
+                device_class=f"cpu-{threads}",
+                threads=threads,
+                kv_bytes=self._device.kv_bytes(),
+            )
+            return await process.bind(wanted, RESTORE_S)
+
+        self._fleet.tasks.start(self._restore(process, bind, asked), f"restore {key}")
 
     async def _restore(self, process: Process, bind: Callable[[], Awaitable[Bound]], asked: _Asked) -> None:
         key, began_us, zero_us = asked.start.key, self._now(), asked.start.asked_us

@@ -1,6 +1,7 @@
 """The local actuator over real sockets and processes: promotion, single start, failure, loss, drain, pool, kill -9."""
 
 import asyncio
+import errno
 import os
 import signal
 
@@ -16,6 +17,7 @@ from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaling import local as local_module
+from controlplane.scaling.device import Device
 from tests.controlplane.builders import key
 from tests.controlplane.ground import Local, News, Run, miss_reports, play
 from tests.eventually import eventually
@@ -288,6 +290,26 @@ def test_slots_are_never_exceeded(run: Run) -> None:
         assert it.news.failures == [], "no restore was tried, so none failed"
 
     play(run, scenario, slots=2)
+
+
+def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this process has no descriptor left for a moment, the version can be started after it."""
+
+    async def scenario(it: Local) -> None:
+        await it.parked()
+        with monkeypatch.context() as patch:
+            patch.setattr(Device, "kv_bytes", _no_descriptor)
+            it.apply(key(), 1)
+            await eventually(lambda: len(it.news.failures) == 1)
+        await eventually(lambda: it.table.held == 0)
+        it.apply(key(), 1)
+        await it.ready(key())
+
+    play(run, scenario, slots=1)
+
+
+def _no_descriptor(device: Device) -> int:
+    raise OSError(errno.EMFILE, "too many open files")
 
 
 def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
