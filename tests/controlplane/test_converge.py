@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.policy import convergence as policy
 from controlplane.policy.convergence import Refusal, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Json, Ref, Unreachable, Upsert
@@ -280,6 +281,29 @@ def test_defect_in_one_object_keeps_no_other_waiting() -> None:
         it.want([service("m"), service("n")])
         await clock.advance(1)
         assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
+        await clock.advance(DEFECT_S)
+        assert M in world.objects
+
+    play(scenario)
+
+
+def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are written all the same, and this one once it can be judged again."""
+    judge, broken = policy.judge, [True]
+
+    def breaks(wanted: Json | None, *rest: Any) -> policy.Step:
+        if broken and wanted is not None and wanted["metadata"]["name"] == "m":
+            raise RecursionError
+        return judge(wanted, *rest)
+
+    monkeypatch.setattr(policy, "judge", breaks)
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        it.want([service("m"), service("n")])
+        await clock.advance(1)
+        assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
+        await clock.advance(DEFECT_S)
+        broken.clear()
         await clock.advance(DEFECT_S)
         assert M in world.objects
 

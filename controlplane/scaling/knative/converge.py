@@ -27,7 +27,7 @@ from controlplane.scaling.knative.cluster import (
     Unreachable,
 )
 from controlplane.scaling.knative.view import View
-from service.loops import PROCESS, isolated
+from service.loops import isolated, record_error
 
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
@@ -156,18 +156,29 @@ class Converger:
             now = self._now()
             for ref in refs:
                 del self._looks[ref]
-                match self._judge(ref, now):
-                    case Settled():
-                        self._due.pop(ref, None)
-                        self._forget(ref)
-                    case Wait(until):
-                        self._at(ref, until)
-                    case Foreign(owner):
-                        self._due.pop(ref, None)
-                        self._leave(ref, owner)
-                    case Apply() | Delete():
-                        self._at(ref, now)
+                try:
+                    self._look_at(ref, now)
+                except Exception as error:
+                    self._put_off(ref, error)
             await asyncio.sleep(0)
+
+    def _look_at(self, ref: Ref, now: float) -> None:
+        match self._judge(ref, now):
+            case Settled():
+                self._due.pop(ref, None)
+                self._forget(ref)
+            case Wait(until):
+                self._at(ref, until)
+            case Foreign(owner):
+                self._due.pop(ref, None)
+                self._leave(ref, owner)
+            case Apply() | Delete():
+                self._at(ref, now)
+
+    def _put_off(self, ref: Ref, defect: Exception) -> None:
+        """Look at an object again later. A defect in one must not keep all others from being seen to."""
+        record_error(defect, ref)
+        self._at(ref, self._now() + DEFECT_S)
 
     def _judge(self, ref: Ref, now: float) -> policy.Step:
         view, kind = self._views[ref.api_version, ref.kind], self._kinds[ref.api_version, ref.kind]
@@ -243,10 +254,8 @@ class Converger:
     async def _step(self, ref: Ref, places: asyncio.Semaphore) -> None:
         try:
             await self._take(ref)
-        except Exception:  # a defect in one object must not keep all others from being seen to
-            PROCESS.errors["converge"] += 1
-            _LOG.exception("%s could not be seen to", ref)
-            self._at(ref, self._now() + DEFECT_S)
+        except Exception as error:
+            self._put_off(ref, error)
         else:
             self._look([ref])
         finally:
