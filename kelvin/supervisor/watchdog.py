@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,10 +102,20 @@ def asking(directory: SocketDirectory) -> Callable[[Watched], Awaitable[bool]]:
             finally:
                 await client.close()
         except Refused as refused:
-            # Any other failure is an answer. The silence of another process at the socket says nothing about this one.
-            return not isinstance(refused.failure, Unavailable) or _is_anothers(directory, each)
+            # Any other failure is an answer. Where this process can't ask, or another one has the socket, silence says
+            # nothing about the process.
+            return not isinstance(refused.failure, Unavailable) or not _can_ask() or _is_anothers(directory, each)
 
     return answers
+
+
+def _can_ask() -> bool:
+    """Return whether this process can make a socket: it may be at its limit of open files."""
+    try:
+        socket.socket(socket.AF_UNIX).close()
+    except OSError:
+        return False
+    return True
 
 
 def _is_anothers(directory: SocketDirectory, each: Watched) -> bool:

@@ -2,11 +2,12 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,30 @@ def test_silence_of_another_process_at_the_socket_is_not_held_against_one(tmp_pa
             child.kill()
         child.wait()
         assert not asyncio.run(answers(os.getpid())), "nobody is there"
+
+
+@pytest.mark.parametrize("socket_name", ["x.sock", None])
+def test_own_lack_of_descriptors_is_nobodys_silence(tmp_path: Path, socket_name: str | None) -> None:
+    """A supervisor that has none left can ask nobody. It must not kill the whole installation for that."""
+
+    async def main() -> bool:
+        with closing(SocketDirectory(tmp_path)) as directory, no_descriptors_left():
+            return await asking(directory)(Watched("a process", 1, socket_name))
+
+    assert asyncio.run(main())
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """Have this process at its limit of open files."""
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
