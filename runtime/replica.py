@@ -72,6 +72,7 @@ class Replica:
         self._work = work
         self._state = RuntimeState.STANDBY
         self._one_at_a_time = asyncio.Lock()  # gate and bind both change torch's defaults while they run
+        self._is_judging = False  # a gate is under way
         self._bind: Bind | None = None
         self._serving: Served | None = None
         self._streams: Streams | None = None
@@ -106,7 +107,11 @@ class Replica:
         """Examine an architecture; the standby is as before. Raises `Refused`."""
         async with self._one_at_a_time:
             self._require(RuntimeState.STANDBY, "to examine a model")
-            return await run_in_thread("gate", lambda: self._work.gate(job))
+            self._is_judging = True
+            try:
+                return await run_in_thread("gate", lambda: self._work.gate(job))
+            finally:
+                self._is_judging = False
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Seal a draft. The process ends afterwards: it has held a tenant's bytes."""
@@ -316,7 +321,8 @@ class Replica:
         return RuntimeReport(
             runtime_id=self.runtime_id,
             pid=os.getpid(),
-            state=self._state,
+            # A control plane that takes over must not give a version to a standby whose gate nobody bounds any more.
+            state=RuntimeState.RESTORING if self._is_judging else self._state,
             tenant=None if bind is None else bind.tenant,
             model=None if bind is None else bind.model,
             version=None if bind is None else bind.version,

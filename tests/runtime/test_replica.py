@@ -223,6 +223,31 @@ def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_standby_says_that_it_judges(tmp_path: Path) -> None:
+    """A control plane that takes over must not take it for one that waits: nobody bounds that gate any more, and a
+    version that is bound to it would wait for the gate's end.
+    """
+    began, may_end = threading.Event(), threading.Event()
+
+    def gate(job: GateJob) -> GateFacts:
+        began.set()
+        may_end.wait(60)
+        return _no_gate(job)
+
+    async def main() -> None:
+        replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, gate, _no_seal))
+        judging = asyncio.create_task(replica.gate(GateJob(config_json="{}", tensors={})))
+        await asyncio.to_thread(began.wait)
+        assert replica.report().state is RuntimeState.RESTORING
+        may_end.set()
+        with pytest.raises(Refused):
+            await judging
+        assert replica.report().state is RuntimeState.STANDBY
+        await replica.close()
+
+    asyncio.run(main())
+
+
 def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
     """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
 
