@@ -351,7 +351,9 @@ class LocalActuator:
             self._lost_starts.pop(key, None)
         attempt = self._lost_starts.get(key, 0) + 1
         log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
-        if not was_lost or attempt == ATTEMPTS:
+        # What it depends on went away: as a rule the cache agent, which is restarted. The next start waits for it.
+        was_left = not was_lost and code_of(failure) == Unavailable.code and attempt == 1
+        if not (was_lost or was_left) or attempt == ATTEMPTS:
             self.fail(key, crash_loop() if was_lost else failure)
             return
         self._lost_starts[key] = attempt

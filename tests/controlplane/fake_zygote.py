@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from contracts.artifact_errors import ChunkCorrupt
-from contracts.errors import Conflict, Failure, Internal
+from contracts.errors import Conflict, Failure, Internal, Unavailable
 from contracts.jobs import (
     Bind,
     Bound,
@@ -108,6 +108,12 @@ class Standby:
             self.state = RuntimeState.FAILED
             self.end_soon()
             return ChunkCorrupt("c" * 64, "nvme")
+        if bind.model == "away" and not (self.run / "back").exists():
+            self.state = RuntimeState.FAILED
+            self.end_soon()
+            if (self.run / "briefly").exists():
+                (self.run / "back").touch()
+            return Unavailable("the weight cache")
         if bind.model == "full" and (self.run / "crowded").exists():
             self.state = RuntimeState.FAILED
             self.end_soon()

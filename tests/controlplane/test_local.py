@@ -125,6 +125,24 @@ def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_tim
     play(run, scenario, slots=1)
 
 
+@pytest.mark.parametrize("briefly", [True, False], ids=["and comes back", "and stays away"])
+def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, briefly: bool) -> None:
+    """Callers wait on for the second try. What it says is what they are told."""
+
+    async def scenario(it: Local) -> None:
+        if briefly:
+            run.tell("briefly")
+        it.apply(key("away"), 1)
+        if briefly:
+            await it.ready(key("away"))
+        else:
+            await eventually(lambda: len(it.news.failures) == 1)
+        assert [code_of(failure) for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
+        assert len(run.calls("bind:away")) == 2
+
+    play(run, scenario, slots=1)
+
+
 def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run) -> None:
     """The first standby is killed with SIGKILL in the middle of its restore; another takes over, with the old zero."""
 
