@@ -8,8 +8,10 @@ is, and what is computed of it, is a subclass's; what a step takes, and how long
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
 import torch
@@ -100,7 +102,9 @@ class BatchEngine(ABC, Generic[R, A]):
         self._max_tokens = max_tokens
         self._window = window or Window()
         self._clock_ns = clock_ns
-        self._live: dict[str, Live[R]] = {}  # in order of arrival
+        # Requests, and tenants that have any, in order of turns: of arrival, but those of the last forward come last.
+        self._live: dict[str, Live[R]] = {}
+        self._tenants: dict[str, None] = {}
         self._pending: list[Event] = []  # for the next step to return
         self._poisoned: Failure | None = None
         self._busy_ns = 0
@@ -136,9 +140,9 @@ class BatchEngine(ABC, Generic[R, A]):
     def linger_s(self) -> float:
         if self._pending or not self._live or self._poisoned or self._is_full():
             return 0.0
-        first = next(iter(self._live.values()))
-        if first.done:  # what is left of it has waited for a step already
+        if any(live.done for live in self._live.values()):  # what is left of it has waited for a step already
             return 0.0
+        first = next(iter(self._live.values()))
         return max(0.0, self._window.wait_s - (self._clock_ns() - first.arrived_ns) / 1e9)
 
     @property
@@ -184,6 +188,7 @@ class BatchEngine(ABC, Generic[R, A]):
         if len(self._live) >= self._max_waiting:
             return Overloaded("the engine's queue", self._max_waiting, _RETRY_AFTER_S)
         self._live[request.request_id] = Live(accepted, self._costs(accepted), self._clock_ns())
+        self._tenants.setdefault(accepted.tenant)
         return None
 
     def cancel(self, request_id: str) -> None:
@@ -213,6 +218,7 @@ class BatchEngine(ABC, Generic[R, A]):
         for request_id, live in self._live.items():
             assert request_id == live.request.request_id, f"{live} is filed as {request_id}"
             assert live.done < len(live.costs), f"{live} should have ended"
+            assert live.request.tenant in self._tenants, f"{live}: its tenant has no turn"
             assert live.tokens == sum(live.costs[: live.done]), f"{live}: tokens"
 
     def _is_full(self) -> bool:
@@ -221,9 +227,31 @@ class BatchEngine(ABC, Generic[R, A]):
         return sum(take(queues, self._max_tokens)) < sum(map(len, queues))
 
     def _choose(self) -> list[Part[R]]:
-        lives = list(self._live.values())
+        lives = self._in_turns()
         counts = take([live.waiting for live in lives], self._max_tokens)
         return [Part(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count]
+
+    def _in_turns(self) -> list[Live[R]]:
+        """One request of each tenant, then a second one of each, and so on."""
+        turns = {tenant: turn for turn, tenant in enumerate(self._tenants)}
+        before: Counter[str] = Counter()
+        order: list[tuple[int, int, Live[R]]] = []
+        for live in self._live.values():
+            tenant = live.request.tenant
+            order.append((before[tenant], turns[tenant], live))
+            before[tenant] += 1
+        return [live for _, _, live in sorted(order, key=itemgetter(0, 1))]
+
+    def _end_turn(self, parts: Sequence[Part[R]]) -> None:
+        """Put what had rows in a forward behind all others, and forget tenants without requests."""
+        for part in parts:
+            if self._live.pop(part.live.request.request_id, None) is not None:
+                self._live[part.live.request.request_id] = part.live
+        for tenant in dict.fromkeys(part.live.request.tenant for part in parts):
+            self._tenants.pop(tenant, None)
+            self._tenants[tenant] = None
+        live = {live.request.tenant for live in self._live.values()}
+        self._tenants = {tenant: None for tenant in self._tenants if tenant in live}
 
     def _compute(self, parts: Sequence[Part[R]]) -> None:
         """One forward over `parts`, and the probe where it is still due."""
@@ -243,6 +271,7 @@ class BatchEngine(ABC, Generic[R, A]):
         self._learn(parts, began_ns)
         for part, answer in zip(parts, answers, strict=True):
             self._settle(part, answer)
+        self._end_turn(parts)
 
     def _settle(self, part: Part[R], answer: A | Failure) -> None:
         live, request_id = part.live, part.live.request.request_id

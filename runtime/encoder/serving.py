@@ -53,7 +53,8 @@ class EmbeddingServing:
         else:
             sequences = self._encode(ask, ceiling.context_tokens)
         answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)
-        return Prepared(EmbeddingRequest(request_id=request_id, sequences=sequences), answer, stream=False)
+        request = EmbeddingRequest(request_id=request_id, sequences=sequences, tenant=tenant)
+        return Prepared(request, answer, stream=False)
 
     def _encode(self, ask: EmbeddingAsk, own: int | None) -> tuple[tuple[int, ...], ...]:
         found = []

@@ -33,7 +33,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stop_ids: frozenset[int] = frozenset()
-    tenant: str = ""  # the guest that asks, "" for the owner; of tenants prompts are computed in equal parts
+    tenant: str = ""  # the guest that asks, "" for the owner, as in all requests; prompts of tenants have equal parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,7 @@ class EmbeddingRequest:
 
     request_id: str
     sequences: tuple[tuple[int, ...], ...]
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class PredictionRequest:
     request_id: str
     rows: int
     inputs: Mapping[str, Any]
+    tenant: str = ""
 
 
 Request = GenerationRequest | EmbeddingRequest | PredictionRequest

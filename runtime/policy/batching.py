@@ -15,10 +15,11 @@ _SMOOTHING: Final = 0.2
 
 
 def take(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, ...]:
-    """How many sequences of each request, given the lengths of those that wait, in order of arrival.
+    """How many sequences of each request, given the lengths of those that wait, in order of turns.
 
     One of each in turn, round and round, until rows times the longest row would be more than `max_tokens`: a request of
-    many sequences holds nobody up. The very first is taken whatever its length.
+    many sequences holds nobody up, if what had rows in one forward comes last in the next. The very first is taken
+    whatever its length.
     """
     taken = [0] * len(queues)
     rows = longest = 0

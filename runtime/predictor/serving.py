@@ -55,7 +55,7 @@ class PredictorServing:
         else:
             ask, inputs = self._decode(raw)
         answer = PredictionAnswer(self.bind.model, self.bind.version, self.signature, ask)
-        request = PredictionRequest(request_id=request_id, rows=ask.rows, inputs=inputs)
+        request = PredictionRequest(request_id=request_id, rows=ask.rows, inputs=inputs, tenant=tenant)
         return Prepared(request, answer, stream=False)
 
     def _decode(self, raw: bytes) -> tuple[PredictionAsk, Arrays]:

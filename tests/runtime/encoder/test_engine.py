@@ -1,5 +1,7 @@
 """Vectors are sentence-transformers' own in any company; counts and costs are exact; a fault costs its request."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +104,37 @@ def test_the_queue_is_bounded_and_ids_are_unique() -> None:
     assert machine.admit(ask("b", (4,))) == Overloaded("the engine's queue", 1, 1.0)
     other = GenerationRequest(request_id="c", prompt_ids=(4,), sampling=Sampling(max_tokens=1))
     assert machine.admit(other) == Internal()
+
+
+ROW = (4,) * 25
+
+
+def _ended(events: Sequence[Event]) -> set[str]:
+    return {event.request_id for event in events if isinstance(event, Finished)}
+
+
+def test_requests_of_many_rows_hold_nobody_up() -> None:
+    """Four requests fill each forward: a fifth one, of one row, is in the next forward but one at most."""
+    machine = tiny().engine(max_tokens=100)
+    for request_id in "abcd":
+        assert machine.admit(ask(request_id, *[ROW] * 6)) is None
+    machine.step()
+    assert machine.admit(ask("late", ROW)) is None
+    assert "late" in _ended([*machine.step(), *machine.step()])
+    assert _ended(run_dry(machine)) == set("abcd")
+
+
+def test_tenants_take_turns() -> None:
+    """However many requests a guest has, a request of the owner is in the next forward, and so is another guest's."""
+    machine = tiny().engine(max_tokens=100)
+    for number in range(20):
+        assert machine.admit(replace(ask(f"g{number}", ROW), tenant="guest")) is None
+    machine.step()
+    assert machine.admit(ask("owner", *[ROW] * 2)) is None
+    assert machine.admit(replace(ask("other", ROW), tenant="other")) is None
+    assert _ended(machine.step()) == {"g4", "g5", "other"}  # and the owner's first row
+    assert "owner" in _ended(machine.step())
+    assert len(_ended(run_dry(machine))) == 11
 
 
 def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
