@@ -52,8 +52,8 @@ _TEXTS: Final = ("content", "name")  # of a message, as a template sees it
 class Ask(Protocol):
     """Whoever answers questions about texts."""
 
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
-        """May be asked again. Raises `Refused`."""
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
+        """Ask for a guest, or for the version's own tenant. May be asked again. Raises `Refused`."""
         ...
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
@@ -73,7 +73,7 @@ class FilterProcess:
         self._client = client
         self._loop = loop
         self._unseen = 0  # and not yet told
-        self.tenant = ""  # whose version this process serves: filters share their time by tenant
+        self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
         """The same, for a thread that isn't the loop's."""
@@ -84,22 +84,23 @@ class FilterProcess:
         """It is told with the next question that is answered."""
         self._unseen += texts
 
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
         if not self._unseen:
-            return await self._ask(question, timeout_s)
+            return await self._ask(question, timeout_s, guest)
         unseen, self._unseen = self._unseen, 0
         try:
-            return await self._ask(structs.replace(question, unseen=unseen), timeout_s)
+            return await self._ask(structs.replace(question, unseen=unseen), timeout_s, guest)
         except BaseException:
             self._unseen += unseen
             raise
 
-    async def _ask(self, question: Question, timeout_s: float) -> Findings:
+    async def _ask(self, question: Question, timeout_s: float, guest: str) -> Findings:
         loop = asyncio.get_running_loop()
         ends = loop.time() + timeout_s
         while True:
             left_s = max(ends - loop.time(), 0.001)
-            told = {DEADLINE: str(int(left_s * 1000)), TENANT: self.tenant}  # what we give up is looked at no further
+            # What we give up is looked at no further.
+            told = {DEADLINE: str(int(left_s * 1000)), TENANT: guest or self.tenant}
             try:
                 return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=left_s, headers=told)
             except Refused as refused:
@@ -115,7 +116,7 @@ class Screen:
     policy: FilterPolicy
     filters: Ask
 
-    async def prompt(self, prompt: Prompt, field: str) -> tuple[Prompt, bool]:
+    async def prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
         """Return what the model may be told of it, and whether any of that passed unseen. Raises `Refused`:
         ContentFiltered, FilterFailed, or InvalidRequest for a prompt that nobody can read.
         """
@@ -126,34 +127,34 @@ class Screen:
             case TokenPrompt():
                 raise Refused(InvalidRequest(field, "(token ids)", "must be text: this model's filters read it"))
             case TextPrompt(text):
-                (passed,) = await self._whole((text,), rules, field)
+                (passed,) = await self._whole((text,), rules, field, guest)
                 return TextPrompt(passed.text), passed.unseen
             case ChatPrompt(messages):
                 places = [(at, key) for at, message in enumerate(messages) for key in _TEXTS if message.get(key)]
-                found = await self._whole([messages[at][key] for at, key in places], rules, field)
+                found = await self._whole([messages[at][key] for at, key in places], rules, field, guest)
                 told = [dict(message) for message in messages]
                 for (at, key), passed in zip(places, found, strict=True):
                     told[at][key] = passed.text
                 return ChatPrompt(tuple(told)), any(passed.unseen for passed in found)
 
-    async def _whole(self, texts: Sequence[str], rules: tuple[Rule, ...], field: str) -> Sequence[Passed]:
+    async def _whole(self, texts: Sequence[str], rules: tuple[Rule, ...], field: str, guest: str) -> Sequence[Passed]:
         if (characters := sum(map(len, texts))) > MAX_ASKED:
             raise Refused(LimitExceeded(field, characters, MAX_ASKED, "characters, as it is filtered"))
         question = Question(direction="input", rules=rules, texts=tuple(texts), whole=True)
-        passed = await self.look(question)
+        passed = await self.look(question, guest)
         if stopped := [each.stopped for each in passed if each.stopped is not None]:
             raise Refused(ContentFiltered(field, stopped[0]))
         return passed
 
-    def output(self) -> "OutputScreen | None":
+    def output(self, guest: str = "") -> "OutputScreen | None":
         """For one answer; None where the policy has nothing to say of answers."""
         rules = rules_of(self.policy, "output")
-        return OutputScreen(self, rules) if rules else None
+        return OutputScreen(self, rules, guest) if rules else None
 
-    async def look(self, question: Question) -> list[Passed]:
+    async def look(self, question: Question, guest: str = "") -> list[Passed]:
         """What may go on of each text. Raises `Refused(FilterFailed)` where the policy refuses what was not seen."""
         try:
-            found = await self.filters.ask(question, self.policy.deadline_ms / 1000)
+            found = await self.filters.ask(question, self.policy.deadline_ms / 1000, guest)
             if len(found.looked) != len(question.texts):
                 raise ValueError(f"{len(found.looked)} answers to {len(question.texts)} texts")
             passed = [pass_on(text, looked) for text, looked in zip(question.texts, found.looked, strict=True)]
@@ -171,9 +172,10 @@ class Screen:
 class OutputScreen:
     """One answer on its way out: holds back what the filters have yet to decide."""
 
-    def __init__(self, screen: Screen, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, screen: Screen, rules: tuple[Rule, ...], guest: str) -> None:
         self._screen = screen
         self._rules = rules
+        self._guest = guest
         self._held = ""
 
     async def push(self, text: str, *, last: bool) -> Passed:
@@ -181,7 +183,7 @@ class OutputScreen:
         if not text and not (last and self._held):
             return Passed("")
         question = Question(direction="output", rules=self._rules, texts=(self._held + text,), whole=last)
-        (passed,) = await self._screen.look(question)
+        (passed,) = await self._screen.look(question, self._guest)
         self._held = passed.rest
         return passed
 

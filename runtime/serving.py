@@ -219,13 +219,13 @@ class Serving:
         if self.screen is not None:
             if (characters := _characters(ask)) > INLINE_CHARACTERS:  # before the filters work on it
                 await self.encoding.run(tenant, lambda: self._check_length(ask, characters))
-            prompt, unfiltered = await self.screen.prompt(ask.prompt, ask.prompt_field)
+            prompt, unfiltered = await self.screen.prompt(ask.prompt, ask.prompt_field, tenant)
             ask = replace(ask, prompt=prompt)
         request = await self._request(ask, request_id, ceiling, tenant)
         heading = Heading(request_id, ask.model or self.bind.model, self.bind.version, created_s)
         renderer = renderer_for(heading, chat=ask.is_chat, stream=ask.stream, include_usage=ask.include_usage)
         answer = Answer(renderer, self.codec.detokenizer(request.prompt_ids), ask.stops)
-        output = None if self.screen is None else self.screen.output()
+        output = None if self.screen is None else self.screen.output(tenant)
         return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream, unfiltered)
 
     async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling, tenant: str) -> GenerationRequest:

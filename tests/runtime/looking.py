@@ -14,13 +14,15 @@ class Looking:
 
     away: int = 0
     asked: list[Question] = field(default_factory=list)
+    guests: list[str] = field(default_factory=list)  # for whom
     unseen: int = 0
 
     def passed_unseen(self, texts: int) -> None:
         self.unseen += texts
 
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
         self.asked.append(question)
+        self.guests.append(guest)
         if len(self.asked) <= self.away:
             raise Refused(Unavailable("the filters"))
         return self.ask_from_thread(question, timeout_s)
@@ -35,11 +37,11 @@ class Skipping(Looking):
 
     skip: int = 0
 
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
         if self.skip:
             self.skip -= 1
             return self.ask_from_thread(question, timeout_s)
-        return await super().ask(question, timeout_s)
+        return await super().ask(question, timeout_s, guest)
 
 
 class Hanging(Looking):
@@ -49,7 +51,7 @@ class Hanging(Looking):
         super().__init__()
         self.told = asyncio.Event()
 
-    async def ask(self, question: Question, timeout_s: float) -> Findings:
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
         self.asked.append(question)
         async with asyncio.timeout(timeout_s):
             await self.told.wait()

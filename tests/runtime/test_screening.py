@@ -11,7 +11,7 @@ import pytest
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused, Unavailable
-from contracts.filters import DEADLINE, FILE, FilterPolicy, Findings, Looked, Pii, Question
+from contracts.filters import DEADLINE, FILE, TENANT, FilterPolicy, Findings, Looked, Pii, Question
 from contracts.frames import End, FrameDecoder
 from contracts.manifest import Kind
 from contracts.wire import decode
@@ -277,6 +277,37 @@ def test_who_asks_says_how_long_it_waits() -> None:
     assert [int(each[DEADLINE]) for each in away.told] == pytest.approx([50, 30, 10], abs=1)
 
 
+def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
+    """Not in those of the owner, who would wait behind all guests' texts."""
+    away, question = Away(), Question(direction="output", rules=(), texts=("x",), whole=True)
+
+    async def scenario() -> None:
+        filters = FilterProcess(away, asyncio.get_running_loop())
+        filters.tenant = "acme"
+        for guest in ("", "other"):
+            with pytest.raises(Refused, match="unavailable"):
+                await filters.ask(question, 0.01, guest)
+
+    run_virtually(scenario())
+    assert [each[TENANT] for each in away.told] == ["acme", "other"]
+
+
+def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None:
+    """A guest's are asked about as the guest's."""
+    looking = Looking()
+
+    async def scene(each: Bench) -> None:
+        await each.frames(body={"prompt": "x"})
+        assert set(looking.guests) == {""}
+        looking.guests.clear()
+        await each.frames(body={"prompt": "x"}, guest="other")
+        assert len(looking.guests) >= 2
+        assert set(looking.guests) == {"other"}
+
+    screen = _screen(Pii(input={"US_SSN": "stop"}, output={"US_SSN": "stop"}), looking)
+    play(tmp_path, ScriptedEngine(saying("x y")), scene, screen=screen)
+
+
 def test_who_leaves_while_a_filter_is_asked(tmp_path: Path) -> None:
     """The engine is let go of at once, not when the filter has answered."""
     hanging = Hanging()
@@ -306,7 +337,7 @@ def test_an_answer_that_leaves_too_much_undecided() -> None:
     """Is none: what a filter holds back is bounded."""
 
     class Undecided(Looking):
-        async def ask(self, question: Question, timeout_s: float) -> Findings:
+        async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
             return Findings(looked=(Looked(decided=0),))
 
     async def main() -> None:
