@@ -201,9 +201,14 @@ def json_body(raw: bytes) -> dict[str, Any]:
         raise refused("body", value, "must be a JSON object")
     for field, (nothing, rule) in _UNSUPPORTED.items():
         asked = value.get(field)
-        if asked is not None and asked not in nothing:
+        if asked is not None and not any(_is_equal(asked, each) for each in nothing):
             raise refused(field, asked, rule)
     return value
+
+
+def _is_equal(asked: object, nothing: object) -> bool:
+    """To Python 0 is False. `logprobs` 0 asks for log probabilities, and False does not."""
+    return asked == nothing and isinstance(asked, bool) == isinstance(nothing, bool)
 
 
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")

@@ -159,6 +159,8 @@ def test_chat_refusals(fields: dict[str, Any], words: str) -> None:
         pytest.param({"echo": True}, "echo=true: is not supported", id="echo"),
         pytest.param({"suffix": "x"}, 'suffix="x": is not supported', id="a suffix"),
         pytest.param({"logprobs": 3}, "logprobs=3: log probabilities", id="log probabilities"),
+        pytest.param({"logprobs": 0}, "logprobs=0: log probabilities", id="those of the tokens themselves"),
+        pytest.param({"n": True}, "n=true: only 1", id="a boolean for a number"),
     ],
 )
 def test_completion_refusals(fields: dict[str, Any], words: str) -> None:
