@@ -41,7 +41,7 @@ ADOPTION: Final = Dependency(
     "what a replica of the control plane before says of itself",
     3.0,
     "asked at the start, and each 5 s where its socket is unknown",
-    "a call for its version starts another; one that hangs is killed by the watchdog",
+    "it keeps its slot, a call for its version starts another in a free one; what hangs is killed by the watchdog",
     "kelvin_replicas",
 )
 SLEEP: Final = Dependency(

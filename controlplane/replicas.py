@@ -61,6 +61,7 @@ class ReplicaTable:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self.unknown = 0  # processes that have yet to say what they are: each may hold a slot
         self._replicas: dict[str, Replica] = {}
         self._by_key: dict[VersionKey, dict[str, None]] = {}  # insertion order: the oldest first
         self._starts: dict[int, Start] = {}
@@ -83,9 +84,10 @@ class ReplicaTable:
 
     @property
     def held(self) -> int:
-        """Device slots that are taken: by starts, and by processes of versions that don't sleep."""
-        starts = sum(start.after not in self._replicas for start in self._starts.values())
-        return starts + sum(each.holds_slot for each in self._replicas.values())
+        """Device slots that are taken: by starts, by processes of versions that don't sleep, and by unknown ones."""
+        known = sum(start.after not in self._replicas for start in self._starts.values())
+        known += sum(each.holds_slot for each in self._replicas.values())
+        return min(known + self.unknown, max(known, self.slots))  # some of the unknown ones are standbys
 
     def of(self, key: VersionKey) -> tuple[Replica, ...]:
         """Processes of a version in any state, the oldest first."""
@@ -120,9 +122,13 @@ class ReplicaTable:
         return tuple(replica for replica in self.of(key) if replica.state is ReplicaState.RELIEVED)
 
     def leaving(self) -> int:
-        """Processes that hold a slot and will give it back to anybody: they are relieved, drain or end."""
+        """Processes that hold a slot and will give it back to anybody: they are relieved, drain or end.
+
+        Those that are unknown count, too: whoever wants a slot waits until it is known what they hold.
+        """
         heirs = sum(start.after in self._replicas for start in self._starts.values())
-        return sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values()) - heirs
+        held = sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values())
+        return self.unknown + held - heirs
 
     def count(self, state: ReplicaState) -> int:
         """Processes in that state."""

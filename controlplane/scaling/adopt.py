@@ -66,10 +66,13 @@ async def survey(
     that can't be connected to for another reason, or is silent, is left for the next time; one that gives a wrong
     answer is killed.
     """
-    there = [path.name for path in directory.path.glob("rt-*.sock") if not path.is_dir()]
-    names = sorted(name for name in there if not skip(name[3:-5]))
-    found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in names))
+    found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in _sockets(directory, skip)))
     return [each for each in found if each is not None]
+
+
+def _sockets(directory: SocketDirectory, skip: Callable[[str], bool]) -> list[str]:
+    there = [path.name for path in directory.path.glob("rt-*.sock") if not path.is_dir()]
+    return sorted(name for name in there if not skip(name[3:-5]))
 
 
 async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found | None:
@@ -126,9 +129,10 @@ class Adopter:
     known: Known
 
     async def sweep(self) -> int:
-        """Adopt whatever the fleet does not know; how many that were."""
-        found = await survey(self.directory, skip=self.fleet.knows)
+        """Adopt whatever the fleet does not know; how many that were. Who was silent keeps a slot until it is known."""
+        found = await survey(self.directory, ANSWER_S, skip=self.fleet.knows)
         _adopt(self.fleet, self.pool, self.actuator, self.feed, self.known, found)
+        self.fleet.table.unknown = len(_sockets(self.directory, self.fleet.knows))
         return len(found)
 
     async def run(self) -> None:

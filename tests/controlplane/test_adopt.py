@@ -12,6 +12,7 @@ import pytest
 
 from contracts.jobs import RuntimeState
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.scaling import adopt
 from controlplane.scaling.adopt import _STATES, survey
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key
@@ -232,21 +233,28 @@ def test_runtime_that_cannot_be_asked_keeps_its_socket(
 
 def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
     """Silence says nothing of a process: it may compute a long prompt on a loaded core. One that hangs is killed by
-    the watchdog of the supervisor.
+    the watchdog of the supervisor. Until then it has its device slot, so the machine is never given away twice.
     """
 
     async def main() -> None:
-        async with local(run) as it:
+        async with local(run, standbys=0, slots=1) as it:
             it.apply(key(), 1)
             await it.ready(key())
             (replica,) = it.table.of(key())
         stop(replica.pid)
-        with closing(SocketDirectory(run.path)) as directory:
-            assert await survey(directory, answer_s=0.1, skip=lambda name: name != replica.runtime_id) == []
-        os.kill(replica.pid, signal.SIGCONT)
-        async with local(run) as it:
-            assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
-            assert it.table.ready(key()) == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(adopt, "ANSWER_S", 0.1)
+            async with local(run, standbys=0, slots=1) as it:
+                assert it.table.of(key()) == ()
+                assert (it.table.held, it.table.leaving()) == (1, 1)
+                it.apply(key("n"), 1)
+                assert it.table.live(key("n")) == 0
+                os.kill(replica.pid, signal.SIGCONT)
+                patch.undo()
+                assert await it.adopter.sweep() == 1
+                assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
+                assert it.table.ready(key()) == 1
+                assert (it.table.held, it.table.leaving()) == (1, 0)
 
     asyncio.run(main())
 

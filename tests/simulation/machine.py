@@ -142,6 +142,7 @@ class MachineWorld(World):
             drain_s=20.0,
             price_book=None,
         )  # fmt: skip
+        self.machine.drain_s = self.settings.drain_s
         self.book = book_of(self.settings)
         self.load: dict[VersionKey, float] = {}  # requests at once that callers have
         self.silent_s = 0.0  # until when the second activator is not back
@@ -542,6 +543,16 @@ class MachineWorld(World):
             process, for_s = random.choice(list(self.machine.processes.values())), random.uniform(1.0, 60.0)
             self._excuse(for_s)
             process.answers.clear()
+            process.hangs = True
+            self.loop.call_later(for_s, process.answers.set)
+
+    @operation(2)
+    async def stall(self, random: Random) -> None:
+        """Some process is so busy that it answers nothing for a moment."""
+        if self.machine.processes:
+            process, for_s = random.choice(list(self.machine.processes.values())), random.uniform(1.0, 10.0)
+            self._excuse(for_s)
+            process.answers.clear()
             self.loop.call_later(for_s, process.answers.set)
 
     @operation(4)
@@ -685,6 +696,11 @@ def what_is_in_use_goes_on(world: MachineWorld) -> None:
     assert not world.lost, f"{world.lost[0]} is in use, and nothing of it serves any more"
 
 
+def streams_have_their_time(world: MachineWorld) -> None:
+    """A replica that has requests is not ended before its time to drain is over, however late it answers."""
+    assert not world.machine.cut, f"{world.machine.cut[0]} has requests, and is ended before its time to drain"
+
+
 def a_full_machine_is_no_failed_restore(world: MachineWorld) -> None:
     """What is wanted beyond the device slots is not told as a restore that failed."""
     if world.plane is not None:
@@ -734,6 +750,6 @@ def the_ledger_is_sound(world: MachineWorld) -> None:
 MachineWorld.always = (
     loops_live, fleet_and_pool_are_sound, the_autoscaler_is_sound, no_more_slots_are_held_than_there_are,
     minimums_hold, minimums_are_kept, nothing_runs_of_suspended_tenants, what_is_in_use_goes_on,
-    a_full_machine_is_no_failed_restore, a_new_control_plane_takes_nothing_away,
+    a_full_machine_is_no_failed_restore, a_new_control_plane_takes_nothing_away, streams_have_their_time,
 )  # fmt: skip
 MachineWorld.at_rest = (a_restart_forgets_nothing, minimums_hold_at_rest, nothing_is_left_behind, the_ledger_is_sound)

@@ -5,6 +5,7 @@ A pidfd is the reading end of a pipe whose other end closes when the process die
 
 import asyncio
 import errno
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -30,6 +31,7 @@ PARK_S: Final = 0.3
 RESTORE_S: Final = (0.1, 5.0)
 END_S: Final = (0.01, 0.5)
 STREAMS: Final = 4
+TOLD_S: Final = 12.0  # from its drain until a silent replica hears of it, at the most
 
 
 @dataclass(eq=False)
@@ -45,6 +47,8 @@ class FakeProcess:
     bind: Bind | None = None
     busy: int = 0
     answers: asyncio.Event = field(default_factory=asyncio.Event)  # not set while it hangs
+    hangs: bool = False  # for longer than a busy process is silent
+    drains_since_s: float = math.inf
     is_alive: bool = True
     tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
 
@@ -73,6 +77,8 @@ class FakeMachine:
     restores_die: float = 0.0
     births_fail: float = 0.0
     ends_slowly: bool = False
+    drain_s: float = math.inf  # that a replica has for its streams
+    cut: list[str] = field(default_factory=list)  # processes that were ended before that
     _next: int = FIRST_PID
 
     def named(self, runtime_id: str) -> FakeProcess | None:
@@ -93,6 +99,9 @@ class FakeMachine:
         process = self.by_fd[fd]
         if not process.is_alive:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        serves = process.state in (RuntimeState.READY, RuntimeState.DRAINING) and process.busy and not process.hangs
+        if serves and number and asyncio.get_running_loop().time() - process.drains_since_s < self.drain_s - TOLD_S:
+            self.cut.append(process.runtime_id)
         if number == signal.SIGKILL:
             self._later(self.random.uniform(*END_S), process)
         elif number == signal.SIGTERM and process.answers.is_set():
@@ -180,6 +189,7 @@ class FakeMachine:
                 process.state = RuntimeState.ASLEEP2
             case "/control/drain":
                 process.state = RuntimeState.DRAINING
+                process.drains_since_s = min(process.drains_since_s, asyncio.get_running_loop().time())
             case "/control/condemn":
                 self._later(0.01, process)
         return None
