@@ -154,6 +154,7 @@ class LocalActuator:
             self._shrink(key, live - replicas)
         self._relief.let_go(key, replicas)
         if replicas == 0:
+            self._lost_starts.pop(key, None)
             self._end_sleepers(key)
 
     def relieve(self, runtime_id: str, *, beside: bool) -> None:
@@ -345,20 +346,23 @@ class LocalActuator:
         if self._now() - began_us >= RESTORE_S * 1e6:
             failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
         self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
+        # Taken back by `apply` where nothing of the version is wanted any more, at any await from here on.
+        attempt = self._lost_starts[key] = self._lost_starts.get(key, 0) + 1
         if code_of(failure) == Overloaded.code and (sleepers := self._with_weights()):
             # Memory that sleepers keep goes to whoever is asked for, the one that has slept for longest first.
             was_lost = await self._gives_way(self._fleet[sleepers[0].runtime_id])
-            self._lost_starts.pop(key, None)
-        attempt = self._lost_starts.get(key, 0) + 1
+            attempt = 1
+            if key in self._lost_starts:
+                self._lost_starts[key] = attempt
         log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
         # What it depends on went away: as a rule the cache agent, which is restarted. The next start waits for it.
         was_left = not was_lost and code_of(failure) == Unavailable.code and attempt == 1
         if not (was_lost or was_left) or attempt == ATTEMPTS:
             self.fail(key, crash_loop() if was_lost else failure)
             return
-        self._lost_starts[key] = attempt
         await process.gone(DEATH_S)  # it holds its slot until then
-        is_needed = self._table.live(key) == 0 or self._relief.is_forsaken(key)
+        is_wanted = key in self._lost_starts and self._table.live(key) == 0
+        is_needed = is_wanted or self._relief.is_forsaken(key)
         if is_needed and not self._begin(key, asked.start.asked_us):
             self.fail(key, failure)
 

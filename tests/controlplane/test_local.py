@@ -18,6 +18,7 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.scaling import local as local_module
 from controlplane.scaling.device import Device
+from controlplane.scaling.process import Process
 from tests.controlplane.builders import key
 from tests.controlplane.ground import Local, News, Run, miss_reports, play
 from tests.eventually import eventually
@@ -276,6 +277,33 @@ def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
         assert it.news.failures == []
         assert len(run.calls("bind:held")) == 1
         assert it.table.held == 0
+
+    play(run, scenario)
+
+
+def test_stopping_a_version_whose_process_was_lost_starts_no_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the loss and the next attempt, while the dead process is waited for."""
+    waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), Process.gone
+
+    async def slow(self: Process, timeout_s: float) -> bool:
+        if timeout_s == local_module.DEATH_S:
+            waits.set()
+            await may_go_on.wait()
+        return await gone(self, timeout_s)
+
+    monkeypatch.setattr(Process, "gone", slow)
+
+    async def scenario(it: Local) -> None:
+        await it.parked()
+        it.apply(key("crash"), 1)
+        await waits.wait()
+        it.apply(key("crash"), 0)
+        may_go_on.set()
+        await it.parked()
+        await eventually(lambda: not it.table.of(key("crash")), "it is gone")
+        assert len(run.calls("bind:crash")) == 1
+        assert it.table.live(key("crash")) == 0
+        assert it.news.failures == []
 
     play(run, scenario)
 
