@@ -7,6 +7,7 @@ import ctypes
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,6 +61,7 @@ def children() -> tuple[int, ...]:
     """Process ids of all our children, those that were handed to us included."""
     pids: list[int] = []
     for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children", encoding="ascii") as listing:
+        # The thread may have ended since: what it had begun is another thread's then.
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/children") as listing:
             pids.extend(int(pid) for pid in listing.read().split())
     return tuple(pids)

@@ -19,7 +19,7 @@ from kelvin.supervisor import engine
 from kelvin.supervisor.children import Child, ChildSpec, bring_back, log_end
 from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.pod import Pod
-from kelvin.supervisor.reaper import Reaped, reap
+from kelvin.supervisor.reaper import Reaped, children, reap
 from kelvin.supervisor.up import Supervisor
 from service.unix import SocketDirectory
 from tests.virtual_loop import run_virtually
@@ -115,6 +115,15 @@ def test_one_that_nobody_wants_any_more_is_not_tried_again() -> None:
 
     run_virtually(bring_back(child, start, lambda: child.is_kept))
     assert tried == [child]
+
+
+def test_thread_that_has_ended_hides_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was listed a moment ago: the watchdog and the drain of an installation go on."""
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [str(PID), *listed(path)])
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in children()
+        child.kill()
 
 
 def test_a_signal_leaves_the_dead_to_the_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
