@@ -33,6 +33,7 @@ from contracts.signature import OPEN, Signature, find_misfit, find_signature_fau
 from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane.archive import BadBackup, Packing, unpack
 from controlplane.journal import entry_of, payload_of
+from controlplane.usage_batches import Unreadable
 from runtime.open_inference import PredictionAsk, decode_prediction
 from service.signing import Signer
 from snapshotter.policy.onnx_graph import read_graph
@@ -192,7 +193,9 @@ def _mutate_entry(random: Random, data: bytes, pool: Pool) -> bytes:
 
 
 def _entry_holds(_: bytes, entry: Any) -> None:
-    assert isinstance(entry, RequestRecord | LifetimeRecord), "a closing is packed, and was made of nothing"
+    assert isinstance(entry, RequestRecord | LifetimeRecord | Unreadable), (
+        "a closing is packed, and was made of nothing"
+    )
 
 
 TARGETS: Final = (

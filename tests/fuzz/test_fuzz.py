@@ -24,8 +24,8 @@ import contracts.frames
 import contracts.manifest
 import contracts.meter
 import controlplane.archive
-import controlplane.journal
 import controlplane.price_book
+import controlplane.usage_batches
 import runtime.encoder.recipe
 import runtime.open_inference
 import runtime.openai_answers
@@ -138,9 +138,7 @@ CONTROLS: Final[dict[str, Patch]] = {
     "signature-file": _without(snapshotter.policy.predictor, "find_misfit"),
     "prediction-request": _without(runtime.open_inference, "find_misfit"),
     "backup": _without(controlplane.archive, "_skip_padding", lambda archive, size, _: archive.read(-size % 512)),
-    "journal-entry": _without(
-        controlplane.journal, "decode", lambda raw, kind, what: msgspec.json.decode(raw, type=kind)
-    ),
+    "journal-entry": _without(controlplane.usage_batches, "decoder", msgspec.json.Decoder),
     "lines": _without(messages, "parse_place", lambda text, setting: urlsplit(text)),
 }
 

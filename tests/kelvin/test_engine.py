@@ -150,8 +150,8 @@ def test_end_under_a_job_leaves_no_traceback(
 
 
 def test_what_dies_comes_back(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
-    """Zygote or cache agent: what was asked meanwhile may be repeated, and is done in the end. A standby that dies in
-    its job takes that along, and no more.
+    """Zygote or cache agent: what was asked meanwhile may be repeated, and is done in the end. The job of a standby
+    that is killed is done by another one, or may be repeated.
     """
     house, version = sealed
     data = tmp_path / "engine"
@@ -168,11 +168,12 @@ def test_what_dies_comes_back(sealed: tuple[Installation, Version], tmp_path: Pa
         pages = data / "run" / "meters"
         page = poll_until("a standby", lambda: next(pages.glob("*.push-*"), None))
         os.kill(int(page.name.partition(".")[0]), signal.SIGKILL)
-        with pytest.raises(Refused) as refused:
-            job.result(DEADLINE_S)
-        failure = refused.value.failure
-        assert isinstance(failure, RemoteFailure)
-        assert (failure.remote_code, failure.remote_retryable) == ("unavailable", True)
+        try:
+            assert job.result(DEADLINE_S).version == version.id  # another standby did it
+        except Refused as refused:  # it was killed before it had the job
+            failure = refused.failure
+            assert isinstance(failure, RemoteFailure)
+            assert (failure.remote_code, failure.remote_retryable) == ("unavailable", True)
         assert seal(data, version).version == version.id
 
 
