@@ -26,6 +26,8 @@ async def _one(each: Bench, number: int, chance: random.Random) -> str:
     way = chance.choice(WAYS)
     request_id = f"r{number}"
     body: dict[str, object] = {"prompt": "Once", "stream": chance.random() < 0.7, "max_tokens": 100}
+    if number % 3 == 0:
+        body["user"] = "u" * 5000  # long enough for a turn of its own, were it a prompt
     headers: dict[str, str] = {"request_id": request_id}
     if way == "deadline":
         headers["deadline_ms"] = str(chance.randrange(40))
