@@ -115,9 +115,11 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         to_control = ways.to(settings.between.control, Role.CONTROLPLANE)
         control = ServiceClient.by(to_control, "the control plane")
         ladder.push_async_callback(control.close)
-        snapshotter = ServiceClient.by(ways.to(settings.between.snapshotter, Role.SNAPSHOTTER), "the snapshotter")
+        # Calls of the push and admin APIs last as long as their callers like. See `Passthrough` for their bound.
+        to_snapshotter = ways.to(settings.between.snapshotter, Role.SNAPSHOTTER)
+        snapshotter = ServiceClient.by(to_snapshotter, "the snapshotter", limit=0)
         ladder.push_async_callback(snapshotter.close)
-        inner = ServiceClient.by(to_control, "the control plane")  # a busy admin takes no feed's place
+        inner = ServiceClient.by(to_control, "the control plane", limit=0)  # a busy admin takes no feed's place
         ladder.push_async_callback(inner.close)
         spool = Spool.open(settings.spools, name)
         ladder.push_async_callback(asyncio.to_thread, spool.close)

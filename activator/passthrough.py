@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 import aiohttp
@@ -14,12 +16,13 @@ from activator.exchange import ClientGone, Exchange, Headers
 from activator.settings import RequestLimits
 from contracts.control import Scope
 from contracts.errors import BodyTooLarge, Refused, Unavailable
-from contracts.traffic_errors import DeadlineExceeded
+from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from contracts.wire import encode
 from service.client import ServiceClient
 
 LEAST_S: Final = 0.001
 PRINCIPAL: Final = b"x-kelvin-principal"
+CALLS_OF_TENANT: Final = 64  # at once, to each API
 CONNECT_S: Final = {"admin": dependencies.ADMIN.timeout_s, "push": dependencies.PUSH.timeout_s}
 # With none of these there is nothing behind for a key. What each route needs is asked there.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
@@ -32,7 +35,9 @@ _NOT_OUTWARD: Final = frozenset(("connection", "keep-alive", "transfer-encoding"
 
 
 class Passthrough:
-    """`services` are the processes behind, by the first part of the path."""
+    """`services` are the processes behind, by the first part of the path. Their clients must connect without limit: a
+    call holds a connection for as long as its caller likes to send or to read.
+    """
 
     def __init__(
         self, authenticator: Authenticator, services: Mapping[str, ServiceClient], limits: RequestLimits
@@ -40,6 +45,7 @@ class Passthrough:
         self._authenticator = authenticator
         self._services = services
         self._limits = limits
+        self._calls: Counter[tuple[str, str]] = Counter()  # under way, by service and tenant
 
     async def serve(self, exchange: Exchange, service: str) -> None:
         """Raises Refused before the answer has begun, ClientGone."""
@@ -49,8 +55,22 @@ class Passthrough:
         headers.append(("x-request-id", exchange.request_id))
         exchange.check_length(self._limits.upload_bytes)
         upload = _Upload(exchange, self._limits) if exchange.has_more else None
-        with exchange.leaving_ends():
+        with self._counted(service, principal.tenant), exchange.leaving_ends():
             await self._pass(exchange, self._services[service], service, headers, upload)
+
+    @contextmanager
+    def _counted(self, service: str, tenant: str) -> Iterator[None]:
+        """Count a call until the block ends. Raises `Refused(Overloaded)`."""
+        who = service, tenant
+        if self._calls[who] >= CALLS_OF_TENANT:
+            raise Refused(Overloaded(f"this tenant's calls of the {service} API", CALLS_OF_TENANT, 1.0))
+        self._calls[who] += 1
+        try:
+            yield
+        finally:
+            self._calls[who] -= 1
+            if not self._calls[who]:
+                del self._calls[who]
 
     async def _pass(
         self,

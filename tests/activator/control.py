@@ -104,6 +104,7 @@ class FakeControl:
         self.posts: list[Stats] = []
         self.records: list[RequestRecord] = []
         self.used_at_s: dict[str, int] = {}
+        self.beginning = 0  # requests of which the head came, at any time
         self.seen_inward: list[tuple[str, str, dict[str, str], bytes]] = []
         self.timelines: dict[tuple[str, str], TimelineAnswer] = {}
         self.refuse_usage = False
@@ -255,6 +256,7 @@ class FakeControl:
         return web.Response(body=encode(found))
 
     async def _echo(self, request: web.Request) -> web.Response:
+        self.beginning += 1
         body = await request.read()
         self.seen_inward.append((request.method, request.raw_path, dict(request.headers), body))
         return web.Response(status=201, body=b"echo:" + body, headers={"x-kelvin-secret": "no", "x-fine": "yes"})

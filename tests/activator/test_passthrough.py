@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from activator.passthrough import CALLS_OF_TENANT
 from contracts.control import Scope
 from tests.activator.control import ADMIN, KEY, FakeControl, key_row
 from tests.activator.world import World, world
+from tests.eventually import eventually
 from tests.listening import Listening
 
 PUSHER = "kv-pusherpusher-" + "p" * 43
@@ -128,6 +130,35 @@ async def _snapshotter(here: World) -> FakeControl:
     (run / "control.sock").rename(run / "snapshotter.sock")
     (run / "kept.sock").rename(run / "control.sock")
     return fake
+
+
+@pytest.mark.parametrize("service", ["admin", "push"])
+def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str) -> None:
+    """As many of one tenant as it may have at once, none of which goes on: another tenant's call is passed at once, and
+    one more of its own is told to come back.
+    """
+
+    async def scenario() -> None:
+        async with world(tmp_path, body_rate=0) as here:
+            snapshotter = await _snapshotter(here)
+            here.control.publish(keys=(key_row("k8", PUSHER, "other", Scope.PUSH, Scope.ADMIN),))
+            head = f"PUT /{service}/v1/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n"
+            stalled = []
+            for _ in range(CALLS_OF_TENANT):
+                _, writer = await here.raw()
+                writer.write(f"{head}Content-Length: 10000\r\n\r\n.".encode())
+                stalled.append(writer)
+            behind = here.control if service == "admin" else snapshotter
+            await eventually(lambda: behind.beginning >= CALLS_OF_TENANT, "they are being received")
+            async with asyncio.timeout(5):
+                assert (await here.request("PUT", f"/{service}/v1/x", b"1", PUSHER)).status == 201
+                refused = await here.request("PUT", f"/{service}/v1/x", b"1", ADMIN)
+                assert (refused.status, _problem(refused.body)) == (503, "overloaded")
+            for writer in stalled:
+                writer.transport.abort()
+            await snapshotter.stop()
+
+    asyncio.run(scenario())
 
 
 def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
