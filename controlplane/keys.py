@@ -123,10 +123,8 @@ class KeyStore:
 
         def write(connection: Connection) -> None:
             find_tenant(connection, tenant)
-            good = len(good_keys(connection, tenant, now_s))
-            if good >= MAX_KEYS:
-                raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good + 1, MAX_KEYS))
             insert_key(connection, key)
+            _check_count(connection, tenant, now_s)
             audit.record(connection, by, now_s, tenant, Action.KEY_CREATED, key_id, _detail(key), _made(key))
 
         async with self._turn:
@@ -138,7 +136,8 @@ class KeyStore:
     async def rotate(self, by: Actor, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
         """A new key that may do what the old one does, its text, and the old one, which ends after the overlap.
 
-        Raises Refused: NotFound, Forbidden, Conflict (it is not good any more, or was rotated before).
+        Raises Refused: NotFound, Forbidden, Conflict (it is not good any more, or was rotated before),
+        CapacityExceeded.
         """
         text = new_key_text()
         new_id, digest = parse_key_text(text)
@@ -155,6 +154,7 @@ class KeyStore:
             insert_key(connection, new)
             expires_at_s = after_overlap(old.expires_at_s, now_s, overlap_s)
             set_columns(connection, key_id, expires_at_s=expires_at_s, successor=new_id)
+            _check_count(connection, tenant, now_s)
             detail = f"to {new_id}, ends after {overlap_s} s"
             changed: Changed = {
                 "successor": (None, new_id),
@@ -230,6 +230,12 @@ class KeyStore:
         for key_id in gone:
             self._ends.pop(key_id, None)
         return self._publisher.publish(keys=good, removed_keys=tuple(sorted(gone)))
+
+
+def _check_count(connection: Connection, tenant: str, now_s: int) -> None:
+    """Raise Refused(CapacityExceeded) if the tenant has too many good keys with those that this transaction made."""
+    if (good := len(good_keys(connection, tenant, now_s))) > MAX_KEYS:
+        raise Refused(CapacityExceeded(f"keys of tenant '{tenant}'", good, MAX_KEYS))
 
 
 def _detail(key: Key) -> str:

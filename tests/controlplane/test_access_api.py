@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from contracts.control import Feed, TenantLimits, TenantRow
+from controlplane import keys
 from tests.controlplane.builders import registration
 from tests.controlplane.door import Door, opened, push
 from tests.controlplane.test_internal_api import feed
@@ -369,5 +370,25 @@ def test_refusals(data: Path, body: object, says: str) -> None:
         async with opened(data) as door:
             assert says in (await ask(door, OPERATOR, "POST", "/keys", body, status=400))["detail"]
             assert len((await ask(door, OPERATOR, "GET", "/keys"))["keys"]) == 2
+
+    asyncio.run(main())
+
+
+def test_rotation_makes_no_more_keys_than_a_tenant_may_have(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During its overlap the old key counts beside the new one. At the limit a key is rotated without an overlap."""
+    monkeypatch.setattr(keys, "MAX_KEYS", 2)
+
+    async def main() -> None:
+        async with opened(data) as door:
+            await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "acme"}, status=201)
+            made = await make(door, ACME)
+            body = {"overlap_s": 3600}
+            made = await ask(door, ACME, "POST", f"/keys/{made['key']['key_id']}/rotate", body, status=201)
+            again = f"/keys/{made['key']['key_id']}/rotate"
+            refused = await ask(door, ACME, "POST", again, body, status=507)
+            assert refused["code"] == "capacity_exceeded"
+            await ask(door, ACME, "POST", again, {"overlap_s": 0}, status=201)
+            states = [each["state"] for each in (await ask(door, ACME, "GET", "/keys"))["keys"]]
+            assert sorted(states) == ["active", "active", "expired"]
 
     asyncio.run(main())
