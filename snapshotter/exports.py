@@ -21,9 +21,10 @@ from contracts.manifest import decode_manifest
 from contracts.push import Original
 from snapshotter.catalog import Catalog
 from snapshotter.policy.whole_file import holds_weights_of, rest_of
-from snapshotter.turns import Turns
+from snapshotter.turns import ByteRoom, Turns
 
 AT_ONCE: Final = 16
+ROOM_BYTES: Final = 768 << 20  # of answers while they are sent, half of it one tenant's
 _TENANTS_KEPT: Final = 16
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -42,6 +43,7 @@ class Exports:
         self._catalog = catalog
         self._places: OrderedDict[str, Mapping[str, Place]] = OrderedDict()
         self.turns = Turns("the list of chunks being exported", AT_ONCE)
+        self.room = ByteRoom("the memory for what is exported", ROOM_BYTES)
 
     def __repr__(self) -> str:
         return f"<Exports tenants={len(self._places)}>"

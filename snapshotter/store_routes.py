@@ -5,11 +5,13 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt
 from contracts.collect import CollectReport, CollectRequest
 from contracts.control import Scope
-from contracts.errors import NotFound
+from contracts.errors import NotFound, Refused
 from contracts.manifest import Manifest
 from contracts.names import dns_label
 from contracts.push import AttestationList, FsckLine, KeepSeal, Original
@@ -20,13 +22,40 @@ from snapshotter.bodies import read_body
 from snapshotter.exports import Exports, check_version
 from snapshotter.publish import Publisher
 from snapshotter.routes import JSON, NamedTenant, Tenant
+from snapshotter.turns import ByteRoom
 
 NDJSON: Final = "application/x-ndjson"
 SMALL_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 64 << 10
 SEAL_BYTES: Final = 32 << 20  # names of 200,000 tensors
 
 Fsck = Callable[[str], AsyncIterator[FsckLine]]
 Collect = Callable[[str, bool], Awaitable[CollectReport]]
+
+
+class Lent(Response):
+    """A large answer. Its bytes are held in `room` for as long as its client takes to read them, and may be cut."""
+
+    def __init__(self, content: bytes, media_type: str, room: ByteRoom, tenant: str) -> None:
+        super().__init__(content, media_type=media_type)
+        self._room = room
+        self._tenant = tenant
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Send it in pieces: the server holds one of them at a time. Raises `Refused` where nothing was sent."""
+        content, is_begun = bytes(self.body), False
+        try:
+            async with self._room.lend(self._tenant, len(content)):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                is_begun = True
+                for at in range(0, len(content), PIECE_BYTES):
+                    piece = content[at : at + PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Refused:
+            if not is_begun:
+                raise
+            # The server closes the connection of an answer that lacks its end.
 
 
 def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
@@ -50,15 +79,16 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
     @router.get("/originals/{version}", **described(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def original(tenant: Tenant, version: str) -> Response:
         async with exports.turns.take(tenant):
-            return Response(encode(await exports.original(tenant, version)), media_type=JSON)
+            return Lent(encode(await exports.original(tenant, version)), JSON, exports.room, tenant)
 
     @router.get("/chunks/{digest}", **described(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
     async def chunk(tenant: Tenant, digest: str) -> Response:
         async with exports.turns.take(tenant):
-            return Response(await exports.chunk(tenant, digest), media_type=OCTETS)
+            return Lent(await exports.chunk(tenant, digest), OCTETS, exports.room, tenant)
 
     @router.get(
-        "/versions/{version}/attestations", **described(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH)
+        "/versions/{version}/attestations",
+        **described(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
     )
     async def attested(tenant: Tenant, version: str) -> Response:
         await exports.manifest(tenant, version)  # there is one, or it is not found

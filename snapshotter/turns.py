@@ -6,8 +6,8 @@ nothing holds nothing.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -23,7 +23,7 @@ TURN_S: Final = 10.0
 class _Body:
     tenant: str
     nbytes: int = 0
-    timeout: asyncio.Timeout | None = None  # while it is received and may be cut
+    timeout: asyncio.Timeout | None = None  # while it is on its way and may be cut
 
 
 class Read(Protocol):
@@ -35,10 +35,10 @@ class Read(Protocol):
 
 
 class ByteRoom:
-    """Memory for bodies while they are received: at most `limit_bytes` in all, and half of that for one tenant.
+    """Memory for bodies while they are received or sent: at most `limit_bytes` in all, and half of that for one tenant.
 
-    Where it is full, the tenant that holds most gives way: the body that it began first of those that are still coming
-    is cut. So bodies that come slowly, or not to their end, keep nobody out, however many tenants send them.
+    Where it is full, the tenant that holds most gives way: the body that it began first of those that are still on
+    their way is cut. So slow clients, or those that stop, keep nobody out, however many tenants have them.
     """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
@@ -53,9 +53,7 @@ class ByteRoom:
     @asynccontextmanager
     async def receive(self, tenant: str, read: Read) -> AsyncIterator[bytearray]:
         """Read a body, and hold its bytes until the block ends. Raises as `read`, and `Refused(Overloaded)`."""
-        body = _Body(tenant)
-        self._bodies[body] = None
-        try:
+        with self._body_of(tenant) as body:
             try:
                 async with asyncio.timeout(None) as body.timeout:
                     content = await read(take=partial(self._take, body))
@@ -65,6 +63,24 @@ class ByteRoom:
                 raise self._full()
             body.timeout = None
             yield content
+
+    @asynccontextmanager
+    async def lend(self, tenant: str, nbytes: int) -> AsyncIterator[None]:
+        """Hold so many bytes while they are sent, in the block, which may be cut. Raises `Refused(Overloaded)`."""
+        with self._body_of(tenant) as body:
+            try:
+                async with asyncio.timeout(None) as body.timeout:
+                    self._take(body, nbytes)
+                    yield
+            except TimeoutError:
+                raise self._full() from None
+
+    @contextmanager
+    def _body_of(self, tenant: str) -> Iterator[_Body]:
+        body = _Body(tenant)
+        self._bodies[body] = None
+        try:
+            yield body
         finally:
             del self._bodies[body]
             self._give_back(body)
@@ -74,8 +90,8 @@ class ByteRoom:
         if body.timeout is None or of_tenant > self._limit_bytes // 2:
             raise self._full()
         while self._held.total() + nbytes > self._limit_bytes:
-            coming = [each for each in self._bodies if each.timeout is not None and each.nbytes]
-            first = max(coming, key=lambda each: self._held[each.tenant], default=body)  # the first of equals
+            moving = [each for each in self._bodies if each.timeout is not None and each.nbytes]
+            first = max(moving, key=lambda each: self._held[each.tenant], default=body)  # the first of equals
             if self._held[first.tenant] <= of_tenant:
                 raise self._full()
             self._cut(first)

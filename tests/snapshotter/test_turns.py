@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
+from starlette.types import Message, Receive, Send
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
 from snapshotter.bodies import read_body
 from snapshotter.pushes import PLAN_BYTES
+from snapshotter.store_routes import Lent
 from snapshotter.turns import ByteRoom, Turns
 from tests.snapshotter.test_bodies import SlowRequest
 from tests.virtual_loop import run_virtually
@@ -171,6 +173,40 @@ def test_bodies_that_do_not_come_to_their_end_keep_no_tenant_out() -> None:
         ends = await asyncio.gather(*stalled, return_exceptions=True)
         cut = [isinstance(end, Refused) and isinstance(end.failure, Overloaded) for end in ends]
         assert cut == [True, False, True, False]
+        assert "held=0/100" in repr(room)
+
+    run_virtually(scenario())
+
+
+def test_answers_that_are_not_read_give_way() -> None:
+    """A tenant's clients stop reading: what was begun first is cut for another tenant, and its bytes are free."""
+
+    async def scenario() -> None:
+        room = ByteRoom("the bench", 100)
+        sent: list[bytes] = []
+
+        async def stall(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(1000)
+
+        async def take(message: Message) -> None:
+            sent.append(message.get("body", b""))
+
+        async def answer(tenant: str, nbytes: int, send: Send) -> None:
+            await Lent(bytes(nbytes), "x", room, tenant)({}, cast(Receive, None), send)
+
+        stalled = [asyncio.create_task(answer(tenant, 25, stall)) for tenant in "aabb"]
+        await asyncio.sleep(1)
+        with pytest.raises(Refused, match="overloaded"):
+            await answer("a", 1, take)
+        await answer("c", 25, take)
+        assert b"".join(sent) == bytes(25)
+        await asyncio.sleep(1)
+        assert [each.done() for each in stalled] == [True, False, False, False]
+        assert "held=75/100" in repr(room)
+        for each in stalled:
+            each.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
         assert "held=0/100" in repr(room)
 
     run_virtually(scenario())
