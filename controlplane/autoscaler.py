@@ -230,7 +230,7 @@ class Autoscaler:
         ready = self._actuator.ready(key)
         # Idle replicas of a tenant with a spent budget end. A version with running requests is reported each second.
         is_idle = now - scaled.asked_s >= MIN_IDLE_S and self._takeover.is_known(model, now)
-        if is_idle and self._feed.is_spent(key.tenant):
+        if is_idle and self._feed.is_spent(key.tenant) and self._actuator.present(key):
             self._empty(scaled)
             return
         want = scaled.decide(

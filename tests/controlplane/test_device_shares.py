@@ -189,6 +189,21 @@ def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> None:
     asyncio.run(main())
 
 
+def test_nothing_is_looked_at_any_more_of_a_tenant_without_budget() -> None:
+    """Its versions are forgotten as others that nobody uses, though the month goes on for weeks."""
+
+    async def main() -> None:
+        async with world() as w:
+            serving(w, "m", "a", 1)
+            spend(w, "a", spent=100, budget=100)
+            for _ in range(20):
+                await w.clock.advance(1.0)
+                await ready_and_gone(w)
+            assert repr(w.scaler) == "<Autoscaler versions=0 awaiting_room=0>"
+
+    asyncio.run(main())
+
+
 def spend(w: World, tenant: str, *, spent: int, budget: int) -> None:
     prices = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=1)
     row = SpendingRow(tenant=tenant, month="2023-11", ends_at_us=1, prices=prices, seen={}, spent_micros=spent)
