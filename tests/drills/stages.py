@@ -23,7 +23,7 @@ from tests.drills.operations import Calls, NotSo, Operation
 from tests.stopping import stop
 
 TOKENS: Final = 150
-LONG_TOKENS: Final = 1200  # longer than a service whose supervisor died may take to end
+LONG_TOKENS: Final = 3600  # more than a fast core computes in the two seconds that are left without a supervisor
 BEGUN_WORDS: Final = 5
 QUIET_S: Final = 0.15
 STAGED: Final = 3  # chunks, of some twenty

@@ -132,7 +132,7 @@ CONTROLS: Final[dict[str, Patch]] = {
     "embeddings-request": _without(runtime.openai_embeddings, "_is_ids", bool),
     "wire": _without(messages, "decode", lambda raw, kind: msgspec.json.decode(raw, type=kind)),
     "envelope": _without(contracts.attestation, "is_signed_by", lambda *_: True),
-    "statement": _without(contracts.attestation, "_UNREADABLE", (msgspec.ValidationError,)),
+    "statement": _without(contracts.attestation, "decoder", msgspec.json.Decoder),
     "file-index": _without(blobstore.file_packs, "_find_fault"),
     "onnx-graph": _without(snapshotter.policy.onnx_graph, "_shape", lambda name, message: (4,)),
     "signature-file": _without(snapshotter.policy.predictor, "find_misfit"),

@@ -12,7 +12,7 @@ WORLD = "machine"
 SIGN = r"^loops_live"
 
 
-def _start_loop(self: Tasks, name: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def _start_loop(self: Tasks, name: str, body: Callable[[], Coroutine[Any, Any, None]], **_: object) -> None:
     self.start(body(), name)
 
 
