@@ -121,7 +121,7 @@ class Fsck:
             yield finding
         async for finding in self._check_inputs(tenant, keys[INPUTS], state):
             yield finding
-        async for finding in self._check_pack_lists(tenant, keys, state):
+        async for finding in self._check_pack_lists(keys[PACK_LISTS], state):
             yield finding
         for key in keys[CONDEMNED]:
             if _last(key) not in state.manifests and not await self._is_there(manifest_key(tenant, _last(key))):
@@ -302,12 +302,11 @@ class Fsck:
             if not await self._is_there(key):
                 yield FsckFinding(key=key, fault=f"nothing says of which inputs {version} was made", mend=PUSH_AGAIN)
 
-    async def _check_pack_lists(
-        self, tenant: str, keys: dict[str, list[str]], state: _State
-    ) -> AsyncIterator[FsckFinding]:
-        """They only spare reading. A version of an early store has none."""
-        there = {_last(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
-        for key in keys[PACK_LISTS]:
+    async def _check_pack_lists(self, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+        """They only spare reading. A version of an early store has none. The list of a version that does not exist is
+        no fault: a refused push leaves one, as it leaves packs, and a collection frees both.
+        """
+        for key in keys:
             try:
                 named = decode_pack_list(await self._store.read(key))
             except BlobNotFound:
@@ -320,9 +319,6 @@ class Fsck:
                 fault = "it is damaged"
             elif not self._names_all(state.manifests.get(_last(key)), named, state):
                 fault = "it names other packs than those that hold its version"
-            elif _last(key) not in there and not await self._is_there(manifest_key(tenant, _last(key))):
-                self._watch(tenant, state)
-                fault = None if state.seen_running else "its version does not exist"
             if fault is not None and await self._is_there(key):
                 yield FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew")
 

@@ -97,18 +97,19 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
         if version in facts.committing or _is_young(draft.object, now_s, grace_s)
     }
     live = kept | drafts | facts.committing
+    gone = (dead | facts.drafts.keys()) - live
     needed = _needed(facts, kept, drafts)
     reached = needed | facts.promised
     lost = needed - {digest for pack in facts.packs.values() for digest in pack.chunks or ()}
     free = (
-        *_sides(facts.inputs, live, "its version is gone", now_s, grace_s),
+        *_sides(facts.inputs, live, gone, now_s, grace_s),
         *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
         *(
             _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
             for version in sorted(facts.drafts.keys() - drafts)
         ),
-        *_sides(facts.attestations, live, "its version is gone", now_s, grace_s),
-        *_sides(facts.pack_lists, live, "its version is gone", now_s, grace_s),
+        *_sides(facts.attestations, live, gone, now_s, grace_s),
+        *_sides(facts.pack_lists, live, gone, now_s, grace_s),
         *(
             _freed(condemned_key, facts, version, mark, "its version is gone")
             for version, mark in sorted(facts.condemned.items())
@@ -160,11 +161,13 @@ def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: fl
 
 
 def _sides(
-    sides: Iterable[FoundSide], live: AbstractSet[str], reason: str, now_s: float, grace_s: float
+    sides: Iterable[FoundSide], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
 ) -> Iterator[Freed]:
+    """Free what speaks of no version. A version or draft that is `gone` takes along also what is young."""
     for side in sides:
-        if side.version not in live and not _is_young(side.object, now_s, grace_s):
-            yield Freed(key=side.key, nbytes=side.object.nbytes, reason=reason)
+        is_old = side.version in gone or not _is_young(side.object, now_s, grace_s)
+        if side.version not in live and is_old:
+            yield Freed(key=side.key, nbytes=side.object.nbytes, reason="its version is gone")
 
 
 def _freed(key: Callable[[str, str], str], facts: StoreFacts, name: str, found: Found, reason: str) -> Freed:

@@ -10,6 +10,8 @@ import pytest
 from blobstore.files import FileStore
 from blobstore.store import BlobStat, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
+from contracts.artifact_errors import ArtifactRejected
+from contracts.errors import Refused
 from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from snapshotter.fsck import AT_ONCE, Fsck
@@ -130,6 +132,22 @@ def test_a_version_that_nobody_names_is_no_fault(tmp_path: Path, store: Store) -
     store.put(f"{TENANT}/condemned/{store.version}", b"")
     findings, summary = check(tmp_path, named=())
     assert (findings, summary.versions, summary.unnamed_versions) == ([], 2, 2)
+
+
+def test_refused_push_leaves_no_fault(tmp_path: Path, store: Store) -> None:
+    """A push is refused while its draft is sealed. Its packs and its pack list wait for a collection."""
+    bench = Bench.over(tmp_path)
+    push(bench, Model())
+    bench.jobs.failure = ArtifactRejected("model", "it can't be loaded")
+    with pytest.raises(Refused):
+        push(bench, OTHER)
+    assert len(store.files("packlists")) == 2
+    findings, summary = check(tmp_path)
+    assert (findings, summary.versions) == ([], 1)
+    asyncio.run(bench.collector.collect(TENANT, run=True))
+    assert [path.name for path in store.files("packlists")] == [store.version]
+    findings, summary = check(tmp_path)
+    assert (findings, summary.unreferenced_chunks) == ([], 0)
 
 
 def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> None:

@@ -56,6 +56,13 @@ def keys(facts: StoreFacts) -> list[str]:
             ["t/inputs/b", f"t/manifests/{B}", f"t/attestations/{B}/s", f"t/condemned/{B}", "t/index/q", "t/packs/q"],
             id="then it goes, what refers first; the pack that another version needs stays",
         ),
+        pytest.param(
+            replace(DEAD, attestations=(FoundSide(f"t/attestations/{B}/s", YOUNG, B),),
+                    inputs=(FoundSide("t/inputs/b", YOUNG, B),), pack_lists=(FoundSide(f"t/packlists/{B}", YOUNG, B),),
+                    promised=frozenset({"2"})),
+            ["t/inputs/b", f"t/manifests/{B}", f"t/attestations/{B}/s", f"t/packlists/{B}", f"t/condemned/{B}"],
+            id="with all that speaks of it, however young",
+        ),
         pytest.param(replace(DEAD, named=frozenset({A, B})), [], id="named again"),
         pytest.param(replace(DEAD, committing=frozenset({B}), promised=frozenset({"1", "2"})), [],
                      id="or on its way to be named"),
@@ -76,6 +83,9 @@ def keys(facts: StoreFacts) -> list[str]:
                      id="again once that version is gone"),
         pytest.param(replace(FACTS, indexes={**FACTS.indexes, "r": OLD}), ["t/index/r"], id="an index without a pack"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3")}), ["t/drafts/c"], id="a draft that was left over"),
+        pytest.param(replace(FACTS, drafts={"c": manifest("3")},
+                             attestations=(FoundSide("t/attestations/c/s", YOUNG, "c"),)),
+                     ["t/drafts/c", "t/attestations/c/s"], id="with the attestation that was made of it"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3", at=YOUNG)}, packs={**FACTS.packs, "r": pack("3")}), [],
                      id="a young draft, and what it needs"),
         pytest.param(replace(FACTS, drafts={"c": FoundManifest(OLD, None)}), ["t/drafts/c"], id="a draft of nonsense"),
@@ -83,6 +93,8 @@ def keys(facts: StoreFacts) -> list[str]:
         pytest.param(replace(FACTS, inputs=(FoundSide("t/inputs/c", YOUNG, "c"),)), [], id="young inputs"),
         pytest.param(replace(FACTS, attestations=(FoundSide("t/attestations/c/s", OLD, "c"),)),
                      ["t/attestations/c/s"], id="an attestation of nothing"),
+        pytest.param(replace(FACTS, attestations=(FoundSide("t/attestations/c/s", YOUNG, "c"),)), [],
+                     id="a young attestation: its version may be on its way"),
     ],
 )  # fmt: skip
 def test_free(facts: StoreFacts, want: list[str]) -> None:
