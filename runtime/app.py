@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from contracts.control import batch_of
 from contracts.errors import Refused
 from contracts.filters import SOCKET
-from contracts.jobs import Bind, Pod, SealAttestation, SealJob
+from contracts.jobs import Bind, GateFacts, GateJob, Pod, SealAttestation, SealJob
 from contracts.roles import Role, Rules
 from runtime import jobs
 from runtime.api import ServingApi
@@ -38,6 +38,7 @@ from runtime.warmup import WarmUp
 from runtime.weights import Acquire, Weights, device_of, engine_of
 from service.client import ServiceClient
 from service.inner import open_inner
+from service.jobs import GATE_BYTES, seal_bytes
 from service.loops import Loops
 from service.unix import SocketDirectory
 from service.way import Way
@@ -163,13 +164,19 @@ def work_over(directory: SocketDirectory, timeout_s: float, filters: FilterProce
 
         return restore(request, wiring, acquire_bounded, filters)
 
+    # A job computes on the CPU alone, and no later work: its process ends with it.
+    def do_gate(job: GateJob) -> GateFacts:
+        bound_memory(GATE_BYTES)
+        return jobs.gate(job)
+
     def do_seal(job: SealJob) -> SealAttestation:
+        bound_memory(seal_bytes(job))
         if filters is not None:
             filters.tenant = job.tenant
         acquire = acquire_on(torch.device("cpu"), progressive=False)
         return jobs.seal(job, acquire, for_devices=lanes.has_device, filters=filters)
 
-    return Work(restore=do_restore, gate=jobs.gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
+    return Work(restore=do_restore, gate=do_gate, seal=do_seal, warm_up=(*WarmUp().steps, lanes.prepare))
 
 
 def engines_on(device: torch.device) -> tuple[tuple[str, str], ...]:

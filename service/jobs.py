@@ -1,8 +1,9 @@
 """Run a push's jobs on an engine: its gate and its seal. Each job takes a standby process and uses it up.
 
 One gate and one seal run at a time, shared fairly by tenant and weight; a gate, which is short, waits for no seal. A
-job judges untrusted input, so its time and its memory are bounded. It ends when its caller leaves or its tenant is
-suspended. The owner of the zygote passes in where standbys come from and how they end.
+job judges untrusted input, so its time and its memory are bounded; the job's process gives itself the same limit of
+memory, as a job may take gigabytes between two looks. It ends when its caller leaves or its tenant is suspended. The
+owner of the zygote passes in where standbys come from and how they end.
 """
 
 import asyncio
@@ -34,6 +35,16 @@ _LOOK_S: Final = 0.1
 _DEATH_S: Final = 1.0  # until the kernel reports the end of a process whose connection broke
 _ATTEMPTS: Final = 2
 _JUDGED: Final = "model"  # the artifact named where no file is known
+
+
+def seal_bytes(job: SealJob) -> int:
+    """Return by how much the memory of a process that runs `job` may grow."""
+    return SEAL_BYTES + _COPIES * _draft_bytes(job)
+
+
+def _draft_bytes(job: SealJob) -> int:
+    return job.total_bytes or _UNKNOWN_DRAFT_BYTES
+
 
 Standby = Callable[[], AbstractAsyncContextManager[BornProcess]]
 
@@ -75,11 +86,9 @@ class JobDesk:
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Record a draft's known answers. Raises Refused as `gate`."""
-        size = job.total_bytes or _UNKNOWN_DRAFT_BYTES
-        limit_s = min(SEAL_S + size / SEAL_BYTES_S, LONGEST_S)
-        limit_bytes = SEAL_BYTES + _COPIES * size
+        limit_s = min(SEAL_S + _draft_bytes(job) / SEAL_BYTES_S, LONGEST_S)
         return await self._run(
-            self._seals, job.tenant, limit_s, limit_bytes, lambda process: process.seal(job, LONGEST_S)
+            self._seals, job.tenant, limit_s, seal_bytes(job), lambda process: process.seal(job, LONGEST_S)
         )
 
     async def _run(
