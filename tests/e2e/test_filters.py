@@ -20,6 +20,7 @@ pytestmark = pytest.mark.deep
 
 PROMPT = (5, 17, 23, 11)
 TOKENS = 24
+MANY_TOKENS = 400
 ADDRESS = "jo@example.org"
 CARD = "4111 1111 1111 1111"
 POLICY: dict[str, Any] = {
@@ -82,7 +83,6 @@ def test_what_the_caller_gets(filtering: Installation, talkative: Talkative) -> 
     assert plain.text.strip() == talkative.text
     assert whole.text.strip() == streamed.text.strip() == talkative.text.replace(ADDRESS, "<EMAIL_ADDRESS>")
     assert streamed.done
-    assert len(streamed.events) > 3
     assert whole.json["usage"]["completion_tokens"] == plain.json["usage"]["completion_tokens"] == TOKENS
 
     body = {"model": "filtered", "prompt": prompt_of(PROMPT), "temperature": 0, "max_tokens": TOKENS, "stream": True}
@@ -95,6 +95,16 @@ def test_what_the_caller_gets(filtering: Installation, talkative: Talkative) -> 
     assert CARD not in refused.raw.decode()
     assert _ask(filtering, "plain", f"pay with {CARD}").status == 200
     assert not any(ADDRESS in json.dumps(line) or CARD in json.dumps(line) for line in log_lines(filtering))
+
+
+def test_filtered_answer_streams(filtering: Installation) -> None:
+    """A long answer comes in pieces. How many depends on the machine: a piece holds all that the engine made while the
+    filters looked at the piece before it. `tests/runtime/test_screening.py` has each piece leave in time.
+    """
+    answer = complete(filtering, "filtered", prompt_of(PROMPT), max_tokens=MANY_TOKENS, stream=True)
+    assert answer.done
+    pieces = [event for event in answer.events if any(choice["text"] for choice in event["choices"])]
+    assert len(pieces) > 1
 
 
 def test_the_filters_are_killed(filtering: Installation, talkative: Talkative) -> None:
