@@ -50,7 +50,7 @@ def main() -> None:
     facts = {
         "threads": threads,
         "imported": sorted(set(sys.modules) - before),
-        "cuda": "libcuda" in maps,
+        "cuda": "libcuda.so" in maps,  # the driver; PyTorch with CUDA links its runtime, libcudart.so
         "modules": len(before),
     }
     os.write(writer, json.dumps(facts).encode())
