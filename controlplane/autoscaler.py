@@ -89,8 +89,8 @@ class Autoscaler:
     - Stopped: an operator stopped it. Its minimum does not hold until it is requested again. Owner: the registry.
     - Taken away: its replicas made room for another version. Owner: `Scaled`, in memory only.
 
-    After a takeover the load is unknown. So no replica is removed for a stable window, or, to make room for a requested
-    version, until every activator has reported. Starts go on at once.
+    After a takeover the load is unknown. So no replica is removed for a stable window. By break-even, or to make room
+    for a requested version, none is removed until every activator has reported. Starts go on at once.
     """
 
     def __init__(
@@ -245,7 +245,10 @@ class Autoscaler:
         if isinstance(want, Level):
             self._drop_wish(key)  # the callers have gone
             if self._takeover.is_known(model, now):
-                self._actuator.sleep(key, want)
+                if want is Level.ZERO:
+                    self._actuator.apply(key, 0, now_us)
+                else:
+                    self._actuator.sleep(key, want)
             return
         if want is None:
             return

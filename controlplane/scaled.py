@@ -113,7 +113,7 @@ class Scaled:
         steps: Callable[[], Sequence[Step]],
         now: float,
     ) -> int | Level | None:
-        """Replicas to have now, or how the last one shall sleep; None to leave it as it is. `steps`: by break-even.
+        """Replicas to have now, or the level of the last one; None to leave it as it is. `steps`: by break-even.
 
         `least` is the minimum that holds for the version now, which may be less than the model's setting.
         """
@@ -155,7 +155,7 @@ class Scaled:
         if level is Level.WARM:
             return want or None  # what sleeps already, as seen from before a restart or other prices, sleeps on
         self._turn(Activity.INACTIVE, now)
-        return 0 if level is Level.ZERO else level
+        return level
 
     def may_start(self, now: float, *, least: int) -> bool:
         """Whether a start may be tried: not right after one failed, and then only once somebody asks again."""

@@ -95,6 +95,27 @@ def test_takeover_puts_nothing_to_sleep_before_activators_have_reported() -> Non
     asyncio.run(main())
 
 
+def test_takeover_heeds_break_even_once_every_activator_has_reported() -> None:
+    """Down to zero as well: it counts from the last request, so the window's average, still unknown, is not needed."""
+
+    async def main() -> None:
+        async with world(began_before_s=0.0) as w:
+            w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 3.0))
+            which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
+            used = w.catalogue.add("n", replace_scale(FAST, idle="auto", window_s=60.0))
+            adopt(w, which, 1)
+            adopt(w, used, 1)
+            with w.feed.subscribe("activator-0"), w.feed.subscribe("activator-1"):
+                await w.seconds(10, used, 1.0)
+                assert w.actuator.live(which) == 1, "activator-1 may have streams there"
+                w.scaler.observe(Stats(activator="activator-1", stats=()))
+                await w.seconds(5, used, 1.0)
+                assert w.actuator.live(which) == 0
+                assert w.actuator.live(used) == 1
+
+    asyncio.run(main())
+
+
 def test_takeover_starts_at_once() -> None:
     """Starts and minimums wait for nobody."""
 
