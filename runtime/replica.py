@@ -7,7 +7,8 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -72,7 +73,7 @@ class Replica:
         self._work = work
         self._state = RuntimeState.STANDBY
         self._one_at_a_time = asyncio.Lock()  # gate and bind both change torch's defaults while they run
-        self._is_judging = False  # a gate is under way
+        self._orders = 0  # of a standby, under way or waiting for their turn
         self._bind: Bind | None = None
         self._serving: Served | None = None
         self._streams: Streams | None = None
@@ -103,19 +104,25 @@ class Replica:
                     log.exception("warm-up")
                     return
 
+    @asynccontextmanager
+    async def _order(self) -> AsyncIterator[None]:
+        """Wait for the turn of an order to a standby. Until it is done, reports say that there is one."""
+        self._orders += 1
+        try:
+            async with self._one_at_a_time:
+                yield
+        finally:
+            self._orders -= 1
+
     async def gate(self, job: GateJob) -> GateFacts:
         """Examine an architecture; the standby is as before. Raises `Refused`."""
-        async with self._one_at_a_time:
+        async with self._order():
             self._require(RuntimeState.STANDBY, "to examine a model")
-            self._is_judging = True
-            try:
-                return await run_in_thread("gate", lambda: self._work.gate(job))
-            finally:
-                self._is_judging = False
+            return await run_in_thread("gate", lambda: self._work.gate(job))
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Seal a draft. The process ends afterwards: it has held a tenant's bytes."""
-        async with self._one_at_a_time:
+        async with self._order():
             self._require(RuntimeState.STANDBY, "to seal a draft")
             self._move(RuntimeState.RESTORING)
             try:
@@ -125,7 +132,7 @@ class Replica:
 
     async def bind(self, request: Bind) -> Bound:
         """Become a runtime of that version. Raises `Refused`; then the process has failed, and ends."""
-        async with self._one_at_a_time:
+        async with self._order():
             self._require(RuntimeState.STANDBY, "to take a version")
             self._move(RuntimeState.RESTORING)
             self._bind = request
@@ -321,8 +328,8 @@ class Replica:
         return RuntimeReport(
             runtime_id=self.runtime_id,
             pid=os.getpid(),
-            # A control plane that takes over must not give a version to a standby whose gate nobody bounds any more.
-            state=RuntimeState.RESTORING if self._is_judging else self._state,
+            # A control plane that takes over must not park a standby that has an order of the one before.
+            state=RuntimeState.RESTORING if self._orders and self._state is RuntimeState.STANDBY else self._state,
             tenant=None if bind is None else bind.tenant,
             model=None if bind is None else bind.model,
             version=None if bind is None else bind.version,

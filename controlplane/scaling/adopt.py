@@ -33,7 +33,8 @@ from service.unix import SocketDirectory, peer_pid
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = dependencies.ADOPTION.timeout_s
-SWEEP_S: Final = 5.0
+SWEEP_S: Final = 30.0
+AGAIN_S: Final = 1.0  # where a process was silent
 _STATES: Final = {
     RuntimeState.STANDBY: ReplicaState.STANDBY,
     RuntimeState.RESTORING: ReplicaState.RESTORING,
@@ -138,7 +139,7 @@ class Adopter:
     async def run(self) -> None:
         """Sweep for ever."""
         while True:
-            await self.fleet.clock.sleep(SWEEP_S)
+            await self.fleet.clock.sleep(AGAIN_S if self.fleet.table.unknown else SWEEP_S)
             await self.sweep()
 
 

@@ -248,6 +248,32 @@ def test_standby_says_that_it_judges(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> None:
+    """A bind waits for a step of its warm-up: by then the standby is somebody's."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def step() -> None:
+        began.set()
+        may_end.wait(60)
+
+    async def main() -> None:
+        work = fake_work(ScriptedEngine(saying("x")))
+        replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, warm_up=(step,)))
+        warming = asyncio.create_task(replica.warm_up(0.0))
+        await asyncio.to_thread(began.wait)
+        assert replica.report().state is RuntimeState.STANDBY
+        binding = asyncio.create_task(replica.bind(BIND))
+        await asyncio.sleep(0)
+        assert replica.report().state is RuntimeState.RESTORING
+        may_end.set()
+        await binding
+        assert replica.report().state is RuntimeState.READY
+        await warming
+        await replica.close()
+
+    asyncio.run(main())
+
+
 def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
     """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
 
