@@ -24,7 +24,7 @@ from contracts.wire import decode, encode
 from kelvin.settings import EngineSettings, engine_environment
 from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, bring_back, log_end
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.reaper import become_subreaper, children, reap
+from kelvin.supervisor.reaper import become_subreaper, call_on_deaths, children, reap
 from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from service.born import BornProcess, socket_name
 from service.client import ServiceClient
@@ -200,7 +200,7 @@ async def _supervise(settings: EngineSettings) -> int:
     with closing(SocketDirectory(settings.data / "run")) as directory:
         engine = Engine(settings, directory, lifeline_read, stop)
         stop_on_signals(loop, stop.set)
-        loop.add_signal_handler(signal.SIGCHLD, engine.collect)
+        call_on_deaths(engine.collect)
         try:
             engine.start()
             app = make_app(JobDesk(engine.standby), engine.is_ready)

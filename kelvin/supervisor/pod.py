@@ -23,7 +23,7 @@ from kelvin.settings import PodSettings, pod_environment
 from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildSpec, bring_back
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.reaper import reap
+from kelvin.supervisor.reaper import call_on_deaths, reap
 from kelvin.supervisor.telling import telling
 from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from service.log import configure_logging
@@ -189,7 +189,7 @@ async def _supervise(settings: PodSettings) -> int:
     pod = Pod(settings, graves, lifeline_read)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     stop_on_signals(loop, stop.set)
-    loop.add_signal_handler(signal.SIGCHLD, pod.collect)
+    call_on_deaths(pod.collect)
     began_s = time.monotonic()
     try:
         with closing(SocketDirectory(settings.data / "run")) as directory:

@@ -3,16 +3,22 @@
 The clock of a lifetime is read here, from the kernel's start time of the process, before it is reaped.
 """
 
+import asyncio
 import ctypes
+import logging
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from service.processes import born_ns
 
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 1.0
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -26,6 +32,23 @@ class Reaped:
     died_ns: int
     cpu_us: int
     max_rss_kb: int
+
+
+def call_on_deaths(collect: Callable[[], None]) -> None:
+    """Have the running event loop call `collect` when children have died, and again after AGAIN_S if that fails.
+
+    No second signal tells of a death that could not be looked at, as for want of a file descriptor.
+    """
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        try:
+            collect()
+        except OSError as error:
+            log.warning("dead processes can't be collected; trying again", extra={"error": repr(error)})
+            loop.call_later(AGAIN_S, call)
+
+    loop.add_signal_handler(signal.SIGCHLD, call)
 
 
 def become_subreaper() -> None:

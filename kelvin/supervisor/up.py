@@ -23,7 +23,7 @@ from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.log_rotation import rotate_forever
-from kelvin.supervisor.reaper import become_subreaper, children, reap
+from kelvin.supervisor.reaper import become_subreaper, call_on_deaths, children, reap
 from kelvin.supervisor.succession import Hands, Succession
 from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from kelvin.tail import last_lines
@@ -255,7 +255,8 @@ class Supervisor:
             self._deaths.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._deaths.wait(), min(left, 0.2))
-            self.collect()
+            with contextlib.suppress(OSError):  # looked at again
+                self.collect()
         return True
 
 
@@ -276,7 +277,7 @@ async def supervise(settings: UpSettings) -> None:
     supervisor = Supervisor(settings, directory, graves, lifeline_read, listener)
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     stop_on_signals(loop, stop.set)
-    loop.add_signal_handler(signal.SIGCHLD, supervisor.collect)
+    call_on_deaths(supervisor.collect)
     loop.add_signal_handler(signal.SIGUSR1, supervisor.restart_door)
     try:
         async with Loops() as loops:

@@ -15,13 +15,15 @@ import pytest
 from contracts.jobs import Parked
 from contracts.jobs import Pod as Told
 from kelvin.settings import EngineSettings, PodSettings, UpSettings
-from kelvin.supervisor import engine
+from kelvin.supervisor import engine, reaper
 from kelvin.supervisor.children import Child, ChildSpec, bring_back, log_end
 from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.pod import Pod
-from kelvin.supervisor.reaper import Reaped, children, reap
+from kelvin.supervisor.reaper import Reaped, call_on_deaths, children, reap
 from kelvin.supervisor.up import Supervisor
+from service import processes
 from service.unix import SocketDirectory
+from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
 
 PID: Final = 4_000_000  # beyond any that the kernel gives
@@ -115,6 +117,31 @@ def test_one_that_nobody_wants_any_more_is_not_tried_again() -> None:
 
     run_virtually(bring_back(child, start, lambda: child.is_kept))
     assert tried == [child]
+
+
+def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the supervisor has no descriptor left for a moment, nothing else tells of that death."""
+    monkeypatch.setattr(reaper, "AGAIN_S", 0.01)
+    collected: list[int] = []
+    refused = [True]
+
+    def born_ns(pid: int) -> int:
+        if refused:
+            refused.pop()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return processes.born_ns(pid)
+
+    monkeypatch.setattr(reaper, "born_ns", born_ns)
+
+    async def main() -> int:
+        call_on_deaths(lambda: collected.extend(each.pid for each in reap()))
+        child = await asyncio.to_thread(subprocess.Popen, ["true"])
+        await eventually(lambda: child.pid in collected)
+        child.returncode = 0
+        return child.pid
+
+    assert asyncio.run(main()) in collected
+    assert not refused
 
 
 def test_thread_that_has_ended_hides_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
