@@ -18,6 +18,7 @@ from contracts.control import (
     ReplicaRow,
     RestoreFailure,
     RevisionRow,
+    StartProblem,
     StartProblemRow,
     TenantRow,
     VersionRow,
@@ -250,6 +251,11 @@ class FeedHub:
         if row is None or row.limits.budget_micros is None or spending is None:
             return False
         return spending.spent_micros >= row.limits.budget_micros
+
+    def start_problem(self, version: tuple[str, str, str]) -> StartProblem | None:
+        """Return why the version (tenant, model, digest) does not start, where that was published."""
+        row = self._start_problems.get(version)
+        return None if row is None else row.problem
 
     def heartbeat(self) -> bytes:
         """A line that says no more than that we live."""

@@ -41,7 +41,6 @@ class Outcomes:
         self._feed = feed
         self._tasks = tasks
         self._last: dict[VersionKey, LastRestore] = {}
-        self._problems: dict[VersionKey, StartProblem] = {}
         self.behind: Mapping[VersionKey, Behind] = {}  # versions of a cluster that run the image of before
         self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
 
@@ -54,20 +53,18 @@ class Outcomes:
 
     def problem(self, key: VersionKey) -> StartProblem | None:
         """Return why the version does not start, where one is wanted and that is known."""
-        return self._problems.get(key)
+        return self._feed.start_problem((key.tenant, key.model, key.version))
 
     def set_problem(self, key: VersionKey, problem: StartProblem) -> None:
         """Record why the version does not start, and publish it where it is another reason than before."""
-        if self._problems.get(key) != problem:
-            self._problems[key] = problem
+        if self.problem(key) != problem:
             row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem)
             self._feed.publish(start_problems=(row,))
 
     def clear_problem(self, key: VersionKey, reason: StartReason | None = None) -> None:
         """Forget why the version did not start, where that is known and the reason is this one, or any."""
-        known = self._problems.get(key)
+        known = self.problem(key)
         if known is not None and reason in (None, known.reason):
-            del self._problems[key]
             self._feed.publish(removed_start_problems=((key.tenant, key.model, key.version),))
 
     def exited(self, records: Iterable[LifetimeRecord]) -> None:
@@ -76,7 +73,7 @@ class Outcomes:
             if record.tenant is None or record.model is None or record.version is None or not record.exit_status:
                 continue
             key = VersionKey(record.tenant, record.model, record.version)
-            known = self._problems.get(key)
+            known = self.problem(key)
             if known is not None and known.reason == "crash_loop":
                 self.set_problem(key, problem_of(crash_loop(record.exit_status)))
             if key in self._last:  # Bounded: one entry per version that was tried here.

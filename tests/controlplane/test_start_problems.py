@@ -59,6 +59,23 @@ def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Pa
     asyncio.run(main())
 
 
+def test_start_problem_of_a_version_that_was_deleted_is_published_again(tmp_path: Path) -> None:
+    """Pushed again, it fails to start for the same reason as before its deletion."""
+
+    async def main() -> None:
+        async with outcomes_of(tmp_path) as (outcomes, feed, registry):
+            await registry.register(registration(letter="b"), NOW_S)
+            await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)
+            outcomes.failed(key(), Unavailable("the zygote"))
+            await registry.delete(BY, TENANT, "m", digest("a"), NOW_S, lambda _: False)
+            assert (outcomes.problem(key()), problems(feed)) == (None, {})
+            await registry.register(registration(), NOW_S)
+            outcomes.failed(key(), Unavailable("the zygote"))
+            assert problems(feed)[VERSION] == outcomes.problem(key())
+
+    asyncio.run(main())
+
+
 def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Path) -> None:
     """The lifetime record may be delivered before or after the start is given up."""
 
