@@ -15,7 +15,7 @@ from contracts.errors import LimitExceeded
 
 
 class Allowances:
-    """Of all tenants."""
+    """The limits of all tenants: requests at once, rates and budgets."""
 
     def __init__(self, entrance: Entrance, rates: Rates, budgets: Budgets) -> None:
         self._entrance = entrance

@@ -36,13 +36,13 @@ _LENGTH: Final = 4
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The first message."""
+    """The first message of a connection: the format of all that follow."""
 
     format: int
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A kept answer."""
+    """An answer that is kept for its idempotency key, sealed as in memory. `age_s` is how old it is when it is sent."""
 
     tenant: str
     name: bytes

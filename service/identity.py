@@ -150,7 +150,7 @@ class _Current(ssl.SSLContext):
         return made
 
     def wrap_socket(self, *_: object, **__: object) -> ssl.SSLSocket:
-        """Nobody here uses blocking sockets, and what this would make asks for no role."""
+        """Not offered: a blocking socket made here would not check the role. All connections use `wrap_bio`."""
         raise NotImplementedError
 
 
