@@ -31,11 +31,15 @@ def count_threads() -> int:
 def fork_orphan() -> Orphan | None:
     """Returns the orphan here and None in the orphan, where all signals are blocked still.
 
-    Raises `Refused`: Conflict where this process has more than one thread, Internal where the fork itself fails.
+    Raises `Refused`: Conflict where this process has more than one thread, Internal where the fork itself fails, or
+    no descriptor is left for it.
     """
-    if (threads := count_threads()) != 1:
-        raise Refused(Conflict("fork", f"this process has {threads} threads, and must have 1"))
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if (threads := count_threads()) != 1:
+            raise Refused(Conflict("fork", f"this process has {threads} threads, and must have 1"))
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise Refused(Internal()) from error
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         between = os.fork()

@@ -10,11 +10,12 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Final
 
-from contracts.errors import Failure, Refused
+from contracts.errors import Failure, Internal, Refused
 from contracts.names import dns_label
 from contracts.problem import WireFailure, to_wire
 from contracts.traffic_errors import Overloaded
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 SOCKET: Final = "zygote.sock"
 MAX_MESSAGE: Final = 4096
 MAX_CONNECTIONS: Final = 16
+ACCEPT_PAUSE_S: Final = 0.1
 
 
 class Fork(Wire, frozen=True, tag_field="op", tag="fork"):
@@ -87,8 +89,13 @@ class Zygote:
     def _accept(self, poll: select.poll) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
             return  # gone again before we looked
+        except OSError as error:
+            # Descriptors or memory ran out. The connection stays in the backlog, so poll would return at once.
+            log.error("accept failed", extra={"error": str(error)})
+            time.sleep(ACCEPT_PAUSE_S)
+            return
         connection.setblocking(False)  # one that does not read its answers is dropped, not waited for
         if len(self._connections) >= MAX_CONNECTIONS:
             _reply(connection, _refusal(Overloaded("the zygote", MAX_CONNECTIONS, 1.0)))
@@ -125,6 +132,9 @@ class Zygote:
             except Refused as refused:
                 log.warning("refused", extra={"code": refused.failure.code, "why": refused.failure.message})
                 answered = _reply(connection, _refusal(refused.failure))
+            except OSError:  # No descriptor was left to count threads with. The next request may find one.
+                log.exception("failed")
+                answered = _reply(connection, _refusal(Internal()))
         if not answered:
             poll.unregister(connection)
             del self._connections[fd]

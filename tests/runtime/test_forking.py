@@ -69,6 +69,16 @@ print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 @pytest.mark.parametrize(
     "fault",
     [
+        pytest.param(
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+            id="no descriptor is left to count threads with",
+        ),
+        pytest.param(
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+            id="one descriptor is left, and a pair of sockets needs two",
+        ),
         pytest.param("os.pidfd_open = lambda pid: 1 / 0", id="a birth that cannot be told of is undone"),
         pytest.param(
             "fork, first = os.fork, [True]\n"
@@ -88,6 +98,8 @@ try:
         signal.pause()
 except Refused as refused:
     print(refused.failure.code)
+if "resource" in globals():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 while True:
     try:
         _, status = os.waitpid(-1, 0)

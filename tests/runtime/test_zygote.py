@@ -1,16 +1,24 @@
 """The zygote bears what it is asked for, tells why where it does not, and ends when told or left alone."""
 
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from runtime.zygote import MAX_CONNECTIONS
+from contracts.errors import Internal
+from runtime import zygote
+from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, Zygote
+from service.unix import SocketDirectory
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 
 
@@ -103,6 +111,45 @@ def test_connections_are_bounded_and_the_rude_are_dropped(house: Installation) -
             return None  # refused before it was read
 
     poll_until("there is room again", pinged)
+
+
+def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that connects meanwhile is served once there are some. Until then the zygote tries now and then."""
+    accept, enough = socket.socket.accept, threading.Event()
+    tried: list[float] = []
+
+    def exhausted(sock: socket.socket) -> object:
+        if enough.is_set():
+            return accept(sock)
+        tried.append(time.monotonic())
+        if len(tried) > 3:
+            enough.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    def no_descriptor() -> object:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", exhausted)
+    directory = SocketDirectory(tmp_path)
+    ending, end = socket.socketpair()
+    with ThreadPoolExecutor(1) as threads, ending, directory.listen("zygote.sock", socket.SOCK_SEQPACKET) as listener:
+        serving = threads.submit(Zygote(listener, (ending.fileno(),)).serve)
+        try:
+            with directory.connect("zygote.sock", socket.SOCK_SEQPACKET) as client:
+                client.settimeout(DEADLINE_S)
+                client.send(b'{"op":"ping"}')
+                assert json.loads(client.recv(4096))["ok"]
+                monkeypatch.setattr(zygote, "count_threads", no_descriptor)
+                client.send(b'{"op":"ping"}')
+                assert json.loads(client.recv(4096))["failure"]["code"] == Internal.code
+                monkeypatch.undo()
+                client.send(b'{"op":"ping"}')
+                assert json.loads(client.recv(4096))["ok"], "it lives on"
+        finally:
+            end.close()
+            assert serving.result(DEADLINE_S) is None
+    directory.close()
+    assert all(later - earlier > ACCEPT_PAUSE_S / 2 for earlier, later in pairwise(tried))
 
 
 SERVE = """
