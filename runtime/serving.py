@@ -62,11 +62,13 @@ class EngineThread(Inbox, Protocol):
 
 
 class Encoding:
-    """Work on long prompts in one thread, in fair turns of the callers' tenants. So prompts take no more than one core
-    from the engine, and a tenant waits for at most one prompt of each other tenant.
+    """Work on prompts: on short ones at once, on long ones in one thread, in fair turns of the callers' tenants. So
+    prompts take no more than one core from the engine, and a tenant waits for at most one prompt of each other tenant.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_inline: int = INLINE_CHARACTERS) -> None:
+        """Work of a larger size than `longest_inline` is done in the thread."""
+        self._longest_inline = longest_inline
         self._executor = ThreadPoolExecutor(1, "encode")
         self._lock = FairLock("the list of long prompts", _PROMPTS_WAITING, _PROMPTS_WAITING_OF_TENANT)
 
@@ -78,8 +80,10 @@ class Encoding:
         """Prompts that wait for their turn."""
         return self._lock.waiting
 
-    async def run(self, tenant: str, work: Callable[[], T]) -> T:
+    async def run(self, tenant: str, size: int, work: Callable[[], T]) -> T:
         """Return the result of `work`. Raises what it raises, and `Refused(Overloaded)` at once if too many wait."""
+        if size <= self._longest_inline:
+            return work()
         async with self._lock.hold(tenant):
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
@@ -217,8 +221,8 @@ class Serving:
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
         unfiltered = False
         if self.screen is not None:
-            if (characters := _characters(ask)) > INLINE_CHARACTERS:  # before the filters work on it
-                await self.encoding.run(tenant, lambda: self._check_length(ask, characters))
+            characters = _characters(ask)  # checked before the filters work on it
+            await self.encoding.run(tenant, characters, lambda: self._check_length(ask, characters))
             prompt, unfiltered = await self.screen.prompt(ask.prompt, ask.prompt_field, tenant)
             ask = replace(ask, prompt=prompt)
         request = await self._request(ask, request_id, ceiling, tenant)
@@ -243,12 +247,11 @@ class Serving:
     async def _prompt_ids(self, ask: Ask, tenant: str) -> tuple[int, ...]:
         if isinstance(ask.prompt, TokenPrompt):
             return ask.prompt.ids
-        if _characters(ask) > INLINE_CHARACTERS:  # all of it in one turn
-            return await self.encoding.run(tenant, lambda: self._encode(ask, self._text(ask)))
-        text = self._text(ask)
-        if len(text) > INLINE_CHARACTERS:  # a template can make much of a few messages
-            return await self.encoding.run(tenant, lambda: self._encode(ask, text))
-        return self._encode(ask, text)
+        characters = _characters(ask)
+        if characters > INLINE_CHARACTERS:  # rendered and encoded in one turn
+            return await self.encoding.run(tenant, characters, lambda: self._encode(ask, self._text(ask)))
+        text = self._text(ask)  # can be long: a template can make much of a few messages
+        return await self.encoding.run(tenant, len(text), lambda: self._encode(ask, text))
 
     def _text(self, ask: Ask) -> str:
         """Return the text that is encoded. Slow if long, as is `_encode`. Raises `Refused`."""

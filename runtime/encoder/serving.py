@@ -48,10 +48,8 @@ class EmbeddingServing:
         tenant: str = OWNER,
     ) -> Prepared:
         ask = decode_embeddings(raw, self.dimensions)
-        if sum(len(item) for item in ask.inputs if isinstance(item, str)) > INLINE_CHARACTERS:
-            sequences = await self.encoding.run(tenant, lambda: self._encode(ask, ceiling.context_tokens))
-        else:
-            sequences = self._encode(ask, ceiling.context_tokens)
+        characters = sum(len(item) for item in ask.inputs if isinstance(item, str))
+        sequences = await self.encoding.run(tenant, characters, lambda: self._encode(ask, ceiling.context_tokens))
         answer = EmbeddingAnswer(ask.model or self.bind.model, ask.form)
         request = EmbeddingRequest(request_id=request_id, sequences=sequences, tenant=tenant)
         return Prepared(request, answer, stream=False)

@@ -31,7 +31,7 @@ class PredictorServing:
     bytes_by_tier: Mapping[str, int]
     recorded: SealAttestation | None = None
     kept: Kept | None = None
-    encoding: Encoding = field(default_factory=Encoding)
+    encoding: Encoding = field(default_factory=lambda: Encoding(INLINE_BYTES))
 
     def __repr__(self) -> str:
         return f"<PredictorServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
@@ -50,10 +50,7 @@ class PredictorServing:
         ceiling: Ceiling = NO_CEILING,
         tenant: str = OWNER,
     ) -> Prepared:
-        if len(raw) > INLINE_BYTES:
-            ask, inputs = await self.encoding.run(tenant, lambda: self._decode(raw))
-        else:
-            ask, inputs = self._decode(raw)
+        ask, inputs = await self.encoding.run(tenant, len(raw), lambda: self._decode(raw))
         answer = PredictionAnswer(self.bind.model, self.bind.version, self.signature, ask)
         request = PredictionRequest(request_id=request_id, rows=ask.rows, inputs=inputs, tenant=tenant)
         return Prepared(request, answer, stream=False)
