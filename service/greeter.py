@@ -6,7 +6,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, cast
 
 from service.listener import notice_lost_hosts
@@ -69,8 +68,7 @@ class Greeter:
         no descriptor is left, so that the loop may be closed.
         """
         for transport in self._open.values():
-            with suppress(AttributeError):  # asyncio's of Python 3.11.2, where it was closed twice: it is closing
-                cast(asyncio.Transport, transport).abort()
+            cast(asyncio.Transport, transport).abort()
         limit = time.monotonic() + CLOSE_S
         while self._forget_closed() and time.monotonic() < limit:  # noqa: ASYNC110  (a closed descriptor tells nobody)
             await asyncio.sleep(POLL_S)

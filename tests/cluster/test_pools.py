@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 import pytest
+import uvloop
 from fastapi import FastAPI, Request, Response
 
 from coldstart_bench.installation import free_port
@@ -185,13 +186,13 @@ def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
             await eventually(lambda: cost(knative) == "0", "it waits again")
 
     with program(tmp_path / "data", **settings) as process:
-        asyncio.run(begin())
+        uvloop.run(begin())
         process.kill()
         process.wait(60)
     assert pod.binds == 1
     knative.forget_the_lease()
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
     with program(tmp_path / "data", **settings) as process:
-        asyncio.run(go_on())
+        uvloop.run(go_on())
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
