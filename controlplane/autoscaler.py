@@ -67,8 +67,8 @@ class Versions(Protocol):
 
     def every_model(self) -> tuple[Model, ...]: ...
 
-    async def resume(self, key: VersionKey) -> None:
-        """Record that a stopped version is requested again. Raises Refused."""
+    async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
+        """Record that a version that was stopped then is requested again. Raises Refused."""
         ...
 
 
@@ -212,7 +212,7 @@ class Autoscaler:
         if asks:
             self.gaps.busy(key, self._now_s())
             if found[1].stopped_at_s is not None:
-                self._resume(key)
+                self._resume(key, found[1].stopped_at_s)
         if asks and self._actuator.live(key) == 0:
             if scaled.asked_us is None:
                 scaled.asked_us = self._clock.monotonic_us()
@@ -346,12 +346,12 @@ class Autoscaler:
         scaled.taken_away(self._now_s(), left=0)
         self._actuator.apply(scaled.key, 0, self._clock.monotonic_us())
 
-    def _resume(self, key: VersionKey) -> None:
-        """Record that the stop is over. If that fails, the next report tries again."""
+    def _resume(self, key: VersionKey, stopped_at_s: int) -> None:
+        """Record that this stop is over. If that fails, the next report tries again."""
 
         async def record() -> None:
             try:
-                await self._versions.resume(key)
+                await self._versions.resume(key, stopped_at_s)
             except Refused as refused:
                 log.warning("the end of a stop is not recorded", extra={"version": str(key), "why": str(refused)})
             finally:

@@ -166,7 +166,7 @@ class Forecasts:
         if self._falling.get(key) != fall:
             return  # it is served or starts meanwhile, or was lost again
         del self._falling[key]
-        if whereabouts is None or not _is_measured(whereabouts):
+        if whereabouts is None or not _is_measured(whereabouts) or self._find(key) is None:
             return
         said = self.estimate(key, whereabouts, parked=True)
         if said.known is Known.GUESS:

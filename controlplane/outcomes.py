@@ -56,8 +56,10 @@ class Outcomes:
         return self._feed.start_problem((key.tenant, key.model, key.version))
 
     def set_problem(self, key: VersionKey, problem: StartProblem) -> None:
-        """Record why the version does not start, and publish it where it is another reason than before."""
-        if self.problem(key) != problem:
+        """Record why the version does not start, and publish it where it is another reason than before. Does nothing
+        for a version that is unknown or deleted: nothing would ever remove the row.
+        """
+        if self._registry.find(key) is not None and self.problem(key) != problem:
             row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem)
             self._feed.publish(start_problems=(row,))
 

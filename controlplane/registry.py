@@ -331,7 +331,7 @@ class Registry:
         """
         async with self._turn:
             found = self.model(tenant, model)
-            versions = (replace(each, stopped_at_s=now_s) if not each.is_deleted else each for each in found.versions)
+            versions = (each if each.is_deleted else _stopped(each, now_s) for each in found.versions)
             after = replace(found, versions=tuple(versions))
 
             def write(connection: Connection) -> None:
@@ -341,11 +341,13 @@ class Registry:
             await self._database.write(write)
             return self._keep(after)
 
-    async def resume(self, key: VersionKey) -> None:
-        """Record that a version that an operator stopped was asked for again. An unknown one is left alone."""
+    async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
+        """Record that a version that was stopped at `stopped_at_s` was requested again. Does nothing if the version is
+        unknown, or was stopped once more since: the request came before that stop.
+        """
         async with self._turn:
             found = self.find(key)
-            if found is None or found[1].stopped_at_s is None:
+            if found is None or found[1].stopped_at_s != stopped_at_s:
                 return
             model, after = found[0], _resumed(found[0], {key.version})
             await self._database.write(lambda connection: set_stops(connection, model, after))
@@ -388,6 +390,14 @@ class Registry:
     def _show(self, model: Model, *versions: Version) -> int:
         rows = tuple(version_row(each) for each in versions)
         return self._publisher.publish(models=(model_row(self._keep(model)),), versions=rows)
+
+
+def _stopped(version: Version, now_s: int) -> Version:
+    """Return the version stopped at `now_s`, or later: each stop has its own time, so that `resume` can tell them
+    apart.
+    """
+    before_s = version.stopped_at_s
+    return replace(version, stopped_at_s=now_s if before_s is None else max(now_s, before_s + 1))
 
 
 def _resumed(model: Model, versions: Collection[str]) -> Model:

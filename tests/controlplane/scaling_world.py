@@ -40,7 +40,7 @@ class Catalogue:
     def every_model(self) -> tuple[Model, ...]:
         return tuple(self.known.values())
 
-    async def resume(self, which: VersionKey) -> None:
+    async def resume(self, which: VersionKey, stopped_at_s: int) -> None:
         self.set_stopped(which, None)
 
     def set_stopped(self, which: VersionKey, at_s: int | None) -> None:

@@ -37,9 +37,9 @@ class Scene:
 
     def __init__(self, tasks: Tasks, answer: Callable[[], Awaitable[Whereabouts]]) -> None:
         self.feed, self.clock, self.page = FeedHub(), VirtualClock(), Page("controlplane")
-        catalogue = Catalogue()
-        catalogue.add("m", FAST)
-        self.forecasts = Forecasts(catalogue.find, lambda _: answer(), self.feed, self.clock, tasks, self.page)
+        self.catalogue = Catalogue()
+        self.catalogue.add("m", FAST)
+        self.forecasts = Forecasts(self.catalogue.find, lambda _: answer(), self.feed, self.clock, tasks, self.page)
 
     async def begin(self, *, wakes: Level | None = None) -> None:
         self.forecasts.starting(KEY, self.clock.monotonic_us(), parked=True, wakes=wakes)

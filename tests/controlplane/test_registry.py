@@ -336,7 +336,7 @@ def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
             await registry.rescale(BY, TENANT, "m", ScaleChange(max=4), NOW_S)
         async with opened_registry(tmp_path) as registry:
             assert stopped(registry) == [True, True]
-            await registry.resume(key("m", "b"))
+            await registry.resume(key("m", "b"), NOW_S)
         async with opened_registry(tmp_path) as registry:
             assert stopped(registry) == [True, False]
             await registry.deploy(BY, TENANT, "m", digest("a")[:12], NOW_S)
@@ -349,5 +349,25 @@ def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
             assert stopped(registry) == [False, False]
         async with opened_registry(tmp_path) as registry:
             assert stopped(registry) == [False, False]
+
+    asyncio.run(main())
+
+
+def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> None:
+    """A request after the first stop ends that stop alone, also where both stops are of one second."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(), NOW_S)
+            await registry.stop(BY, TENANT, "m", NOW_S)
+            first = registry.model(TENANT, "m").versions[0].stopped_at_s
+            assert first is not None
+            second = registry.stop(BY, TENANT, "m", NOW_S)  # is first in the queue for the registry's lock
+            await asyncio.gather(second, registry.resume(key(), first))
+        async with opened_registry(tmp_path) as registry:
+            (version,) = registry.model(TENANT, "m").versions
+            assert version.stopped_at_s == first + 1
+            await registry.resume(key(), version.stopped_at_s)
+            assert registry.model(TENANT, "m").versions[0].stopped_at_s is None
 
     asyncio.run(main())

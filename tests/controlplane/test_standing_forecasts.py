@@ -118,3 +118,17 @@ def test_an_answer_that_comes_too_late_is_not_told(served: bool) -> None:
         assert scene.feed.snapshot().starts == ()
 
     play(scenario, slow)
+
+
+def test_version_deleted_meanwhile_leaves_no_row() -> None:
+    """Nothing would ever remove it from the feed."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        scene.forecasts.lost(GONE)
+        scene.catalogue.known.clear()
+        await settle()
+        assert scene.feed.snapshot().starts == ()
+
+    play(scenario, _there)

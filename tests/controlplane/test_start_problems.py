@@ -101,5 +101,7 @@ def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
             outcomes.failed(key(), Unavailable("the zygote"))
             await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
             assert problems(feed) == {}
+            outcomes.failed(key(), Unavailable("the zygote"))  # its start was under way
+            assert problems(feed) == {}
 
     asyncio.run(main())

@@ -61,7 +61,7 @@ class Models(Protocol):
 
     def every_model(self) -> tuple[Model, ...]: ...
 
-    async def resume(self, key: VersionKey) -> None: ...
+    async def resume(self, key: VersionKey, stopped_at_s: int) -> None: ...
 
 
 class Shared:
@@ -81,9 +81,9 @@ class Shared:
         takes = self._settings.sharing.takes
         return tuple(model for model in self._models.every_model() if takes(model.tenant, model.model))
 
-    async def resume(self, key: VersionKey) -> None:
+    async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
         """See `autoscaler.Versions`."""
-        await self._models.resume(key)
+        await self._models.resume(key, stopped_at_s)
 
     def takes(self, model: Model, version: Version) -> bool:
         """Whether there may be such pods for it."""
