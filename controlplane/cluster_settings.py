@@ -15,11 +15,13 @@ from controlplane.policy.knative_service import (
     HOST_PATH,
     NODE_SELECTOR,
     PRIORITY,
+    STORE_RULE,
     TIMEOUT_S,
     TOLERATIONS,
     ZERO_INITIAL_SCALE,
     Cluster,
     Control,
+    is_cluster_store,
 )
 from controlplane.policy.placement import PoolSpec, Sharing
 from controlplane.scaling.knative.pools import PoolSettings
@@ -81,6 +83,8 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
         trust=env.get("KELVIN_CLUSTER_TRUST") or None,
         notice_s=settings.integer(env, "KELVIN_CLUSTER_NOTICE_S", 0, low=0, high=86_400) or None,
     )
+    if not is_cluster_store(pods.store_url):
+        raise BadSetting("KELVIN_CLUSTER_STORE", pods.store_url, STORE_RULE)
     if pods.verify != "off" and pods.trust is None:
         rule = f"is required with KELVIN_VERIFY={pods.verify}: a config map of trust roots in each tenant's namespace"
         raise BadSetting("KELVIN_CLUSTER_TRUST", "", rule)

@@ -7,7 +7,16 @@ import click
 
 from contracts.errors import Refused
 from contracts.names import dns_label
-from controlplane.policy.knative_service import FEATURES, TIMEOUT_S, Cluster, Control, PodVersion, service
+from controlplane.policy.knative_service import (
+    FEATURES,
+    STORE_RULE,
+    TIMEOUT_S,
+    Cluster,
+    Control,
+    PodVersion,
+    is_cluster_store,
+    service,
+)
 from kelvin.client import json_of
 from kelvin.export import ExportCalls, is_digest, resolve
 from kelvin.policy.configuration import DEFAULTS
@@ -15,11 +24,23 @@ from kelvin.push_calls import Patience, failure_of, open_door
 from kelvin.runtime import device_class_option
 
 
+def _store_option(context: click.Context, param: click.Parameter, value: str) -> str:
+    if not is_cluster_store(value):
+        raise click.BadParameter(f"{value!r}: {STORE_RULE}")
+    return value
+
+
 @click.command("render")
 @click.argument("reference", metavar="M@VERSION")
 @click.option("--tenant", default="default", show_default=True, help="Whose version it is.")
 @click.option("--image", required=True, help="The runtime's image, by its digest.")
-@click.option("--store", required=True, metavar="URL", help="Where the pods find versions: s3://BUCKET/PREFIX.")
+@click.option(
+    "--store",
+    required=True,
+    metavar="URL",
+    callback=_store_option,
+    help="Where the pods find versions: s3://BUCKET/PREFIX.",
+)
 @click.option("--store-secret", metavar="NAME", help="A secret whose keys are the environment of the store's client.")
 @click.option("--namespace", help="[default: kelvin-TENANT]")
 @click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors, and compute threads.")

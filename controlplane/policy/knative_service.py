@@ -46,6 +46,7 @@ SCALE: Final = frozenset(
         "metric-aggregation-algorithm",
     )
 )  # fmt: skip
+STORE_RULE: Final = "must be s3://BUCKET/PREFIX, which pods can reach; push to an S3 store and name that one here"
 ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: a Revision may begin without a pod
 
 _Json = dict[str, Any]
@@ -120,6 +121,11 @@ class Cluster:
     verify: str = "off"  # what becomes of a version that no trust root signed: KELVIN_VERIFY of its pods
     trust: str | None = None  # a config map in a tenant's namespace that holds the trust roots
     notice_s: int | None = None  # what a node is given from the word that it goes; None: as long as a pod
+
+
+def is_cluster_store(url: str) -> bool:
+    """Return whether pods can reach a store there. A file store is a directory of one machine."""
+    return url.startswith("s3://")
 
 
 def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import dns_label
 from contracts.traffic_errors import StartFailed
-from controlplane.policy.knative_service import Cluster
+from controlplane.policy.knative_service import STORE_RULE, Cluster, is_cluster_store
 from controlplane.policy.labels import PART_OF, RUNTIME, TENANT
 
 Json = dict[str, Any]
@@ -110,6 +110,8 @@ def opens_replicas(policy: Mapping[str, Any]) -> bool:
 
 def store_port(url: str | None) -> int:
     """Return the port of a store's URL; 443 if it names none. Raises `Refused(InvalidRequest)`."""
+    if url and not is_cluster_store(url):
+        raise Refused(InvalidRequest("store", url[:80], STORE_RULE))
     try:
         endpoint = dict(parse_qsl(urlsplit(url or "").query)).get("endpoint", "")
         parts = urlsplit(endpoint)

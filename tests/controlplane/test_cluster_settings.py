@@ -98,6 +98,11 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_SCALING": "swarm"}, "KELVIN_SCALING=swarm: must be one of local, knative", id="scaling"),
         pytest.param({"KELVIN_CLUSTER_IMAGE": ""}, "KELVIN_CLUSTER_IMAGE=: is required", id="no image"),
         pytest.param({"KELVIN_CLUSTER_STORE": ""}, "KELVIN_CLUSTER_STORE=: is required", id="no store"),
+        pytest.param(
+            {"KELVIN_CLUSTER_STORE": "file:///x"},
+            "KELVIN_CLUSTER_STORE=file:///x: must be s3://BUCKET/PREFIX",
+            id="a store of one machine",
+        ),
         pytest.param({"KELVIN_CLUSTER_NAMESPACE": "Not One"}, "must be a DNS label", id="namespace"),
         pytest.param({"KELVIN_CLUSTER_POD": "One"}, "must be the name of this process's own pod", id="a pod"),
         pytest.param({"KELVIN_CLUSTER_FEATURES": "gpu"}, "each must be of kubernetes.podspec-", id="a feature"),

@@ -7,8 +7,10 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from contracts.errors import Refused, RemoteFailure
+from contracts.errors import InvalidRequest, Refused, RemoteFailure
+from controlplane.policy.knative_service import STORE_RULE
 from kelvin import render
+from kelvin.cluster import cluster_group
 
 VERSION = "3f" * 32
 GONE = {"error": {"message": "model 'm' does not exist", "code": "model_not_found"}}
@@ -36,6 +38,18 @@ def test_digits_without_a_model_are_refused() -> None:
     done = rendered(VERSION)
     assert done.exit_code == 2
     assert f"Error: {VERSION}: must be M, M@ALIAS or M@HEX\n" in done.output
+
+
+def test_store_that_pods_cannot_reach_is_refused() -> None:
+    """Before anybody is asked, by render and by the command that prints a namespace; the error says what to do."""
+    words = ["m", "--image", "i", "--store", "file:///x"]
+    done = CliRunner().invoke(render.render_command, words, obj=Door([]))
+    assert done.exit_code == 2
+    told = " ".join(done.output.split())
+    assert f"'file:///x': {STORE_RULE}" in told
+    namespace = CliRunner().invoke(cluster_group, ["tenant", "acme", "--store", "file:///x"])
+    assert isinstance(namespace.exception, Refused)
+    assert namespace.exception.failure == InvalidRequest("store", "file:///x", STORE_RULE)
 
 
 @pytest.mark.parametrize(
