@@ -114,7 +114,9 @@ def check_empty(tenant: str, models: Sequence[str], keys: Sequence[str]) -> None
     """A tenant is deleted when it has no model and no good key. Raises Refused(Conflict) naming what is left."""
     left = [f"{what} {_some(names)}" for what, names in (("models", models), ("keys", keys)) if names]
     if left:
-        raise Refused(Conflict(f"tenant '{tenant}'", f"is not empty: {'; '.join(left)}"))
+        raise Refused(
+            Conflict(f"tenant '{tenant}'", f"is not empty: {'; '.join(left)}; with `force` they are deleted, too")
+        )
 
 
 def _own(tenant: str, model: str) -> str:

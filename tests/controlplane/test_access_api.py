@@ -66,7 +66,7 @@ def test_a_tenants_life(data: Path) -> None:
             assert [(row.tenant, row.suspended) for row in (await reader.line()).tenants] == [("acme", False)]
             assert (await resumed)["keys"] == 1
             left = await ask(door, OPERATOR, "DELETE", "/tenants/acme", status=409)
-            assert left["detail"] == f"tenant 'acme': is not empty: keys {key_id}"
+            assert left["detail"] == f"tenant 'acme': is not empty: keys {key_id}; with `force` they are deleted, too"
             await ask(door, OPERATOR, "POST", f"/keys/{key_id}/revoke?tenant=acme")
             assert (await reader.line()).removed_keys == (key_id,)
             await ask(door, OPERATOR, "DELETE", "/tenants/acme", status=204)
@@ -179,7 +179,9 @@ def test_a_tenant_that_is_deleted_with_all_it_has(data: Path) -> None:
             status, _ = await door.ask("POST", "/internal/v1/versions", json.loads(msgspec.json.encode(theirs)))
             assert status == 201
             left = await ask(door, OPERATOR, "DELETE", "/tenants/acme", status=409)
-            assert left["detail"] == f"tenant 'acme': is not empty: models m; keys {key_id}"
+            assert left["detail"] == (
+                f"tenant 'acme': is not empty: models m; keys {key_id}; with `force` they are deleted, too"
+            )
             await ask(door, OPERATOR, "DELETE", "/tenants/acme?force=true", status=204)
             news: list[str] = []
             while "tenant" not in news:

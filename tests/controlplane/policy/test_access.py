@@ -157,5 +157,6 @@ def test_what_is_left_is_named() -> None:
     check_empty("acme", [], [])
     with pytest.raises(Refused) as caught:
         check_empty("acme", [f"m{n}" for n in range(10)], ["k1"])
-    want = Conflict("tenant 'acme'", "is not empty: models m0, m1, m2, m3, m4, m5, m6, m7 and 2 more; keys k1")
+    left = "models m0, m1, m2, m3, m4, m5, m6, m7 and 2 more; keys k1"
+    want = Conflict("tenant 'acme'", f"is not empty: {left}; with `force` they are deleted, too")
     assert caught.value.failure == want
