@@ -185,7 +185,7 @@ def is_digest(reference: str) -> bool:
 
 
 def resolve(door: Door, reference: str) -> str:
-    """The version that `M`, `M@ALIAS` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
+    """The version that `M`, `M@prod` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
     if is_digest(reference):
         return reference
     named = parse_reference(reference)

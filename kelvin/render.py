@@ -85,10 +85,10 @@ def render_command(
     cache: str | None,
     timeout_s: int,
 ) -> None:
-    """Print a Knative Service for M, M@ALIAS or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
+    """Print a Knative Service for M, M@prod or M@HEX, scaled as the model is here: JSON, which is YAML, too."""
     dns_label(tenant, "tenant")
     if is_digest(reference):  # whose scale that would have, nobody knows
-        raise click.UsageError(f"{reference}: must be M, M@ALIAS or M@HEX")
+        raise click.UsageError(f"{reference}: must be M, M@prod or M@HEX")
     with open_door() as door:
         version = resolve(door, reference)
         manifest = ExportCalls(door, Patience(), threading.Event()).manifest(version)

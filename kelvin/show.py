@@ -26,7 +26,7 @@ from kelvin.push_calls import Patience, open_door
 @click.argument("reference", metavar="M@VERSION")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_command(reference: str, as_json: bool) -> None:
-    """Print what a version is, and who vouches for it: M, M@ALIAS, M@HEX, or the 64 digits of a version."""
+    """Print what a version is, and who vouches for it: M, M@prod, M@HEX, or the 64 digits of a version."""
     with open_door() as door:
         version = resolve(door, reference)
         calls = ExportCalls(door, Patience(), threading.Event())

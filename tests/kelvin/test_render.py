@@ -37,7 +37,7 @@ def test_digits_without_a_model_are_refused() -> None:
     """Before anybody is asked: 2, and what it must be."""
     done = rendered(VERSION)
     assert done.exit_code == 2
-    assert f"Error: {VERSION}: must be M, M@ALIAS or M@HEX\n" in done.output
+    assert f"Error: {VERSION}: must be M, M@prod or M@HEX\n" in done.output
 
 
 def test_store_that_pods_cannot_reach_is_refused() -> None:
