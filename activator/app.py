@@ -60,6 +60,7 @@ from activator.server import serve_plain, serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
 from activator.shared_cache import SharedCached
+from activator.shares import Room
 from activator.sinks import choose_sink
 from activator.stand_in import StandIn
 from activator.table import Table
@@ -214,6 +215,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             if asked is None
             else await ladder.enter_async_context(Firewall(asked.socket, asked.within_s, asked.unanswered, meters))
         )
+        unread = Room(limits.requests, "the room for unread request bodies")
         door = Door(
             Completions(
                 authenticator,
@@ -228,10 +230,11 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 once,
                 cache,
                 Ladders(table, throttler, reporter, cache.last),
+                unread,
             ),
-            Lists(authenticator, table, timelines, control, under_way),
+            Lists(authenticator, table, timelines, control, under_way, unread),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
-            OpenInference(authenticator, table),
+            OpenInference(authenticator, table, unread),
             settings.domain,
             limits,
             meters,

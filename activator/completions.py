@@ -54,7 +54,9 @@ class Completions:
         once: Once,
         cache: ResponseCache,
         ladders: Ladders,
+        unread: Room,
     ) -> None:
+        """`unread` has a place for each request whose body has not arrived."""
         self._authenticator = authenticator
         self._table = table
         self._throttler = throttler
@@ -67,7 +69,8 @@ class Completions:
         self._once = once
         self._cache = cache
         self._ladders = ladders
-        self._room = Room(limits.body_bytes_in_all)
+        self._unread = unread
+        self._room = Room(limits.body_bytes_in_all, "the room for request bodies")
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""
@@ -77,7 +80,8 @@ class Completions:
         place = await self._allowances.place(principal.tenant, own)
         with place, self._room.take(principal.tenant, exchange.body_bound(body_bytes)) as taken:
             await self._allowances.enter(exchange, principal.tenant, own)
-            raw = await exchange.read_body(body_bytes, self._limits.body_s)
+            with self._unread.take(principal.tenant, 1):
+                raw = await exchange.read_body(body_bytes, self._limits.body_s)
             taken.shrink(len(raw))
             call = open_call(exchange, asked, raw, principal, own, self._table, self._limits.deadline_s)
             if exchange.header(HEADER) is None:

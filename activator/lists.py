@@ -12,6 +12,7 @@ from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
 from activator.reach import reach
 from activator.routes import CancelRequest, ListModels, ShowTimeline, Target
+from activator.shares import Room
 from activator.table import Table
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
@@ -49,12 +50,15 @@ class Lists:
         timelines: Timelines,
         control: ServiceClient,
         under_way: UnderWay,
+        unread: Room,
     ) -> None:
+        """`unread` has a place for each request whose body has not arrived."""
         self._authenticator = authenticator
         self._table = table
         self._timelines = timelines
         self._control = control
         self._under_way = under_way
+        self._unread = unread
         self._said: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}  # by tenant, all that it may call
 
     async def models(self, exchange: Exchange, asked: ListModels) -> None:
@@ -69,7 +73,7 @@ class Lists:
             resolve(reference, entry)
             found = _model(entry, named)
             body = encode(found if asked.model is not None else _Models((found,)))
-        await _answer(exchange, body)
+        await self._answer(exchange, caller, body)
 
     def _list(self, caller: Principal) -> bytes:
         entries = self._table.models(caller.tenant)
@@ -86,12 +90,13 @@ class Lists:
     async def timeline(self, exchange: Exchange, asked: ShowTimeline) -> None:
         """How a request of the caller's tenant went; recent ones are known here, older ones to the control plane."""
         caller = await self._caller(exchange, asked.target)
-        await _answer(exchange, encode(await self._past(caller, asked.request_id)))
+        await self._answer(exchange, caller, encode(await self._past(caller, asked.request_id)))
 
     async def cancel(self, exchange: Exchange, asked: CancelRequest) -> None:
         """204 once it has ended, also where it had before; 202 where that takes longer than we wait."""
         caller = await self._caller(exchange, asked.target)
-        await exchange.read_body(0, TIMEOUT_S)
+        with self._unread.take(caller.tenant, 1):
+            await exchange.read_body(0, TIMEOUT_S)
         entries = self._under_way.cancel(caller, asked.name)
         if entries is None:
             await self._past(caller, asked.name)
@@ -113,6 +118,11 @@ class Lists:
             raise Refused(NotFound("request", request_id))
         return found
 
+    async def _answer(self, exchange: Exchange, caller: Principal, body: bytes) -> None:
+        with self._unread.take(caller.tenant, 1):
+            await exchange.read_body(0, TIMEOUT_S)
+        await exchange.respond(200, _JSON, body)
+
     async def _caller(self, exchange: Exchange, target: Target) -> Principal:
         """Who asks; a URL that names another tenant must name a model of it that the caller may call."""
         caller = await self._authenticator.authenticate(exchange, Scope.INFER)
@@ -128,8 +138,3 @@ def _listed(caller: Principal, entries: Iterable[ModelEntry]) -> bytes:
 
 def _model(entry: ModelEntry, name: str) -> _Model:
     return _Model(name, entry.created_at_s, entry.tenant)
-
-
-async def _answer(exchange: Exchange, body: bytes) -> None:
-    await exchange.read_body(0, TIMEOUT_S)
-    await exchange.respond(200, _JSON, body)

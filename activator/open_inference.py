@@ -11,6 +11,7 @@ from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve, which_model
 from activator.reach import reach
 from activator.routes import ShowPredictor, ShowServer, Target
+from activator.shares import Room
 from activator.table import Table
 from contracts.control import Principal, Scope, VersionRow
 from contracts.errors import Refused
@@ -27,9 +28,11 @@ _JSON: Final = b"application/json"
 class OpenInference:
     """Serves `/v2`, `/v2/health/…` and `/v2/models/M…` but for `infer`."""
 
-    def __init__(self, authenticator: Authenticator, table: Table) -> None:
+    def __init__(self, authenticator: Authenticator, table: Table, unread: Room) -> None:
+        """`unread` has a place for each request whose body has not arrived."""
         self._authenticator = authenticator
         self._table = table
+        self._unread = unread
         self._version = importlib.metadata.version("kelvin-serving")
 
     async def server(self, exchange: Exchange, asked: ShowServer) -> None:
@@ -39,9 +42,9 @@ class OpenInference:
         if asked.target.model is not None:
             self._find(principal, asked.target, parse_reference(asked.target.model))
         if asked.health is None:
-            await _answer(exchange, {"name": NAME, "version": self._version, "extensions": ()})
+            await self._answer(exchange, principal, {"name": NAME, "version": self._version, "extensions": ()})
         else:
-            await _answer(exchange, {asked.health: True})
+            await self._answer(exchange, principal, {asked.health: True})
 
     async def model(self, exchange: Exchange, asked: ShowPredictor) -> None:
         """What a version takes and gives; or that it is ready, which it is while it may be addressed: a request wakes
@@ -52,11 +55,12 @@ class OpenInference:
         if row.signature is None:
             raise Refused(other_kind(reference.model, row.kind))
         if asked.ready:
-            await _answer(exchange, {"name": entry.model, "ready": True})
+            await self._answer(exchange, principal, {"name": entry.model, "ready": True})
             return
         signature = row.signature
-        await _answer(
+        await self._answer(
             exchange,
+            principal,
             {
                 "name": entry.model,
                 "versions": [each.version for each in entry.versions],
@@ -72,7 +76,7 @@ class OpenInference:
         entry = reach(self._table, principal, target.tenant, reference)
         return entry, resolve(reference, entry)
 
-
-async def _answer(exchange: Exchange, content: dict[str, object]) -> None:
-    await exchange.read_body(0, BODY_S)
-    await exchange.respond(200, _JSON, encode(content))
+    async def _answer(self, exchange: Exchange, caller: Principal, content: dict[str, object]) -> None:
+        with self._unread.take(caller.tenant, 1):
+            await exchange.read_body(0, BODY_S)
+        await exchange.respond(200, _JSON, encode(content))

@@ -54,59 +54,61 @@ class Place:
 
 
 class Room:
-    """Bytes of the bodies of all requests inside.
+    """What requests of all tenants take of one thing: bytes of their bodies, or places while their body is unread.
 
-    A tenant may take no more than it leaves free to others, but for its first body. So bodies that come slowly, each of
-    which takes all that it might need, shut nobody else out (dynamic thresholds: Choudhury and Hahne, 1998).
+    A tenant may take no more than it leaves free to others, but for its first request. So bodies that come slowly, each
+    of which takes all that it might need, shut nobody else out (dynamic thresholds: Choudhury and Hahne, 1998).
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.taken_bytes = 0
+    def __init__(self, limit: int, what: str) -> None:
+        """`what` names it in a refusal."""
+        self._limit = limit
+        self._what = what
+        self._taken = 0
         self._of_tenants: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Room taken={self.taken_bytes}/{self._limit_bytes}>"
+        return f"<Room taken={self._taken}/{self._limit} of {self._what}>"
 
-    def take(self, tenant: str, nbytes: int) -> "Taken":
+    def take(self, tenant: str, amount: int) -> "Taken":
         """`with` it: taken before a body is read, given back at its request's end. Raises `Refused(Overloaded)`.
 
         What the body, once it is read, did not need goes back with `shrink`.
         """
-        return Taken(self, tenant, nbytes)
+        return Taken(self, tenant, amount)
 
-    def add(self, tenant: str, nbytes: int) -> None:
+    def add(self, tenant: str, amount: int) -> None:
         """Take so many more, or give them back (below 0). Raises Refused(Overloaded) where they do not fit."""
         before = self._of_tenants.get(tenant, 0)
-        if nbytes > 0:
-            if self.taken_bytes + nbytes > self._limit_bytes:
-                raise Refused(Overloaded("the room for request bodies", self._limit_bytes, RETRY_AFTER_S))
-            if before and before + nbytes > (part := self._limit_bytes - self.taken_bytes):
-                raise Refused(Overloaded("the room for request bodies of your tenant", part, RETRY_AFTER_S))
-        self.taken_bytes += nbytes
-        if before + nbytes:
-            self._of_tenants[tenant] = before + nbytes
+        if amount > 0:
+            if self._taken + amount > self._limit:
+                raise Refused(Overloaded(self._what, self._limit, RETRY_AFTER_S))
+            if before and before + amount > (part := self._limit - self._taken):
+                raise Refused(Overloaded(f"{self._what} of your tenant", part, RETRY_AFTER_S))
+        self._taken += amount
+        if before + amount:
+            self._of_tenants[tenant] = before + amount
         else:
             self._of_tenants.pop(tenant, None)
 
 
 class Taken:
-    """One body's."""
+    """One request's."""
 
-    __slots__ = ("_nbytes", "_room", "_tenant")
+    __slots__ = ("_amount", "_room", "_tenant")
 
-    def __init__(self, room: Room, tenant: str, nbytes: int) -> None:
-        self._room, self._tenant, self._nbytes = room, tenant, nbytes
+    def __init__(self, room: Room, tenant: str, amount: int) -> None:
+        self._room, self._tenant, self._amount = room, tenant, amount
 
     def __enter__(self) -> "Taken":
-        self._room.add(self._tenant, self._nbytes)
+        self._room.add(self._tenant, self._amount)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._room.add(self._tenant, -self._nbytes)
+        self._room.add(self._tenant, -self._amount)
 
-    def shrink(self, nbytes: int) -> None:
+    def shrink(self, amount: int) -> None:
         """It has been read, and is so long: of a body whose length nobody told, the most was taken."""
-        if nbytes != self._nbytes:
-            self._room.add(self._tenant, nbytes - self._nbytes)
-            self._nbytes = nbytes
+        if amount != self._amount:
+            self._room.add(self._tenant, amount - self._amount)
+            self._amount = amount

@@ -10,6 +10,7 @@ from activator.authenticate import Authenticator
 from activator.exchange import ARRIVED, NAMED, Exchange, arrival
 from activator.lists import KEPT, Lists
 from activator.routes import ListModels, Target
+from activator.shares import Room
 from activator.table import Table
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
@@ -38,7 +39,7 @@ def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a model or a grant changes it; a key that is held to some models has its own; few are kept."""
     made: list[object] = []
     table, who = Table(), Believing()
-    door = Lists(who, table, Timelines(), cast(ServiceClient, None), UnderWay())
+    door = Lists(who, table, Timelines(), cast(ServiceClient, None), UnderWay(), Room(8, "places"))
 
     def counted(value: object) -> bytes:
         made.append(value)

@@ -126,6 +126,38 @@ def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        pytest.param("POST /v1/chat/completions", id="completion"),
+        pytest.param("GET /v1/models", id="list of models"),
+        pytest.param("GET /v2", id="server's description"),
+        pytest.param("DELETE /v1/requests/x", id="cancellation"),
+    ],
+)
+def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request_line: str) -> None:
+    """Requests whose body does not come, however small it is, hold half of all places at most."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, requests=8) as here:
+            head = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            writers = []
+            for _ in range(12):
+                _, writer = await here.raw()
+                writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+                writers.append(writer)
+            async with asyncio.timeout(30):
+                while (got := await here.post(body=CHAT | {"model": "none"})).status == 404:
+                    await asyncio.sleep(0.005)
+            assert (got.status, got.code) == (503, "overloaded")
+            assert b"unread request bodies of your tenant" in got.body
+            assert (await here.post(body=CHAT | {"model": "none"}, key=STRANGER)).status == 404
+            for writer in writers:
+                writer.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_tenants_own_limits(tmp_path: Path) -> None:
     """Requests at once and bytes of a body, as the feed says: 429 and 413 for that tenant, nothing for another; what
     the feed says later holds later.

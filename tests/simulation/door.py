@@ -44,7 +44,7 @@ from activator.rates import Rates
 from activator.reporter import Reporter
 from activator.sending import Sender
 from activator.settings import RequestLimits
-from activator.shares import Shares
+from activator.shares import Room, Shares
 from activator.sinks import ControlSink
 from activator.table import Table
 from activator.throttler import Throttler
@@ -139,15 +139,16 @@ class DoorWorld(World):
         self.once = Once(b"s" * 32, answers, DEFAULT_LIMITS, page)
         self.shares = Shares()
         allowances = Allowances(self.shares, Rates(), self.budgets)
+        unread = Room(REQUEST_LIMITS.requests, "the room for unread request bodies")
         completions = Completions(
             authenticator, self.table, self.throttler, self.reporter, attempts, usage, REQUEST_LIMITS, allowances,
             self.under_way, self.once, self.cache,
-            Ladders(self.table, self.throttler, self.reporter, self.cache.last, self.clocks.monotonic),
+            Ladders(self.table, self.throttler, self.reporter, self.cache.last, self.clocks.monotonic), unread,
         )  # fmt: skip
         self.door = Door(
-            completions, Lists(authenticator, self.table, timelines, client, self.under_way),
-            Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInference(authenticator, self.table), "kelvin.local",
-            REQUEST_LIMITS, meters,
+            completions, Lists(authenticator, self.table, timelines, client, self.under_way, unread),
+            Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInference(authenticator, self.table, unread),
+            "kelvin.local", REQUEST_LIMITS, meters,
         )  # fmt: skip
         self.callers: list[Caller] = []
         self.over: list[Caller] = []
