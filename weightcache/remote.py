@@ -184,7 +184,7 @@ class StoreTier:
             return
         # (1)
         for version in [version for version, digests in table.expected.items() if digest in digests]:
-            del table.expected[version]
+            table.expected.pop(version, None)  # it may have made room for others meanwhile
             named = await self._pack_list(tenant, version)
             await self._read_tables(tenant, table, [pack for pack in named if pack not in table.packs])
         # (2)

@@ -12,7 +12,7 @@ from contracts.manifest import PAGE
 from tests.weightcache.kit import TENANT, Version, describe, make_pack, publish, publish_kept
 from tests.weightcache.test_remote import fetched
 from weightcache.policy.healing import Outcome
-from weightcache.remote import BATCH, OUT_OF_REACH, StoreTier
+from weightcache.remote import BATCH, OUT_OF_REACH, VERSIONS_EXPECTED, StoreTier
 
 PACKS = 1000
 VERSION = describe([bytes([n]) * PAGE for n in (1, 2)], PAGE)
@@ -172,5 +172,27 @@ def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
         assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
         await tier.quarantine(TENANT, VERSION.digests[0])
         assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+
+    asyncio.run(main())
+
+
+def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_load() -> None:
+    """Two versions share a chunk. While the list of one is read, so many are asked for that the other is forgotten."""
+
+    class Busy(Sick):
+        tier: StoreTier | None = None
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            if "/packlists/" in key and self.tier is not None:
+                for number in range(VERSIONS_EXPECTED):
+                    self.tier.expect(TENANT, f"{number:064x}", ())
+            return await super().read(key, offset, length)
+
+    async def main() -> None:
+        store = Busy()
+        await publish(store, VERSION)
+        store.tier = expecting(store)
+        store.tier.expect(TENANT, "f" * 64, VERSION.digests)
+        await check_served(store.tier)
 
     asyncio.run(main())
