@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,7 +53,7 @@ ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies while they are received, half of
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
-MAX_TEXT_BYTES: Final = 65_536  # of a name or path in a plan request
+MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request but the contents of files: MAX_PATHS paths take a third of it
 _COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
 _REHEARSALS_KEPT: Final = 4
 
@@ -300,41 +299,37 @@ class Pushes:
         return declared
 
 
-class _WithPath(Struct, frozen=True):
-    path: Raw = Raw(b"")
-    whole: "_WithDigest | None" = None
+class _WithBetween(Struct, frozen=True):
+    between: Raw = Raw(b"")
 
 
-class _WithDigest(Struct, frozen=True):
-    digest: Raw = Raw(b"")
+class _WithContents(Struct, frozen=True):
+    content: Raw = Raw(b"")
+    header: Raw = Raw(b"")
+    whole: _WithBetween | None = None
+
+    def nbytes(self) -> int:
+        found = (self.content, self.header, *(() if self.whole is None else (self.whole.between,)))
+        return sum(memoryview(each).nbytes for each in found)
 
 
-class _Texts(Struct, frozen=True):
-    """The texts of a plan request as they lie in its body."""
+class _Files(Struct, frozen=True):
+    """The contents of files in a plan request, as they lie in its body."""
 
-    model: Raw = Raw(b"")
-    small_files: tuple[_WithPath, ...] = ()
-    weights: tuple[_WithPath, ...] = ()
-    other_paths: tuple[Raw, ...] = ()
-
-    def all(self) -> Iterator[Raw]:
-        yield self.model
-        yield from self.other_paths
-        for file in (*self.small_files, *self.weights):
-            yield file.path
-            if file.whole is not None:
-                yield file.whole.digest
+    small_files: tuple[_WithContents, ...] = ()
+    weights: tuple[_WithContents, ...] = ()
 
 
 def _decode_plan(body: bytes | bytearray) -> PlanRequest:
     """Count and measure before parsing. A path takes four bytes of the body and eighty of memory, and a text four times
-    its bytes if it has one wide character.
+    its bytes if it has one wide character. Contents of files are base64 and have none.
     """
     if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
         raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))
-    for text in decode(body, _Texts).all():
-        if len(bytes(memoryview(text)[: MAX_TEXT_BYTES + 1])) > MAX_TEXT_BYTES:
-            raise Refused(InvalidRequest("body", "(a text)", f"may take at most {MAX_TEXT_BYTES} bytes"))
+    files = decode(body, _Files)
+    if len(body) - sum(file.nbytes() for file in (*files.small_files, *files.weights)) > MAX_TEXT_BYTES:
+        what = "(all but the contents of files)"
+        raise Refused(InvalidRequest("body", what, f"may take at most {MAX_TEXT_BYTES} bytes"))
     return decode(body, PlanRequest)
 
 

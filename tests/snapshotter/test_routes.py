@@ -24,7 +24,7 @@ from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.files import MAX_PATHS
 from snapshotter.policy.layout import assemble
-from snapshotter.pushes import CHUNKS_AT_ONCE, PLANS_AT_ONCE
+from snapshotter.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
 from tests.snapshotter.models import Model, default_config, request_of
@@ -127,11 +127,25 @@ def test_plans_that_are_sent_slowly_hold_up_no_tenant(house: House) -> None:
         pytest.param(b'{"model":"%s","small_files":[],"weights":[]}', id="model"),
         pytest.param(b'{"model":"m","small_files":[{"path":"%s","content":""}],"weights":[]}', id="path"),
         pytest.param(b'{"model":"m","small_files":[],"weights":[],"other_paths":["%s"]}', id="other path"),
+        pytest.param(b'{"model":"%s","model":"m","small_files":[],"weights":[]}', id="a text that is replaced"),
+        pytest.param(b'{"model":"m","small_files":[],"weights":[],"%s":1}', id="the name of a field"),
     ],
 )
 def test_texts_of_a_plan_are_measured_before_they_are_read(house: House, body: bytes) -> None:
     """One wide character makes a text four times as large in memory: it is refused without being read."""
-    sent = body % (b"\\ud83d\\ude00" + b"a" * (8 << 20))
+    sent = body % (b"\\ud83d\\ude00" + b"a" * MAX_TEXT_BYTES)
+    check_refused_unread(house, sent)
+
+
+def test_many_texts_of_a_plan_are_measured_together(house: House) -> None:
+    """Each of them is short."""
+    text = b'"\\ud83d\\ude00' + b"a" * (MAX_TEXT_BYTES // 256) + b'"'
+    check_refused_unread(
+        house, b'{"model":"m","small_files":[],"weights":[],"other_paths":[%s]}' % b",".join([text] * 256)
+    )
+
+
+def check_refused_unread(house: House, sent: bytes) -> None:
     with house.client("many") as client:
         tracemalloc.start()
         try:
@@ -140,7 +154,7 @@ def test_texts_of_a_plan_are_measured_before_they_are_read(house: House, body: b
         finally:
             tracemalloc.stop()
     assert (status, code) == (400, "invalid_request")
-    assert detail == "body=(a text): may take at most 65536 bytes"
+    assert detail == "body=(all but the contents of files): may take at most 16777216 bytes"
     assert peak < 3.5 * len(sent)
 
 
