@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -87,7 +87,7 @@ class ChunkFiles:
 
     def scan(self) -> Iterator[Found]:
         """All files that are named as chunks, whatever is in them; one that comes or goes meanwhile may be missing."""
-        for path in self._root.glob("[!.]*/??/*"):
+        for path in self._two_below(None, lambda name: len(name) == 2):
             if not path.name.startswith(path.parts[-2]) or _DIGEST.fullmatch(path.name) is None:
                 continue
             try:
@@ -156,8 +156,16 @@ class ChunkFiles:
 
     def papers(self, tenant: str | None, version: str | None) -> list[Path]:
         """All that are kept, of the tenant (None: all), of the version (None: any)."""
-        found = (self._root.glob(f"{tenant or '[!.]*'}/{kind}/{version or '*'}") for kind in Kind)
-        return [path for paths in found for path in paths if path.is_file()]
+        found = self._two_below(tenant, lambda name: name in set(Kind))
+        return [path for path in found if version in (None, path.name) and _is_file(path)]
+
+    def _two_below(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
+        """Entries of the tenant's (None: every tenant's) directories with such a name. What is in a directory that
+        can't be listed is fetched anew.
+        """
+        tenants = [self._root / tenant] if tenant else _inside(self._root)
+        for kind in (path for each in tenants for path in _inside(each) if is_kind(path.name)):
+            yield from _inside(kind)
 
     def trim_papers(self, limit_bytes: int) -> None:
         """Remove the papers that were used least recently, until the others have at most so many bytes. The newest one
@@ -208,6 +216,21 @@ def _open_lock(path: Path) -> int:
         if error.errno != errno.EROFS:
             raise
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # what the disk holds can still be served
+
+
+def _inside(directory: Path) -> list[Path]:
+    """Return the entries of a directory but hidden ones; none if it is no directory, or can't be listed."""
+    try:
+        return [directory / name for name in os.listdir(directory) if not name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the disk does not tell
+        return False
 
 
 def _set_aside_at(path: Path) -> int:

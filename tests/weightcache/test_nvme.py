@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,18 @@ def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
         raise OSError(errno.EROFS, "read-only")
     return _open(path, flags, mode)
+
+
+def refuse_listing(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    for name in ("scandir", "listdir"):
+        call = getattr(os, name)
+
+        def refusing(path: Path, call: Callable[[Path], Any] = call) -> Any:
+            if Path(path) == directory:
+                raise OSError(errno.EIO, "refused", str(path))
+            return call(path)
+
+        monkeypatch.setattr(os, name, refusing)
 
 
 def files_of(root: Path) -> set[str]:
@@ -308,9 +321,9 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with_tier(tmp_path, scenario)
 
 
-@pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode"])
+@pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode", "one bad directory"])
 def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """What can be read is served, though leftovers stay, the budget shrank, or one file can't be looked at."""
+    """What can be read is served, though leftovers stay, the budget shrank, or something can't be looked at."""
 
     async def keep(tier: NvmeTier) -> None:
         for mark, name in enumerate(NAMES[:3], start=1):
@@ -327,6 +340,8 @@ def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
     stat = Path.stat
     if fault == "one bad inode":
         monkeypatch.setattr(Path, "stat", lambda path, **more: refuse(path) if path.name == bad else stat(path, **more))
+    elif fault == "one bad directory":
+        refuse_listing(monkeypatch, tmp_path / "a" / bad[:2])
     else:
         monkeypatch.setattr(Path, "unlink", refuse)
     if fault == "mounted read-only":
@@ -443,5 +458,34 @@ def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.Monk
         assert kept == ["v1", "v3", "v4"]
         await tier.keep_paper("a", "large", bytes(100), Kind.ATTESTATIONS)
         assert await tier.try_read_paper("a", "large", Kind.ATTESTATIONS) == bytes(100)
+
+    with_tier(tmp_path, scenario, budget=1)
+
+
+@pytest.mark.parametrize("fault", ["one bad directory", "one bad inode"])
+def test_papers_that_cannot_be_looked_at_keep_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The bound of the others holds, and they can be evicted."""
+    monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 10)
+
+    async def scenario(tier: NvmeTier) -> None:
+        await tier.keep_paper("a", "bad", bytes(10), Kind.MANIFESTS)
+        if fault == "one bad directory":
+            refuse_listing(monkeypatch, tmp_path / "a" / "manifests")
+        else:
+            stat = Path.stat
+
+            def refusing(path: Path, **more: bool) -> os.stat_result:
+                if path.name == "bad":
+                    raise OSError(errno.EIO, "refused", str(path))
+                return stat(path, **more)
+
+            monkeypatch.setattr(Path, "stat", refusing)
+        for name in ("v1", "v2"):
+            await tier.keep_paper("b", name, bytes(10), Kind.MANIFESTS)
+        assert await tier.try_read_paper("b", "v1", Kind.MANIFESTS) is None
+        await tier.evict(None, None, None)
+        assert await tier.try_read_paper("b", "v2", Kind.MANIFESTS) is None
 
     with_tier(tmp_path, scenario, budget=1)
