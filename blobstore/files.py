@@ -8,6 +8,7 @@ import asyncio
 import errno
 import os
 import secrets
+import stat
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -207,12 +208,10 @@ def _fill(fd: int, key: str, offset: int, into: memoryview) -> None:
 
 def _stat(key: str, path: Path) -> BlobStat:
     with _translated(key):
-        fd = _open(path)
-        try:
-            found = os.fstat(fd)
-            return BlobStat(found.st_size, found.st_mtime)
-        finally:
-            os.close(fd)
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise FileNotFoundError(path)
+        return BlobStat(found.st_size, found.st_mtime)
 
 
 def _delete(key: str, path: Path) -> None:

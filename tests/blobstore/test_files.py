@@ -13,7 +13,7 @@ import pytest
 
 from blobstore.files import STAGING, STALE_S, FileStore
 from blobstore.retrying import RetryingStore
-from blobstore.store import BadKey, BlobStore, StoreFull
+from blobstore.store import BadKey, BlobStore, BlobUnavailable, StoreFull
 from contracts.errors import CapacityExceeded
 from tests.blobstore.suite import BODY, BlobStoreSuite, keys_of, pieces
 
@@ -228,3 +228,20 @@ def test_disk_that_keeps_leftovers_stops_no_start(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "unlink", refuse)
     assert asyncio.run(FileStore(tmp_path).read("t/a")) == BODY
+
+
+def test_object_that_cannot_be_opened_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were restored for another user end no listing of sizes; who reads them is told."""
+    store = FileStore(tmp_path)
+    asyncio.run(store.put_if_absent("t/a", BODY))
+    opened = os.open
+
+    def refusing(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == tmp_path / "t" / "a":
+            raise PermissionError(errno.EACCES, "refused")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+    assert asyncio.run(store.stat("t/a")).size == len(BODY)
+    with pytest.raises(BlobUnavailable):
+        asyncio.run(store.read("t/a"))

@@ -233,6 +233,11 @@ def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, 
                 raise BlobUnavailable("EIO")
             return await super().read(key, offset, length)
 
+        async def stat(self, key: str) -> BlobStat:
+            if key == sick:
+                raise BlobUnavailable("EIO")
+            return await super().stat(key)
+
     async def collect() -> list[FsckLine]:
         inner = VerifyingStore(Sick(tmp_path / "store"))
         fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
