@@ -93,34 +93,42 @@ class Conflicts:
 
     def __init__(self) -> None:
         self._rows: dict[str, _Aside] = {}
+        self._linked: list[tuple[Any, ...]] = []
 
-    def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> None:
-        """Keep it, with the reason."""
+    def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> str:
+        """Keep it, with the reason. Return its digest."""
         raw = encode(record)
-        self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
+        return self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
 
-    def add_unreadable(self, raw: bytes, tenant: str | None, subject: str, at_us: int, reason: str) -> None:
+    def add_unreadable(self, raw: bytes, tenant: str | None, subject: str, at_us: int, reason: str) -> str:
         """Likewise what is no record: the same bytes of two subjects are two."""
         digest = hashlib.sha256(subject.encode() + b"\n" + raw).hexdigest()
-        self._keep(digest, tenant, subject, at_us, reason, raw)
+        return self._keep(digest, tenant, subject, at_us, reason, raw)
 
-    def _keep(self, digest: str, tenant: str | None, subject: str, at_us: int, reason: str, raw: bytes) -> None:
+    def _keep(self, digest: str, tenant: str | None, subject: str, at_us: int, reason: str, raw: bytes) -> str:
         tenant = _fitting(tenant, conflicts.c.tenant) if tenant else None  # the platform's chain is that of no tenant
         subject = _fitting(subject, conflicts.c.subject)
         text = without_nul(raw.decode(errors="replace"))
-        self._rows[digest] = _Aside(digest, tenant, subject, _storable(at_us), without_nul(reason), text)
+        self._rows.setdefault(digest, _Aside(digest, tenant, subject, _storable(at_us), without_nul(reason), text))
+        return digest
 
-    def write(self, connection: Connection, chains: Chains, shut: Closed) -> int:
-        """Store those that are not known yet, as links of the chain. Return how many they were."""
-        known: set[str] = set()
+    def drop_known(self, connection: Connection) -> None:
+        """Forget those that are stored already."""
         for some in chunks(sorted(self._rows)):
-            known |= set(connection.execute(select(conflicts.c.digest).where(conflicts.c.digest.in_(some))).scalars())
-        fresh = []
-        for row in (row for digest, row in self._rows.items() if digest not in known):
+            known = select(conflicts.c.digest).where(conflicts.c.digest.in_(some))
+            for digest in connection.execute(known).scalars():
+                del self._rows[digest]
+
+    def link(self, digest: str, chains: Chains, shut: Closed) -> None:
+        """Make it the next link of its chain, unless it is stored or linked already."""
+        if (row := self._rows.pop(digest, None)) is not None:
             tenant = row.tenant or ""
-            fresh.append((*row, *chains.add(tenant, shut.month_for(tenant, row.at_us), Kind.CONFLICT, row)))
-        insert_rows(connection, conflicts, fresh)
-        return len(fresh)
+            self._linked.append((*row, *chains.add(tenant, shut.month_for(tenant, row.at_us), Kind.CONFLICT, row)))
+
+    def write(self, connection: Connection) -> int:
+        """Store those that were linked. Return how many they were."""
+        insert_rows(connection, conflicts, self._linked)
+        return len(self._linked)
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -6,7 +6,7 @@ Every function takes a connection within a transaction; `Ledger` runs them on th
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from controlplane.months import Closed
 from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
 from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
-from controlplane.request_rows import Groups, book_all, kin_of, known_requests, request_row, set_standing
+from controlplane.request_rows import Groups, Name, book_all, kin_of, known_requests, request_row, set_standing
 from controlplane.store import Database
 from controlplane.totals import Totals
 from controlplane.upserts import upserts
@@ -207,25 +207,33 @@ class Ledger:
 
 
 def append_requests(connection: Connection, records: Sequence[RequestRecord]) -> Appended:
-    """Enter the records, in any order and however often."""
+    """Enter the records, in any order and however often.
+
+    Links of a chain are in the order of the records, however these are batched: a replay of the journal has to make the
+    same chains.
+    """
     arrived = Arrivals(connection, {record.source for record in records})
     shut = Closed(connection, {record.tenant for record in records})
     known = known_requests(connection, {(record.tenant, record.request_id) for record in records})
     groups = {name: list(booked) for name, booked in known.items()}
-    touched: Groups = {}  # in the order of their records
+    touched: Groups = {}
     aside, placements = Conflicts(), defaultdict[Placement, int](int)
+    links: list[Name | str] = []  # requests, and digests of what is kept aside
     for record in records:
-        group = groups[record.tenant, record.request_id]
+        name = record.tenant, record.request_id
+        group = groups[name]
         taken = arrived.has(record.source, record.sequence)
         placement = place_request([booked.record for booked in group], record, sequence_taken=taken)
         if placement is Known.NEW:
             group.append(Booked(record, shut.month_for(record.tenant, record.ended_at_us)))
-            touched[record.tenant, record.request_id] = group
+            touched[name] = group
+            links.append(name)
         elif isinstance(placement, Conflict):
-            aside.add(record, f"{record.request_id} ({record.source}#{record.sequence})", record.ended_at_us, placement)
+            subject = f"{record.request_id} ({record.source}#{record.sequence})"
+            links.append(aside.add(record, subject, record.ended_at_us, placement))
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.ended_at_us)
-    chains, totals, rows = Chains(connection), Totals(connection), list[tuple[Any, ...]]()
+    totals, new = Totals(connection), dict[Name, Iterator[Booked]]()
     kin = kin_of(connection, touched)
     known |= kin
     for name, after in book_all(touched | kin, shut).items():
@@ -233,12 +241,19 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
         if before == after:  # what is charged is not for another request to change
             continue
         totals.add_requests(before, after)
-        rows += [request_row(booked, chains) for booked in after[len(before) :]]
-        for old, new in zip(before, after, strict=False):
-            if old != new:
-                set_standing(connection, new)
+        new[name] = iter(after[len(before) :])
+        for old, now in zip(before, after, strict=False):
+            if old != now:
+                set_standing(connection, now)
+    chains, rows = Chains(connection), list[tuple[Any, ...]]()
+    aside.drop_known(connection)
+    for link in links:
+        if isinstance(link, str):
+            aside.link(link, chains, shut)
+        else:
+            rows.append(request_row(next(new[link]), chains))
     insert_rows(connection, request_records, rows)
-    aside_count = aside.write(connection, chains, shut)
+    aside_count = aside.write(connection)
     totals.write()
     chains.write()
     arrived.write(connection)
@@ -246,29 +261,37 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
 
 
 def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) -> Appended:
-    """Enter the records, in any order and however often."""
+    """Enter the records, in any order and however often. Links are as of `append_requests`."""
     arrived = Arrivals(connection, {record.source for record in records})
     shut = Closed(connection, {record.tenant or "" for record in records})
     known = _known_lifetimes(connection, {record.runtime_id for record in records})
-    chains, totals = Chains(connection), Totals(connection)
+    totals = Totals(connection)
     aside, placements = Conflicts(), defaultdict[Placement, int](int)
-    fresh = []
+    links: list[LifetimeRecord | str] = []
     for record in records:
         taken = arrived.has(record.source, record.sequence)
         placement = place_lifetime(known.get(record.runtime_id), record, sequence_taken=taken)
         if placement is Known.NEW:
             known[record.runtime_id] = record
-            month = shut.month_for(record.tenant or "", record.died_at_us)
-            values = _lifetime_values(record)
-            fresh.append((*values, *chains.add(record.tenant or "", month, Kind.LIFETIME, values)))
-            totals.add_lifetime(record, month)
+            links.append(record)
         elif isinstance(placement, Conflict):
-            aside.add(record, f"{record.runtime_id} ({record.source}#{record.sequence})", record.died_at_us, placement)
+            subject = f"{record.runtime_id} ({record.source}#{record.sequence})"
+            links.append(aside.add(record, subject, record.died_at_us, placement))
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.died_at_us)
-    insert_rows(connection, lifetime_records, fresh)
+    chains, rows = Chains(connection), list[tuple[Any, ...]]()
+    aside.drop_known(connection)
+    for link in links:
+        if isinstance(link, str):
+            aside.link(link, chains, shut)
+            continue
+        month = shut.month_for(link.tenant or "", link.died_at_us)
+        values = _lifetime_values(link)
+        rows.append((*values, *chains.add(link.tenant or "", month, Kind.LIFETIME, values)))
+        totals.add_lifetime(link, month)
+    insert_rows(connection, lifetime_records, rows)
     open_lives.forget(connection, known)
-    aside_count = aside.write(connection, chains, shut)
+    aside_count = aside.write(connection)
     totals.write()
     chains.write()
     arrived.write(connection)
@@ -278,12 +301,17 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
 def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> int:
     """Store unreadable records as links of their tenants' chains. Return how many were new."""
     chains, aside = Chains(connection), Conflicts()
+    shut = Closed(connection, {each.tenant or "" for each in unreadable})
     arrived = Arrivals(connection, {each.source for each in unreadable if each.source})
+    digests = []
     for each in unreadable:
-        aside.add_unreadable(each.raw, each.tenant, each.subject, each.at_us, each.reason)
+        digests.append(aside.add_unreadable(each.raw, each.tenant, each.subject, each.at_us, each.reason))
         if each.source:
             arrived.add(each.source, each.sequence, each.at_us)
-    new = aside.write(connection, chains, Closed(connection, {each.tenant or "" for each in unreadable}))
+    aside.drop_known(connection)
+    for digest in digests:
+        aside.link(digest, chains, shut)
+    new = aside.write(connection)
     chains.write()
     arrived.write(connection)
     return new

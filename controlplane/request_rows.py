@@ -69,7 +69,7 @@ def book_all(groups: Groups, shut: Closed) -> Groups:
     for tenant, each in together.items():
         for request_id, group in book_together(each, shut.of(tenant)).items():
             booked[tenant, request_id] = group
-    return {name: booked[name] for name in groups}  # links of a chain are in the order of records, however batched
+    return booked
 
 
 def booked_of(row: RowMapping) -> Booked:

@@ -5,7 +5,7 @@ import errno
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 from contracts.billing import BillLine, ClosingReport
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
 from contracts.errors import Refused, Unavailable
+from contracts.usage import Origin, RequestRecord
 from controlplane.journal import (
     MAX_ENTRIES,
     PIECE_BYTES,
@@ -115,6 +116,39 @@ def test_a_journal_makes_the_same_ledger(tmp_path: Path) -> None:
     replay(database.engine, (entry for _, entry in entries_after(tmp_path / "a" / "place", 0)))
     assert chains(database) == wanted, "twice is once"
     database.close()
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (request_record(1), request_record(1, completion_tokens=99, sequence=50), request_record(2)),
+        (request_record(1), request_record(2), request_record(1, origin=Origin.ORPHAN, source="rt-1", sequence=1)),
+        (request_record(1), request_record(2, sequence=1), request_record(3), request_record(2), request_record(2)),
+    ],
+    ids=["a contradiction between two", "two records of one request", "a sequence that is used twice"],
+)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_chains_do_not_depend_on_batches(tmp_path: Path, records: Sequence[RequestRecord], size: int) -> None:
+    """A replay has batches of its own, and comes to the same last digest."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        for start in range(0, len(records), size):
+            await ledger.append_requests(RequestBatch(records=tuple(records[start : start + size])))
+        await ledger.append_requests(RequestBatch(records=(request_record(9),)))
+
+    over(tmp_path, scenario)
+    same_again(tmp_path)
+
+
+def test_chains_of_lives_do_not_depend_on_batches(tmp_path: Path) -> None:
+    """Likewise with a life that contradicts the one before it."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        for lives in ((lifetime_record(1), lifetime_record(1, active_us=7, sequence=2)), (lifetime_record(3),)):
+            await ledger.append_lifetimes(LifetimeBatch(records=lives))
+
+    over(tmp_path, scenario)
+    same_again(tmp_path)
 
 
 def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
