@@ -139,8 +139,13 @@ async def open_backups(ladder: AsyncExitStack, data: Path, place: Path | None) -
         return None
     await asyncio.to_thread(claim_place, place, data)
     try:
-        journal = LedgerJournal(place)
+        journal = LedgerJournal(place, used=await asyncio.to_thread(_known_to_backups, place))
     except OSError as error:
         raise BadSetting(SETTING, str(place), f"can't be written: {error.strerror}") from error
     ladder.callback(journal.close)
     return journal
+
+
+def _known_to_backups(place: Path) -> int:
+    """The last entry of the journal that backups there hold. Without it a lost journal would begin at 1 again."""
+    return max((_journal_after(path) for _, path in backups_in(place)), default=0)

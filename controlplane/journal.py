@@ -120,6 +120,10 @@ def payload_of(entry: Entry) -> bytes:
             return _CLOSING + zlib.compress(msgspec.json.encode(entry, order="deterministic"))
 
 
+def _mark_of(payload: bytes) -> Dropped:
+    return decode(payload[1:], Dropped, what="mark of the journal")
+
+
 def _frames_of(entry: Entry) -> list[bytes]:
     """Return the payload of an entry, in pieces if it does not fit one frame."""
     payload = payload_of(entry)
@@ -148,13 +152,19 @@ def _number_of(directory: Path) -> int:
 class LedgerJournal:
     """The one writer of `place`/journal. Used on the database's writer thread; close it where you opened it."""
 
-    def __init__(self, place: Path, *, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Raises OSError; BlockingIOError where another installation writes there."""
+    def __init__(
+        self, place: Path, *, used: int = 0, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        """`used` is the highest number that backups know. Raises OSError; BlockingIOError where another installation
+        writes there.
+        """
+        self._used = used
         self._home = Home.claim(place, DIRECTORY)
         try:
             self._journal = Journal(self._home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=LIMIT_BYTES)
             self._tail = Tail(self._home.path)
             self.number = _number_of(self._home.path)
+            self._marked = (-1, 0)  # behind which position, and up to where, entries are marked as dropped
         except BaseException:
             self._home.close()
             raise
@@ -171,20 +181,48 @@ class LedgerJournal:
         """Append durably. Raises Refused(Unavailable); appending the same entries again is harmless."""
         self._append([payload for entry in entries for payload in _frames_of(entry)])
 
+    def skip_to(self, position: int) -> None:
+        """Go on behind `position`, and behind what backups know, where the files end before that. Raises as `append`.
+
+        Backups say by number which entries come after them, so that no number may be given twice.
+        """
+        used = max(position, self._used)
+        if used > self.committed:
+            log.error("the journal has lost entries", extra={"after": self.committed, "until": used})
+            self._journal.skip_to(used)
+            self._append([_DROPPED + encode(Dropped(after=used, until=used))])  # drops nothing: a frame that stays
+
     def drop_after(self, position: int) -> None:
         """Mark entries behind `position` as dropped: the database says that its last transaction ended there.
 
-        Raises as `append`. If the database lacks more than one transaction, somebody put an older one back. Then the
-        entries were acknowledged, and stay.
+        Raises as `append`. If the database lacks more than one transaction without a mark, somebody put an older one
+        back. Then the entries were acknowledged, and stay.
         """
-        if position >= self.committed:
+        marked = self._marked_after(position)
+        if marked >= self.committed:
             return
-        if self.committed - position > MAX_ENTRIES:
+        if self.committed - marked > MAX_ENTRIES:
             behind = {"database": position, "journal": self.committed}
             log.error("the database is older than its journal; nothing of that is marked as dropped", extra=behind)
             return
         log.warning("entries of the journal were not committed", extra={"after": position, "until": self.committed})
         self._append([_DROPPED + encode(Dropped(after=position, until=self.committed))])
+        self._marked = position, self.committed
+
+    def _marked_after(self, position: int) -> int:
+        """Return up to where all entries behind `position` are marked as dropped, the marks included."""
+        after, until = self._marked
+        if after == position:
+            return until
+        if self.committed - position <= MAX_ENTRIES:
+            return position
+        # A full disk of the database, for hours: each attempt has left entries and marks, and then this was restarted.
+        until = position
+        for frame in frames_after(self._home.path, position):
+            if frame.payload[:1] == _DROPPED and _mark_of(frame.payload).after <= position:
+                until = frame.sequence
+        self._marked = position, until
+        return until
 
     def mark_gap(self) -> None:
         """Mark that entries were made without this journal. Raises as `append`."""
@@ -234,7 +272,7 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
     dropped = deque[Dropped]()
     for _, payload in _joined(frames_after(directory, after)):
         if payload[:1] == _DROPPED:
-            mark = decode(payload[1:], Dropped, what="mark of the journal")
+            mark = _mark_of(payload)
             if dropped and dropped[-1].until > mark.after:  # the next transaction failed, too: join the marks
                 mark = Dropped(after=min(dropped.pop().after, mark.after), until=mark.until)
             dropped.append(mark)

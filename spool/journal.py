@@ -84,6 +84,12 @@ class Journal:
             return self._only_committed(outcomes, refused)
         return outcomes
 
+    def skip_to(self, sequence: int) -> None:
+        """Go on behind `sequence`: it was given before, although the disk has lost it."""
+        if sequence > self.committed:
+            self.close()
+            self.committed = sequence
+
     def close(self) -> None:
         """Idempotent. The space that was reserved and not used is given back."""
         if self._fd >= 0:

@@ -4,19 +4,25 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import time
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contracts.control import RequestBatch
 from contracts.settings import BadSetting
 from controlplane.backup_place import backups_in, claim_place, name_of
+from controlplane.backup_schedule import open_backups
 from controlplane.journal import extent_of
+from controlplane.ledger import Ledger
 from controlplane.policy.retention import NEWEST
 from controlplane.store import open_database
 from service.loops import LoopHealth, Loops
 from tests.controlplane.test_restore import World, back, ids, in_world
+from tests.controlplane.usage_records import request_record
 from tests.controlplane.virtual_time import VirtualClock
 
 
@@ -136,6 +142,31 @@ def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
         assert len(moments) <= 4 + 3600 / 60
 
     in_world(tmp_path, scenario)
+
+
+def test_a_lost_journal_goes_on_behind_its_backups(tmp_path: Path) -> None:
+    """Its directory is gone, the backups beside it are not: what comes next is restored, and the loss is told."""
+
+    async def scenario(world: World) -> None:
+        for number in range(1, 4):
+            await world.enter(number)
+        await world.loop().once()
+
+    in_world(tmp_path, scenario)
+    data, place = tmp_path / "data", tmp_path / "place"
+    shutil.rmtree(place / "journal")
+
+    async def more() -> None:
+        async with AsyncExitStack() as ladder:
+            database = ladder.enter_context(closing(open_database(data / "kelvin.db")))
+            ledger = Ledger(database, await open_backups(ladder, data, place))
+            await ledger.settle_journal()
+            await ledger.append_requests(RequestBatch(records=(request_record(4), request_record(5))))
+
+    asyncio.run(more())
+    report = back(place, tmp_path / "new")
+    assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3", "req-4", "req-5"]
+    assert (report.replayed, report.missing) == (2, 1)
 
 
 def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> None:

@@ -249,6 +249,33 @@ def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: i
     same_again(tmp_path)
 
 
+def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_path: Path) -> None:
+    """The database's disk is full, and each attempt leaves entries and marks: more than one transaction can write."""
+    records = tuple(request_record(number) for number in range(10, 10 + MAX_ENTRIES // 2))
+
+    async def failing(ledger: Ledger, _: LedgerJournal) -> None:
+        commits_fail(ledger.database, 100)
+        for _attempt in range(3):
+            with pytest.raises(OperationalError):
+                await ledger.append_requests(RequestBatch(records=records))
+
+    async def begun(ledger: Ledger, journal: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=(request_record(1),)))
+        await ledger.note_lives(LivesSoFar(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1)
+        await failing(ledger, journal)
+
+    async def cut(ledger: Ledger, _: LedgerJournal) -> None:
+        commits_fail(ledger.database, 2)
+        with pytest.raises(OperationalError):
+            await ledger.cut_lives(2)
+        await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1, active_us=50_022),)))
+
+    over(tmp_path, begun)
+    over(tmp_path, failing)
+    over(tmp_path, cut)
+    same_again(tmp_path)
+
+
 def test_a_closing_that_never_committed_is_not_replayed(tmp_path: Path) -> None:
     """The month is closed again when it has one more request."""
 
@@ -413,6 +440,34 @@ def test_a_damaged_journal_is_read_around(tmp_path: Path) -> None:
     path = tmp_path / "journal" / segment_name(2)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1, 3]
+
+
+@pytest.mark.parametrize("lost", ["a frame", "the segment"])
+def test_no_number_is_given_twice_after_a_loss(tmp_path: Path, lost: str) -> None:
+    """The disk has lost the journal's end. What comes then is behind each backup that was made before."""
+
+    async def entered(ledger: Ledger, _: LedgerJournal) -> None:
+        for number in range(1, 6):
+            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
+
+    async def more(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.settle_journal()
+        for number in range(6, 9):
+            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
+
+    over(tmp_path, entered)
+    path = tmp_path / "place" / "journal" / segment_name(1)
+    if lost == "a frame":
+        path.write_bytes(path.read_bytes().replace(b"req-3", b"req-x"))
+    else:
+        path.unlink()
+    over(tmp_path, more)
+    place = tmp_path / "place"
+    known = 2 if lost == "a frame" else 0
+    kept = [entry.request_id for _, entry in entries_after(place, 5) if isinstance(entry, RequestRecord)]
+    assert kept == ["req-6", "req-7", "req-8"]
+    assert lost_after(place, 5) == 0
+    assert lost_after(place, 0) == 5 - known
 
 
 def test_entries_keep_their_kind() -> None:
