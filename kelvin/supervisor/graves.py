@@ -70,12 +70,18 @@ class Graves:
         if self._writing:
             await asyncio.wait(self._writing.values(), timeout=patience_s)
 
-    def lives(self) -> list[tuple[int, str]]:
-        """Return pid and runtime id of each meter page: replicas and standbys that live, and some that died.
+    def lives(self) -> list[tuple[int, str, bool]]:
+        """Return pid, runtime id, and whether it has taken a version, of each meter page: replicas and standbys that
+        live, and some that died.
 
         A page whose pid belongs to another process by now is left out.
         """
-        return [(pid, runtime_id) for page, pid, runtime_id in self._pages() if not _is_of_another(page, pid)]
+        found = ((pid, runtime_id, _try_read(page)) for page, pid, runtime_id in self._pages())
+        return [
+            (pid, runtime_id, meter is not None and bool(meter.version))
+            for pid, runtime_id, meter in found
+            if not _is_of_another(meter, pid)
+        ]
 
     def so_far(self, pid: int) -> LifetimeRecord | None:
         """How a replica has lived until now, as if it ended; None where it is nobody's yet, or gone. A child."""
@@ -171,9 +177,8 @@ def recorded_lives(spools: Path) -> set[str]:
     return lives
 
 
-def _is_of_another(page: Path, pid: int) -> bool:
+def _is_of_another(meter: Meter | None, pid: int) -> bool:
     """Whether the page is older than the process that has this pid now."""
-    meter = _try_read(page)
     try:
         return meter is not None and meter.is_older_than(born_ns(pid))
     except OSError:  # no process has it

@@ -109,7 +109,9 @@ class Supervisor:
             return []
         ours = [watched for child in self._children if (watched := child.watched) is not None]
         alive = set(children())
-        return ours + [Watched(name, pid, socket_name(name)) for pid, name in self._graves.lives() if pid in alive]
+        # A replica was asked over its socket to take its version.
+        lives = ((pid, name, has_version) for pid, name, has_version in self._graves.lives() if pid in alive)
+        return ours + [Watched(name, pid, socket_name(name), has_version) for pid, name, has_version in lives]
 
     def on_hung(self, hung: Watched, why: str) -> None:
         """Keep why a process is killed, for the note of its end."""

@@ -30,11 +30,14 @@ CONNECT_S: Final = 0.2  # within one machine it takes no time, unless very many 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A process to probe. `socket` is its name in the run directory; None for the zygote."""
+    """A process to probe. `socket` is its name in the run directory; None for the zygote. `has_answered`: it is known
+    to have answered somebody, so that it is given no more time to start.
+    """
 
     name: str
     pid: int
     socket: str | None
+    has_answered: bool = False
 
 
 class Watchdog:
@@ -76,7 +79,7 @@ class Watchdog:
         before, self._silences = self._silences, {}
         alive = set(self._watched())  # some may have died and been restarted, with another pid, during the probes
         for each in alive & answers.keys():
-            silence = before.get(each, Silence()).after_look(answers[each], look_s)
+            silence = before.get(each, Silence(each.has_answered)).after_look(answers[each], look_s)
             if silence.hangs(self._start_s):
                 why = f"it did not answer for {silence.silent_s:.0f} s"
                 log.error("a process hangs and is killed", extra={"child": each.name, "pid": each.pid, "why": why})

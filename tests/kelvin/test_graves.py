@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,11 @@ class StalledDisk(Disk):
         super().write(fd, payload, offset)
 
 
-def leave_page(data: Path, name: str, idle_ns: int = 0) -> None:
+def leave_page(data: Path, name: str, idle_ns: int = 0, version: str = "") -> None:
     """A replica that restored for a second, was active for two, and is idle since."""
     now_ns = time.monotonic_ns() - idle_ns
     meter = Meter(Phase.RESTORE, now_ns - 3 * 10**9, now_ns - 3 * 10**9, tenant="acme", model="m", device_class="cpu-1")
-    meter = meter.enter(Phase.ACTIVE, now_ns - 2 * 10**9).enter(Phase.IDLE, now_ns)
+    meter = replace(meter, version=version).enter(Phase.ACTIVE, now_ns - 2 * 10**9).enter(Phase.IDLE, now_ns)
     meters = data / "run" / "meters"
     meters.mkdir(parents=True, exist_ok=True)
     (meters / name).write_bytes(encode_meter(meter, 2).ljust(METER_FILE_BYTES, b"\0"))
@@ -155,11 +156,17 @@ def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> N
 
 
 def test_a_page_of_an_earlier_process_is_no_process_to_be_watched(tmp_path: Path) -> None:
-    """Its socket answers nobody: the process that has the pid now would be killed for it."""
+    """Its socket answers nobody: the process that has the pid now would be killed for it. Pages tell which processes
+    have taken a version.
+    """
     leave_page(tmp_path, f"{os.getpid()}.rt-1", idle_ns=time.monotonic_ns() - born_ns(os.getpid()) + 10**9)
     leave_page(tmp_path, f"{os.getpid()}.rt-2")
+    leave_page(tmp_path, f"{os.getpid()}.rt-3", version="a" * 64)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
-    assert Graves(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [(os.getpid(), "rt-2")]
+    assert Graves(tmp_path / "run" / "meters", spool, "supervisor-1").lives() == [
+        (os.getpid(), "rt-2", False),
+        (os.getpid(), "rt-3", True),
+    ]
     spool.close()
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ def test_silent_process_is_killed_within_half_a_minute(process: subprocess.Popen
         await watching
 
     run_virtually(scene())
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.Popen[bytes]) -> None:
+    """It has taken a version, so it is no process that starts. A standby beside it that is as silent is given its time:
+    the control.
+    """
+    processes = Processes(process.pid)
+    replica = processes.there[0]
+    processes.there = [replace(replica, has_answered=True), Watched("standby", os.getpid(), "y.sock")]
+    processes.silent |= {process.pid, os.getpid()}
+    run_virtually(processes.watch(27))
+    assert processes.killed == [(process.pid, "it did not answer for 18 s")]
     assert process.wait() == -signal.SIGKILL
 
 
