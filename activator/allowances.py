@@ -7,11 +7,10 @@ from collections.abc import Awaitable
 from activator.budgets import Budgets
 from activator.call import Call
 from activator.exchange import Exchange
-from activator.policy.body import BYTES_PER_TOKEN, Estimate
+from activator.policy.body import Estimate
 from activator.rates import Rates
 from activator.shares import Entrance, Place
 from contracts.control import TenantLimits
-from contracts.errors import LimitExceeded
 
 
 class Allowances:
@@ -55,8 +54,5 @@ class Allowances:
         if call.account.hold is not None:
             call.account.hold.release()  # nothing, where there is a record
         if call.reserved is not None:
-            used = call.computed_tokens
-            # A replica finds out that a prompt is too long by encoding it: that work counts as it was estimated.
-            if not used and call.ask is not None and call.dispatched_us and call.account.outcome == LimitExceeded.code:
-                used = min(call.ask.tokens, -(-call.ask.nbytes // BYTES_PER_TOKEN))
-            call.reserved.settle(used)
+            # A replica finds out that a prompt is too long by encoding it: that work counts.
+            call.reserved.settle(call.computed_tokens or call.encoded_in_vain)

@@ -181,6 +181,8 @@ class Attempts:
         if isinstance(failed, Declined) or (isinstance(failed, Lost) and failed.untouched):
             call.account.runtime_id = call.upstream = None  # it served nothing of this
             slot.tokens = 0
+        if isinstance(failed, Declined):
+            call.encoded_in_vain = failed.encoded_tokens
 
     def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
         """Before the next attempt. Raises Refused where there is none."""

@@ -50,6 +50,7 @@ class Call(msgspec.Struct):
     ceiling: Ceiling = NO_CEILING  # what its tenant may use of what the version allows
     reserved: Reservation | None = None  # of its tenant's tokens for this minute
     upstream: Upstream | None = None  # at the replica that the record will name
+    encoded_in_vain: int = 0  # tokens of the prompt, by the last replica that refused it
 
     def who_of(self, entry: ModelEntry) -> str | None:
         """By whom a version is chosen where several share a model: its session's name, else its key. None: only one."""

@@ -15,7 +15,7 @@ from activator.sessions import Session
 from activator.upstream_http import Answer
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, RemoteFailure, Unavailable
-from contracts.frames import CONTENT_TYPE, Counts, Frame, FrameDecoder, FrameKind
+from contracts.frames import CONTENT_TYPE, ENCODED, Counts, Frame, FrameDecoder, FrameKind
 from contracts.ladder import RECORDED
 from contracts.numbers import whole_number
 from contracts.roles import Role
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
 MAX_ERROR_BYTES: Final = 64 << 10  # of a response that is no stream of frames
 _FRAMES: Final = CONTENT_TYPE.encode()
+_ENCODED: Final = ENCODED.encode()
 _BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
@@ -48,11 +49,12 @@ class Lost(Exception):
 
 
 class Declined(Exception):
-    """The replica refused before any compute."""
+    """The replica refused before any compute; it may have encoded the prompt."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, encoded_tokens: int = 0) -> None:
         super().__init__(failure.message)
         self.failure = failure
+        self.encoded_tokens = encoded_tokens
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
@@ -284,10 +286,12 @@ class Upstream:
             error = None
         if error is not None and error.request_id == self._request_id:
             after_s = whole_number(answer.fields.get(b"retry-after", b""), 9)
+            encoded_tokens = whole_number(answer.fields.get(_ENCODED, b""), 9) or 0
             return Declined(
                 RemoteFailure(
                     error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
-                )
+                ),
+                encoded_tokens,
             )
         log.warning("what answered is no runtime", extra={"request_id": self._request_id, "status": answer.status})
         if answer.status in _BUSY:

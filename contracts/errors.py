@@ -38,6 +38,7 @@ class Refused(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
         self.failure = failure
+        self.encoded_tokens = 0  # of the prompt, which a replica encoded before it refused the request
 
     def __str__(self) -> str:
         return f"{self.failure.code}: {self.failure.message}"

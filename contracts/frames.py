@@ -15,6 +15,7 @@ from contracts.timeline import Span
 from contracts.wire import Fact
 
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
+ENCODED: Final = "x-kelvin-encoded-tokens"  # of a refusal, which has no frames: `Refused.encoded_tokens`
 MAX_PAYLOAD: Final = 16 << 20
 _HEADER: Final = struct.Struct("<BxxxIIIIQ")  # kind, payload length, prompt, cached, completion tokens, device us
 _HEADER_BYTES: Final = _HEADER.size

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.ceiling import CAP, CONTEXT, NO_CEILING, OUTPUT, Ceiling
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
+from contracts.frames import ENCODED
 from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
 from contracts.ladder import RECORDED
@@ -115,7 +116,7 @@ class ServingApi:
             else:
                 raise Refused(NotFound("route", path[:80]))
         except Refused as refused:
-            await _refuse(send, refused.failure, request_id)
+            await _refuse(send, refused.failure, request_id, refused.encoded_tokens)
         except Exception:
             log.exception("request", extra={"request_id": request_id, "path": path})
             await _refuse(send, Internal(), request_id)
@@ -269,8 +270,11 @@ async def _read_body(receive: Receive, limit_bytes: int) -> bytes:
             return bytes(body)
 
 
-async def _refuse(send: Send, failure: Failure, request_id: str | None) -> None:
-    await _respond(send, status_of(failure), openai_error(failure, request_id), headers_of(failure))
+async def _refuse(send: Send, failure: Failure, request_id: str | None, encoded_tokens: int = 0) -> None:
+    headers = headers_of(failure)
+    if encoded_tokens:
+        headers[ENCODED] = str(encoded_tokens)
+    await _respond(send, status_of(failure), openai_error(failure, request_id), headers)
 
 
 async def _respond(send: Send, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:

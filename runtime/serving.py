@@ -235,7 +235,11 @@ class Serving:
     async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling, tenant: str) -> GenerationRequest:
         """Template, tokens, limits."""
         prompt_ids = await self._prompt_ids(ask, tenant)
-        max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
+        try:
+            max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
+        except Refused as refused:
+            refused.encoded_tokens = 0 if isinstance(ask.prompt, TokenPrompt) else len(prompt_ids)
+            raise
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=prompt_ids,

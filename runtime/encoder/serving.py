@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
+from contracts.errors import Refused
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
@@ -55,15 +56,21 @@ class EmbeddingServing:
         return Prepared(request, answer, stream=False)
 
     def _encode(self, ask: EmbeddingAsk, own: int | None) -> tuple[tuple[int, ...], ...]:
-        found = []
+        found: list[tuple[int, ...]] = []
+        encoded = 0
         most = max(INLINE_CHARACTERS, self.codec.longest_token * self.limits.max_input_tokens)
-        for at, item in enumerate(ask.inputs):
-            if isinstance(item, str) and len(item) > most:  # no token is longer than the longest one
-                raise too_long(at, len(ask.inputs), len(item), most, unit="characters")
-            ids = self.codec.encode(item) if isinstance(item, str) else item
-            if len(ids) > self.limits.max_input_tokens:
-                raise too_long(at, len(ask.inputs), len(ids), self.limits.max_input_tokens)
-            if own is not None and len(ids) > own:
-                raise too_long(at, len(ask.inputs), len(ids), own, TENANT)
-            found.append(ids)
+        try:
+            for at, item in enumerate(ask.inputs):
+                if isinstance(item, str) and len(item) > most:  # no token is longer than the longest one
+                    raise too_long(at, len(ask.inputs), len(item), most, unit="characters")
+                ids = self.codec.encode(item) if isinstance(item, str) else item
+                encoded += len(ids) if isinstance(item, str) else 0
+                if len(ids) > self.limits.max_input_tokens:
+                    raise too_long(at, len(ask.inputs), len(ids), self.limits.max_input_tokens)
+                if own is not None and len(ids) > own:
+                    raise too_long(at, len(ask.inputs), len(ids), own, TENANT)
+                found.append(ids)
+        except Refused as refused:
+            refused.encoded_tokens = encoded
+            raise
         return tuple(found)

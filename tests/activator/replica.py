@@ -8,7 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 from contracts.errors import Failure
-from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
+from contracts.frames import CONTENT_TYPE, ENCODED, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import headers_of, openai_error, status_of, to_wire
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Cancelled
@@ -84,10 +84,11 @@ class Call:
         assert self.answer is not None
         await self.answer.write(failed_frame(to_wire(failure), Counts(3, 1, tokens, 0)))
 
-    def refuse(self, failure: Failure) -> None:
-        """Before any compute."""
+    def refuse(self, failure: Failure, encoded_tokens: int = 0) -> None:
+        """Before any compute, and after so many tokens of the prompt were encoded."""
+        headers = headers_of(failure) | ({ENCODED: str(encoded_tokens)} if encoded_tokens else {})
         self.refusal = web.Response(
-            status=status_of(failure), body=openai_error(failure, self.request_id), headers=headers_of(failure)
+            status=status_of(failure), body=openai_error(failure, self.request_id), headers=headers
         )
 
     async def run(self, script: "Script") -> None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from contracts.control import TenantLimits, TenantRow
 from contracts.errors import InvalidRequest, LimitExceeded
@@ -112,11 +113,18 @@ def test_what_never_ran_costs_no_tokens(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_prompt_that_the_replica_finds_too_long_counts(tmp_path: Path) -> None:
-    """It has read and encoded the prompt to find that out. The answer that never began costs nothing."""
+@pytest.mark.parametrize(
+    ("encoded", "low", "high"),
+    [
+        pytest.param(400, 500, 650, id="encoded, then found too long"),
+        pytest.param(0, 900, 1000, id="refused unencoded"),
+    ],
+)
+def test_prompt_that_the_replica_encoded_in_vain_counts(tmp_path: Path, encoded: int, low: int, high: int) -> None:
+    """As many tokens as the replica says. The answer that never began costs nothing."""
 
     async def refuse(call: Call) -> None:
-        call.refuse(LimitExceeded("messages", 200, 100, "tokens"))
+        call.refuse(LimitExceeded("messages", 200, 100, "tokens"), encoded)
 
     async def scenario() -> None:
         async with world(tmp_path) as here:
@@ -126,7 +134,7 @@ def test_prompt_that_the_replica_finds_too_long_counts(tmp_path: Path) -> None:
             assert (await here.post(body=long)).code == "context_length_exceeded"
             replica.script = hello
             got = await here.post(body=SMALL)
-            assert 350 < int(got.headers["x-ratelimit-remaining-tokens"]) < 550
+            assert low < int(got.headers["x-ratelimit-remaining-tokens"]) < high
 
     asyncio.run(scenario())
 

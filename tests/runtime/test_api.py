@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.frames import Counts, End, FrameDecoder, FrameKind
+from contracts.frames import ENCODED, Counts, End, FrameDecoder, FrameKind
 from contracts.meter import Phase
 from contracts.timeline import Stage
 from contracts.traffic_errors import Overloaded
@@ -145,6 +145,26 @@ def test_refusals_before_compute(
             assert error["code"] == code
         assert each.engine.admitted == []
         assert each.meter.meter.requests == 0
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoded"),
+    [
+        pytest.param({"prompt": "a b " * 300}, len(CODEC.encode("a b " * 300)), id="a long prompt"),
+        pytest.param({"max_tokens": 20_001}, len(CODEC.encode("Once")), id="too long an answer"),
+        pytest.param({"prompt": [4] * 301}, None, id="tokens by their ids"),
+        pytest.param({"prompt": "a" * 90_000}, None, id="too many characters for its tokens"),
+    ],
+)
+def test_refusal_says_how_many_tokens_were_encoded(tmp_path: Path, body: Any, encoded: int | None) -> None:
+    """Of the prompt, before it was refused: the door counts them for the tenant's minute."""
+
+    async def scene(each: Bench) -> None:
+        async with each.open(body=body) as answer:
+            assert (await answer.json())["error"]["code"] == "context_length_exceeded"
+            assert answer.headers.get(ENCODED) == (None if encoded is None else str(encoded))
 
     play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
