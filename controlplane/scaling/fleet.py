@@ -3,12 +3,18 @@
 The table and the processes change together, here: a process is in both from its birth until its pidfd says it is dead.
 """
 
+import asyncio
+import errno
 import logging
+import os
 import secrets
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
+from contracts.traffic_errors import StartFailed
 from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
@@ -53,7 +59,9 @@ class Fleet:
         self._mourners.append(mourner)
 
     async def bear(self) -> Process:
-        """A new standby, parked. Raises Refused: Unavailable where the zygote or the standby does not come."""
+        """A new standby, parked. Raises Refused: Unavailable where the zygote or the standby does not come, StartFailed
+        where that is for want of disk.
+        """
         runtime_id = f"r{secrets.token_hex(6)}"
         self._asked.add(runtime_id)
         try:
@@ -67,6 +75,9 @@ class Fleet:
             return process
         self.end(process)
         log.error("a standby did not park", extra={"runtime_id": runtime_id, "pid": born.pid})
+        # A standby has nobody to tell why before it listens. It needs room for its socket and its meter page.
+        if await asyncio.to_thread(_is_full, self._directory.path):
+            raise Refused(StartFailed("the disk of the data directory is full; free some of it"))
         raise Refused(Unavailable(PEER))
 
     def knows(self, runtime_id: str) -> bool:
@@ -123,3 +134,13 @@ class Fleet:
 
     def _now(self) -> int:
         return self.clock.monotonic_us()
+
+
+def _is_full(directory: Path) -> bool:
+    """Whether a new file in the directory gets no room."""
+    try:
+        with TemporaryFile(dir=directory) as probe:
+            os.posix_fallocate(probe.fileno(), 0, 4096)
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False

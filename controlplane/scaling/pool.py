@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from contracts.doubling import is_told
-from contracts.errors import Refused, Unavailable
+from contracts.errors import Failure, Refused, Unavailable
 from controlplane.policy.demand import Demand, Takes
 from controlplane.policy.pool import PoolFacts, backoff_s, holds_cores, to_fork
 from controlplane.policy.replica_life import LIVE, ReplicaState
@@ -64,6 +64,7 @@ class StandbyPool:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._forked = 0
         self._failures = 0
+        self._failure: Failure | None = None  # of the last birth
         self._failed_us = -FORGIVE_US
         fleet.on_lost(self._lost)
 
@@ -96,14 +97,16 @@ class StandbyPool:
         return self._parked.popleft()
 
     async def take(self, timeout_s: float, taker: Taker = "start") -> Process:
-        """A parked standby, waiting for one to be borne. Raises Refused(Unavailable) after `timeout_s`."""
+        """A parked standby, waiting for one to be borne. After `timeout_s` it raises Refused with what the last birth
+        failed of, or Unavailable.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while (process := await self._next(taker)).is_leaving:
                     pass  # it died on its way to us
                 return process
         except TimeoutError:
-            raise Refused(Unavailable(PEER)) from None
+            raise Refused(self._failure or Unavailable(PEER)) from None
 
     async def _next(self, taker: Taker) -> Process:
         if (process := self.try_take(taker)) is not None:
@@ -215,10 +218,12 @@ class StandbyPool:
             await self._fleet.clock.sleep(backoff_s(self._failures))
             process = await self._fleet.bear()
         except Refused as refused:
+            self._failure = refused.failure
             self._failed()
             if is_told(self._failures):
                 log.warning("no standby was borne", extra={"why": refused.failure.message, "failures": self._failures})
         else:
+            self._failure = None
             if self._now() - self._failed_us > FORGIVE_US:
                 self._failures = 0
             self._demand.replaced(self._now() / 1e6)

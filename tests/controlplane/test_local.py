@@ -15,7 +15,9 @@ from contracts.timeline import Stage
 from contracts.traffic_errors import StartFailed
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.start_problem import problem_of
 from controlplane.replicas import Replica
+from controlplane.scaling import fleet as fleet_module
 from controlplane.scaling import local as local_module
 from controlplane.scaling.device import Device
 from controlplane.scaling.process import Process
@@ -410,6 +412,35 @@ def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyP
         await it.ready(key("other"))
 
     play(run, scenario, standbys=0)
+
+
+def test_full_disk_is_the_reason_of_a_start_that_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby that finds no room for its socket or meter page ends, and can tell nobody why. Callers are told all the
+    same, and a start works again once there is room.
+    """
+    monkeypatch.setattr(local_module, "TAKE_S", 2.0)
+    monkeypatch.setattr(fleet_module, "PARK_S", 0.2)
+    monkeypatch.setattr(os, "posix_fallocate", _no_room)
+
+    async def scenario(it: Local) -> None:
+        run.tell("never-park")
+        it.apply(key(), 1)
+        await eventually(lambda: len(it.news.failures) == 1)
+        failure = it.news.failures[0][1]
+        assert isinstance(failure, StartFailed)
+        assert problem_of(failure).message == (
+            "no replica could be started: the disk of the data directory is full; free some of it"
+        )
+        monkeypatch.undo()
+        (run.path / "never-park").unlink()
+        it.apply(key(), 1)
+        await it.ready(key())
+
+    play(run, scenario, standbys=0)
+
+
+def _no_room(fd: int, start: int, length: int) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
 
 
 def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
