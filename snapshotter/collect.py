@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
@@ -39,11 +40,12 @@ from snapshotter.verify import read_footer
 
 log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 4  # collections, of a tenant each: one waits while a push of its tenant writes packs
 _Listed = tuple[str, Found]  # a key and its object
 
 
 class Collector:
-    """One collection at a time. `clock` is wall clock, as the store's is."""
+    """One collection of a tenant at a time. `clock` is wall clock, as the store's is."""
 
     def __init__(
         self,
@@ -60,28 +62,30 @@ class Collector:
         self._jobs = jobs
         self._grace_s = grace_s
         self._clock = clock
-        self._tenant: str | None = None
+        self._collecting: set[str] = set()  # tenants
 
     def __repr__(self) -> str:
-        return f"<Collector running={self._tenant}>"
+        return f"<Collector running={len(self._collecting)}>"
 
     def is_running(self, tenant: str) -> bool:
         """Whether objects of this tenant are being looked at and freed."""
-        return self._tenant == tenant
+        return tenant in self._collecting
 
     async def collect(self, tenant: str, run: bool) -> CollectReport:
         """What is not needed; with `run` it is gone when this returns. Cancelled midway, another call goes on.
 
-        Raises `Refused`: Overloaded where a collection runs, ManifestCorrupt or ManifestMissing where a needed manifest
-        does not say what it needs (nothing is freed then), Unavailable.
+        Raises `Refused`: Overloaded where one of the tenant runs, or too many of others, ManifestCorrupt or
+        ManifestMissing where a needed manifest does not say what it needs (nothing is freed then), Unavailable.
         """
-        if self._tenant is not None:
-            raise Refused(Overloaded("the list of running collections", 1, 10.0))
-        self._tenant = tenant
+        if tenant in self._collecting:
+            raise Refused(Overloaded("this tenant's collections", 1, 10.0))
+        if len(self._collecting) >= AT_ONCE:
+            raise Refused(Overloaded("the list of running collections", AT_ONCE, 10.0))
+        self._collecting.add(tenant)
         try:
             return await self._collect(tenant, run)
         finally:
-            self._tenant = None
+            self._collecting.discard(tenant)
 
     async def _collect(self, tenant: str, run: bool) -> CollectReport:
         async with self._publisher.quiet(tenant) as under_way:

@@ -1,6 +1,7 @@
 """A collection frees what nothing needs, and nothing else, whatever is damaged, missing or foreign in the store."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.collect import CollectReport
 from contracts.errors import Refused
+from contracts.traffic_errors import Overloaded
+from snapshotter.collect import AT_ONCE
 from tests.snapshotter.bench import TENANT, Bench, push
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.reader import read_version
@@ -160,3 +163,33 @@ def test_damage_frees_nothing_that_a_version_needs(tmp_path: Path, kind: str, da
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(right)
     check_whole(tmp_path, named)
+
+
+def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path) -> None:
+    """It waits while a push of its tenant writes packs. That tenant has no second one; there are so many in all."""
+    bench, _, _ = store_of(tmp_path)
+    publisher = bench.pushes._publisher
+
+    async def refused(tenant: str) -> Overloaded:
+        with pytest.raises(Refused) as refused:
+            await bench.collector.collect(tenant, run=False)
+        assert isinstance(refused.value.failure, Overloaded)
+        return refused.value.failure
+
+    async def main() -> None:
+        async with AsyncExitStack() as pushes, asyncio.TaskGroup() as collections:
+            for number in range(AT_ONCE):
+                await pushes.enter_async_context(publisher.quiet(f"tenant-{number}"))
+            for number in range(AT_ONCE - 1):
+                collections.create_task(bench.collector.collect(f"tenant-{number}", run=False))
+            await asyncio.sleep(0)
+            assert bench.collector.is_running("tenant-0")
+            assert (await refused("tenant-0")).limit == 1
+            assert not (await bench.collector.collect(TENANT, run=False)).ran
+            collections.create_task(bench.collector.collect(f"tenant-{AT_ONCE - 1}", run=False))
+            await asyncio.sleep(0)
+            assert (await refused(TENANT)).limit == AT_ONCE
+            await pushes.aclose()
+        assert not bench.collector.is_running("tenant-0")
+
+    asyncio.run(main())
