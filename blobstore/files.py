@@ -230,11 +230,22 @@ def _scan(root: Path, parent: str) -> list[str]:
     try:
         with _translated(parent), os.scandir(root / parent) as entries:
             names = [
-                parent + entry.name + ("/" if entry.is_dir() else "") for entry in entries if is_segment(entry.name)
+                parent + entry.name + ("/" if _is_directory(entry) else "")
+                for entry in entries
+                if is_segment(entry.name)
             ]
     except (BlobNotFound, BadKey):
         return []
     return sorted(names)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # a link to itself leads to none
 
 
 def _ensure_directory(path: Path) -> None:

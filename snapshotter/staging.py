@@ -193,7 +193,8 @@ class Staging:
             if only not in (None, tenant.name):
                 continue
             try:
-                unfinished = [Path(entry) for entry in _scan(tenant) if entry.name.startswith(".") and entry.is_dir()]
+                hidden = [entry for entry in _scan(tenant) if entry.name.startswith(".")]
+                unfinished = [Path(entry) for entry in hidden if entry.is_dir(follow_symlinks=False)]
                 found = (*self._plans(tenant.name), *unfinished)
             except Refused:
                 log.warning("a tenant's pushes can't be listed", extra={"tenant": tenant.name})
@@ -296,11 +297,12 @@ class Staging:
 
     def _tenants(self) -> list[os.DirEntry[str]]:
         """Return the tenants' directories. Other entries, such as `lost+found`, are not ours."""
-        return [entry for entry in _scan(self._root) if is_dns_label(entry.name) and entry.is_dir()]
+        found = _scan(self._root)
+        return [entry for entry in found if is_dns_label(entry.name) and entry.is_dir(follow_symlinks=False)]
 
     def _plans(self, tenant: str) -> list[Path]:
-        found = _scan(self._root / tenant)
-        return [Path(entry) for entry in found if _ID.fullmatch(entry.name) and entry.is_dir()]
+        found = [entry for entry in _scan(self._root / tenant) if _ID.fullmatch(entry.name)]
+        return [Path(entry) for entry in found if entry.is_dir(follow_symlinks=False)]
 
     def _path(self, tenant: str, plan_id: str) -> Path:
         if _ID.fullmatch(plan_id) is None:

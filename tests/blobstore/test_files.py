@@ -216,6 +216,18 @@ def test_foreign_files_are_not_objects(tmp_path: Path) -> None:
     assert asyncio.run(keys_of(store)) == []
 
 
+@pytest.mark.parametrize("where", ["", "t", "t/packs"])
+def test_link_to_itself_stops_no_listing(tmp_path: Path, where: str) -> None:
+    """It is no directory. What a directory that is linked from elsewhere holds is listed."""
+    store = FileStore(tmp_path / "store")
+    asyncio.run(store.put_if_absent("t/packs/a", BODY))
+    (tmp_path / "store" / where / "loop").symlink_to("loop")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b").write_bytes(b"x")
+    (tmp_path / "store" / "linked").symlink_to(tmp_path / "elsewhere")
+    assert {"t/packs/a", "linked/b"} <= set(asyncio.run(keys_of(store)))
+
+
 def test_disk_that_keeps_leftovers_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read-only disk can still be read from."""
     asyncio.run(FileStore(tmp_path).put_if_absent("t/a", BODY))

@@ -95,6 +95,9 @@ STRANGERS = [
     pytest.param(f"acme/{'0' * 32}/chunks/lost+found/a/b", id="a directory beside the chunks"),
     pytest.param(f"acme/{'0' * 32}/chunks/.hidden/a", id="a hidden directory beside the chunks"),
     pytest.param("umbrella/a/b/c", id="four path segments"),
+    pytest.param("loop@", id="a link to itself beside the tenants"),
+    pytest.param(f"acme/{'1' * 32}@", id="a link to itself with the name of a push"),
+    pytest.param("acme/.loop@", id="a hidden link to itself"),
 ]
 
 
@@ -105,6 +108,9 @@ def test_foreign_entries_stop_nothing(tmp_path: Path, stranger: str) -> None:
     path = tmp_path / stranger
     if stranger.endswith("/"):
         path.mkdir()
+    elif stranger.endswith("@"):
+        path = path.with_name(path.name.removesuffix("@"))
+        path.symlink_to(path.name)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"not ours")
