@@ -68,7 +68,7 @@ class Line:
     """One version: its replicas and who waits for them."""
 
     waiting: FairQueue[Waiter]
-    shares: SlotShares  # of its slots, by tenant
+    shares: SlotShares  # slots that are reserved for its owner
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
@@ -100,10 +100,10 @@ class Line:
         """Whether none of its replicas will take a request again, rested or not."""
         return all(replica.gone or replica.row.draining for replica in self.replicas.values())
 
-    def may_take(self, tenant: str) -> bool:
+    def may_take(self, tenant: str, weight: int) -> bool:
         """Return whether the tenant may have a free slot."""
         free = self.free
-        return free > 0 and (self.shares.is_owner_alone or self.shares.may_take(tenant, self.slots, free))
+        return free > 0 and (tenant == self.shares.owner or self.shares.may_take(tenant, weight, self.slots, free))
 
 
 def next_waiter(line: Line, may_take: Callable[[str], bool] | None = None) -> tuple[Waiter, Ask] | None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from activator.line import Line, Waiter, next_waiter
@@ -76,7 +75,11 @@ class Shedding:
 
     def next_in_time(self, line: Line, now: float) -> tuple[Waiter, Ask] | None:
         """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
-        may_take = partial(line.shares.may_take, slots=line.slots, free=line.free)
+        slots, free = line.slots, line.free
+
+        def may_take(tenant: str) -> bool:
+            return line.shares.may_take(tenant, line.waiting.weight_of(tenant), slots, free)
+
         while (found := next_waiter(line, may_take)) is not None:
             waiter, ask = found
             remaining_s = waiter.until_s - now

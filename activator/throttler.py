@@ -84,10 +84,9 @@ class Throttler:
         line = self._lines.get(key)
         if line is None:
             return None
-        # The line may be a new one that has not heard of the tenant, where all replicas were replaced meanwhile.
         if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
             self.grant(key, line)
-        if not line.may_take(ask.tenant) or (other := take_other(line, than, ask.tenant)) is None:
+        if not line.may_take(ask.tenant, ask.weight) or (other := take_other(line, than, ask.tenant)) is None:
             return None
         line.pace.took(self._clock())
         return Slot(self, key, ask, deadline, held=other)
@@ -195,11 +194,10 @@ class Throttler:
             if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
                 self.grant(key, line)
         else:
-            if not line.shares.is_owner_alone:
-                line.shares.refresh(now, line.waiting.waiting_of)
+            line.shares.refresh(now, 0)
             line.shares.ask(ask.tenant, ask.weight, 0)
         # Nobody waits who may have a free slot: where this tenant may, it has nobody before it.
-        is_free = line.may_take(ask.tenant)
+        is_free = line.may_take(ask.tenant, ask.weight)
         facts = AdmissionFacts(is_free, ask, line.waiting.own, self.loads, self._limits, deadline)
         match decide(facts, now):
             case Admit():
@@ -249,10 +247,12 @@ class Throttler:
             total += len(line.waiting)
             line.shares.check_integrity()
             for tenant in line.waiting.tenants():
-                assert not line.may_take(tenant), f"{key} has a free slot, and {tenant} waits for it"
-                held = sum(replica.held.get(tenant, 0) for replica in line.replicas.values())
-                assert held == line.shares.running(tenant)
-            assert line.pace.running == sum(replica.running for replica in line.replicas.values())
+                weight = line.waiting.weight_of(tenant)
+                assert not line.may_take(tenant, weight), f"{key} has a free slot, and {tenant} waits for it"
+            running = sum(replica.running for replica in line.replicas.values())
+            assert line.pace.running == running
+            assert line.shares.owner_running == sum(r.held.get(key.tenant, 0) for r in line.replicas.values())
+            assert line.shares.owner_running + line.shares.guests_running == running
             assert all(replica.running >= 0 for replica in line.replicas.values())
         assert total == self.loads.in_all.entries
         self._roster.check_integrity()
@@ -333,7 +333,7 @@ class Throttler:
         if self._slots is not None:
             self._slots.see(key, line)
         now = self._clock()
-        line.shares.refresh(now, line.waiting.waiting_of)
+        line.shares.refresh(now, line.waiting.waiting_of(key.tenant))
         if len(line.waiting):
             self.shedding.sweep(line, now)
         while len(line.waiting) and line.free and (found := self.shedding.next_in_time(line, now)) is not None:
@@ -347,9 +347,9 @@ class Throttler:
         self.tidy(key, line)
 
     def _grant_later(self, key: VersionKey, line: Line) -> None:
-        """Grant again when the shares are counted anew, where a slot is free that is kept from all who wait.
+        """Grant again in the next window of the shares, where a slot is free that is reserved for the owner.
 
-        No other event may come: the tenant for which it is kept asks no more, and other answers may be long.
+        No other event may come: the owner sends no more requests, and other answers may be long.
         """
         if len(line.waiting) and line.free and not line.is_grant_due:
             line.is_grant_due = True

@@ -182,6 +182,11 @@ class FairQueue(Generic[T]):
         """How many of a tenant's wait."""
         return self.crowd.loads.of(tenant).entries
 
+    def weight_of(self, tenant: str) -> int:
+        """Return the weight of a tenant that has requests in the queue."""
+        backlogs = (lane.tenants.get(tenant) for lane in self._lanes.values())
+        return next(backlog.heap[0][-1].ask.weight for backlog in backlogs if backlog is not None)
+
     def tenants(self) -> set[str]:
         """Those that wait."""
         return {tenant for lane in self._lanes.values() for tenant in lane.tenants}

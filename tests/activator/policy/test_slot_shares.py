@@ -1,4 +1,4 @@
-"""Slots of a version are kept for tenants that use it: at most their shares, never so that nobody may have any."""
+"""Slots of a version are reserved for its owner: at most its share, and never all of them."""
 
 from dataclasses import dataclass
 
@@ -6,123 +6,159 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activator.policy.slot_shares import WINDOW_S, SlotShares
+from activator.policy.slot_shares import MANY, PAUSE_S, WINDOW_S, SlotShares
 
 
 @dataclass(frozen=True)
-class Uses:
-    """A tenant by its name, with its weight, the slots that it has, and how many it needed at once."""
+class Owner:
+    """Weight of the owner, slots that it has, and requests that it had at once."""
 
-    tenant: str
     weight: int = 1
     running: int = 0
     need: int = 1
 
 
-def shares(*uses: Uses) -> SlotShares:
-    """Of a version whose owner is `o`."""
+def shares(owner: Owner | None, guests: int) -> SlotShares:
+    """Shares of a version whose guests have so many slots. Without an owner it never sent a request."""
     made = SlotShares("o")
-    for each in uses:
-        made.ask(each.tenant, each.weight, each.need - 1)
-        for _ in range(each.running):
-            made.take(each.tenant)
+    if owner is not None:
+        made.ask("o", owner.weight, owner.need - 1)
+        for _ in range(owner.running):
+            made.take("o")
+    for number in range(guests):
+        made.ask(f"g{number}", 1, 0)
+        made.take(f"g{number}")
     made.check_integrity()
     return made
 
 
 @pytest.mark.parametrize(
-    ("uses", "tenant", "slots", "free", "want"),
+    ("owner", "guests", "weight", "slots", "free", "want"),
     [
-        pytest.param((Uses("o", running=7, need=9),), "o", 8, 1, True, id="an owner without guests has all slots"),
-        pytest.param((Uses("o", running=8, need=9),), "o", 8, 0, False, id="of none that is free nobody has one"),
-        pytest.param((Uses("g", running=6, need=9),), "g", 8, 2, True, id="a guest has what its owner may not need"),
-        pytest.param((Uses("g", running=15, need=19),), "g", 16, 1, False, id="the last slot is kept for the owner"),
-        pytest.param((Uses("g", running=7, need=9), Uses("o")), "o", 8, 1, True, id="which takes it"),
-        pytest.param((Uses("g", running=7, need=9),), "g", 8, 1, True, id="which is not kept where slots are few"),
-        pytest.param((Uses("g", running=5, need=9), Uses("o", need=3)), "g", 8, 3, False, id="as many as it needed"),
-        pytest.param((Uses("g", running=4, need=9), Uses("o", need=3)), "g", 8, 4, True, id="and no more than that"),
-        pytest.param((Uses("g", running=3, need=9), Uses("o", need=99)), "g", 8, 5, True, id="half is the guest's"),
-        pytest.param((Uses("g", running=4, need=9), Uses("o", need=99)), "g", 8, 4, False, id="and half the owner's"),
-        pytest.param((Uses("g", running=2, need=9), Uses("o", 3, need=99)), "g", 8, 6, False, id="shares go by weight"),
-        pytest.param((Uses("g", running=1, need=9), Uses("o", 3, need=99)), "g", 8, 7, True, id="a quarter is its"),
-        pytest.param((Uses("g"), Uses("h", 99, 2, 9), Uses("o")), "g", 4, 1, True, id="a share is one slot at least"),
-        pytest.param((Uses("g"), Uses("h", running=1), Uses("o", running=1)), "g", 2, 0, False, id="if one is free"),
-        pytest.param((Uses("g"), Uses("h", running=1), Uses("o")), "g", 2, 1, True, id="of too many none is kept"),
-        pytest.param((Uses("g"), Uses("h", need=9), Uses("o")), "g", 2, 2, True, id="nothing runs, nothing is kept"),
+        pytest.param(None, 15, 1, 16, 1, True, id="nothing is reserved for an owner that never asked"),
+        pytest.param(None, 16, 1, 16, 0, False, id="no slot is free"),
+        pytest.param(Owner(need=3), 5, 1, 8, 3, False, id="the owner gets as many as it needed"),
+        pytest.param(Owner(need=3), 4, 1, 8, 4, True, id="and no more than that"),
+        pytest.param(Owner(running=3, need=3), 4, 1, 8, 1, True, id="slots that it has count"),
+        pytest.param(Owner(running=7, need=7), 0, 1, 8, 1, True, id="a slot beyond its share is open to a guest"),
+        pytest.param(Owner(need=99), 3, 1, 8, 5, True, id="half of the slots is for guests"),
+        pytest.param(Owner(need=99), 4, 1, 8, 4, False, id="and half is for the owner"),
+        pytest.param(Owner(3, need=99), 1, 1, 8, 7, True, id="a heavy owner leaves a quarter"),
+        pytest.param(Owner(3, need=99), 2, 1, 8, 6, False, id="and gets three quarters"),
+        pytest.param(Owner(need=99), 5, 3, 8, 3, True, id="a heavy guest gets three quarters"),
+        pytest.param(Owner(need=99), 6, 3, 8, 2, False, id="and leaves a quarter"),
+        pytest.param(Owner(need=9), 6, 99, 8, 2, True, id="the share of a light owner is small"),
+        pytest.param(Owner(need=9), 7, 99, 8, 1, False, id="but one slot at least"),
+        pytest.param(Owner(99, need=9), 0, 1, 2, 2, True, id="guests have one slot at least"),
+        pytest.param(Owner(need=9), 0, 1, 1, 1, True, id="also where there is one slot"),
+        pytest.param(Owner(need=1), 5, 1, 16, 1, True, id="a guest may try a replica that was lost"),
+        pytest.param(Owner(need=4), 9, 1, 8, 5, True, id="guests at a replica that drains do not count"),
+        pytest.param(Owner(need=4), 9, 1, 8, 4, False, id="but the owner's share does"),
     ],
 )
-def test_who_may_take_a_slot(uses: tuple[Uses, ...], tenant: str, slots: int, free: int, want: bool) -> None:
-    """By what each has, needed and weighs."""
-    assert shares(*uses).may_take(tenant, slots, free) is want
+def test_guest_may_take_a_slot(
+    owner: Owner | None, guests: int, weight: int, slots: int, free: int, want: bool
+) -> None:
+    """As the owner needs and weighs. The owner itself may have any free slot."""
+    made = shares(owner, guests)
+    assert made.may_take("g", weight, slots, free) is want
+    assert made.may_take("o", 1, slots, free) is (free > 0)
 
 
 def test_need_is_forgotten() -> None:
-    """After two windows without it; what runs or waits counts on."""
-    made = shares(Uses("o", need=4), Uses("g", running=9, need=9))
-    made.refresh(1000.0, lambda tenant: 0)
-    assert not made.may_take("g", 16, 4)
-    made.refresh(1000.0 + WINDOW_S / 2, lambda tenant: 0)
-    assert not made.may_take("g", 16, 4)
-    made.refresh(1000.0 + WINDOW_S, lambda tenant: 0)
-    assert made.may_take("g", 16, 2)
-    assert not made.may_take("g", 16, 1), "the owner's one slot"
-    assert made.may_take("g", 10, 1)
+    """After two windows. Of many slots one stays reserved for PAUSE_S. What runs or waits still counts."""
+    made = SlotShares("o")
+    made.refresh(1000.0, 0)
+    made.ask("o", 1, 3)
+    for _ in range(MANY - 4):
+        made.take("g")
+    assert not made.may_take("g", 1, MANY, 4)
+    made.refresh(1000.0 + WINDOW_S, 0)
+    assert not made.may_take("g", 1, MANY, 4)
+    made.refresh(1000.0 + 2 * WINDOW_S, 0)
+    assert made.may_take("g", 1, MANY, 4)
+    for _ in range(3):
+        made.take("g")
+    assert not made.may_take("g", 1, MANY, 1)
+    assert made.may_take("g", 1, MANY - 1, 1)
+    made.refresh(999.0 + WINDOW_S + PAUSE_S, 0)
+    assert not made.may_take("g", 1, MANY, 1)
+    made.refresh(1000.0 + 2 * WINDOW_S + PAUSE_S, 0)
+    assert made.may_take("g", 1, MANY, 1)
+    made.refresh(1000.0 + 3 * WINDOW_S + PAUSE_S, 1)
+    assert not made.may_take("g", 1, MANY, 1)
     made.check_integrity()
 
 
-NAMES = "oabcdef"
-SOME = st.lists(
-    st.builds(Uses, st.sampled_from(NAMES), st.integers(1, 100), st.integers(0, 9), st.integers(1, 20)),
-    min_size=1, max_size=len(NAMES), unique_by=lambda each: each.tenant,
-)  # fmt: skip
+def test_need_is_forgotten_after_hours_without_a_request() -> None:
+    """Nothing happened meanwhile, so that no window began."""
+    made = SlotShares("o")
+    made.refresh(1000.0, 0)
+    made.ask("o", 1, 3)
+    for _ in range(MANY - 1):
+        made.take("g")
+    made.refresh(9000.0, 0)
+    assert made.may_take("g", 1, MANY, 1)
 
 
-@given(SOME, st.integers(1, 40), st.data())
-def test_slots_are_never_kept_from_everybody(uses: list[Uses], slots: int, data: st.DataObject) -> None:
-    """Where nothing runs each tenant may begin. Each tenant without a slot may have a free one where each has a share
-    of one at least. As long as more is free than others are entitled to, anybody may.
+def test_weight_of_the_owner_changes_shares() -> None:
+    """The caller learns of it, as queued requests may get slots."""
+    made = SlotShares("o")
+    assert made.ask("o", 3, 9)
+    assert not made.ask("o", 3, 9)
+    assert not made.ask("g", 9, 9)
+    assert made.ask("o", 1, 9)
+
+
+OWNERS = st.none() | st.builds(Owner, st.integers(1, 1000), st.integers(0, 9), st.integers(9, 40))
+
+
+@given(OWNERS, st.integers(0, 40), st.integers(1, 1000), st.integers(1, 40))
+def test_slots_are_never_reserved_from_everybody(owner: Owner | None, guests: int, weight: int, slots: int) -> None:
+    """A guest may have the first slot, and each one beyond what the owner needed. Guests that take all slots that they
+    may have leave the owner its share, as far as that is free.
     """
-    running = sum(each.running for each in uses)
-    made, free = shares(*uses), slots - running
-    tenant = data.draw(st.sampled_from(uses))
+    made = shares(owner, guests)
+    running, need = (0, 0) if owner is None else (owner.running, owner.need)
+    free = slots - running - guests
     if free <= 0:
-        assert not made.may_take(tenant.tenant, slots, free)
         return
-    assert made.may_take(tenant.tenant, slots, slots)
-    tenants = len({each.tenant for each in uses} | {"o"})
-    if tenants <= slots and not tenant.running:
-        assert made.may_take(tenant.tenant, slots, free)
-    if free > sum(each.need for each in uses if each is not tenant) + 1:
-        assert made.may_take(tenant.tenant, slots, free)
+    if not guests or free > need - running:
+        assert made.may_take("g", weight, slots, free)
+    before = free
+    while free and made.may_take("g", weight, slots, free):
+        made.take("g")
+        free -= 1
+    share = 0 if owner is None else slots * owner.weight // (owner.weight + weight)
+    assert running + free >= min(need, share, running + before)
 
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "take", "give back", "refresh", "may take"]),
-        st.sampled_from(NAMES), st.integers(1, 3), st.integers(1, 20),
+        st.sampled_from(["ask", "take", "give back", "refresh"]), st.sampled_from("ogh"), st.integers(1, 3)
     ),
     max_size=60,
 )  # fmt: skip
 
 
 @given(OPERATIONS)
-def test_what_is_kept_is_counted_at_each_change(operations: list[tuple[str, str, int, int]]) -> None:
-    """`check_integrity` counts it anew."""
+def test_counts_hold_at_each_change(operations: list[tuple[str, str, int]]) -> None:
+    """A tenant that takes a slot has asked for it, and asks again later."""
     made, now_s = SlotShares("o"), 0.0
-    asked: set[str] = set()
-    for what, tenant, weight, slots in operations:
+    waiting, running = dict.fromkeys("ogh", 0), dict.fromkeys("ogh", 0)
+    for what, tenant, weight in operations:
         if what == "ask":
-            made.ask(tenant, weight, slots)
-            asked.add(tenant)
+            made.ask(tenant, weight, waiting[tenant])
+            waiting[tenant] += 1
         elif what == "refresh":
-            now_s += WINDOW_S
-            made.refresh(now_s, lambda tenant: 0)
-            asked &= {each for each in asked if made.running(each)}
-        elif tenant in asked:
-            if what == "take":
-                made.take(tenant)
-            elif what == "give back" and made.running(tenant):
-                made.give_back(tenant)
-            elif what == "may take":
-                made.may_take(tenant, slots, min(slots, 3))
+            now_s += WINDOW_S / weight
+            made.refresh(now_s, waiting["o"])
+        elif what == "take" and waiting[tenant]:
+            made.take(tenant)
+            waiting[tenant] -= 1
+            running[tenant] += 1
+        elif what == "give back" and running[tenant]:
+            made.give_back(tenant)
+            running[tenant] -= 1
         made.check_integrity()
+        assert (made.owner_running, made.guests_running) == (running["o"], running["g"] + running["h"])
