@@ -71,8 +71,9 @@ def owner_of(caller: str, named: str) -> tuple[str, str]:
 
 def model_name(value: str, field: str) -> str:
     """Return `value` where it is `M` or `OWNER/M`; otherwise refuse, naming the value and the rule."""
-    for label in value.split("/", 1):
-        dns_label(label, field)
+    if not all(map(is_dns_label, value.split("/", 1))):
+        rule = "must be MODEL or OWNER/MODEL, each a DNS label, without the alias or version that may follow '@'"
+        raise Refused(InvalidRequest(field, repr(value[:130]), rule))
     return value
 
 

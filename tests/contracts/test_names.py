@@ -103,6 +103,6 @@ def test_what_a_tenant_calls_a_model(owner: str, want: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "/m", "a/", "a/b/c", "A/m", "a/m@x"])
 def test_what_is_no_models_name(value: str) -> None:
-    """The field and the value are named."""
-    with pytest.raises(Refused, match="models"):
+    """The field and the whole value are named, and what is too much of it."""
+    with pytest.raises(Refused, match=f"models='{value}': must be MODEL or OWNER/MODEL.*without the alias"):
         model_name(value, "models")

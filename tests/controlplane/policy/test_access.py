@@ -45,6 +45,7 @@ def test_key_state(expires_at_s: int | None, revoked_at_s: int | None, want: Key
         pytest.param(ADMIN, "acme", Grant("ci", (PUSH,)), id="an admin gives a key to push"),
         pytest.param(ADMIN, "acme", Grant("a.b_c@d-e f", (ADMINS,)), id="another admin"),
         pytest.param(ADMIN, "acme", Grant("app", (INFER,), ("llama",)), id="for one model"),
+        pytest.param(ADMIN, "acme", Grant("app", (INFER,), ("llama", "other/llama")), id="for another tenant's model"),
         pytest.param(ADMIN, "acme", Grant("books", (BILLING,)), id="for the bill"),
         pytest.param(OPERATOR, "acme", Grant("first", (ADMINS,)), id="an operator makes a tenant's first"),
         pytest.param(OPERATOR, "default", Grant("second", (ADMINS, OPERATES)), id="and another operator"),
