@@ -126,17 +126,19 @@ class Collector:
         """Running commits were looked at first, names are asked for next: who is done by then is named."""
         named = frozenset(await self._jobs.named(tenant))
         promised = await asyncio.to_thread(self._staging.promised, tenant)
+        attestations = await self._list(tenant, ATTESTATIONS)
+        # After the listing: the push of each statement that was listed is known then.
+        coming = await asyncio.to_thread(self._staging.coming, tenant)
         return StoreFacts(
             tenant=tenant,
             named=named,
             committing=frozenset(each.version for each in under_way),
             promised=frozenset(promised.union(*(each.chunks for each in under_way))),
+            coming=frozenset(coming),
             manifests=dict(await abreast(self._manifest, await self._list(tenant, MANIFESTS))),
             drafts=await self._drafts(tenant),
             condemned={_last(key): found for key, found in await self._list(tenant, CONDEMNED)},
-            attestations=tuple(
-                FoundSide(key, found, key.split("/")[2]) for key, found in await self._list(tenant, ATTESTATIONS)
-            ),
+            attestations=tuple(FoundSide(key, found, key.split("/")[2]) for key, found in attestations),
             pack_lists=tuple(FoundSide(key, found, _last(key)) for key, found in await self._list(tenant, PACK_LISTS)),
             inputs=tuple(
                 side for side in await abreast(self._inputs, await self._list(tenant, INPUTS)) if side is not None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused, Unavailable
+from contracts.manifest import encode_manifest, version_of
 from contracts.names import is_dns_label
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
@@ -177,11 +178,26 @@ class Staging:
 
     def promised(self, tenant: str) -> set[str]:
         """Every chunk that an open push of the tenant named: sent, or said to be there already."""
+        return {digest for _, digests in self._pushes(tenant) for digest in digests}
+
+    def coming(self, tenant: str) -> set[str]:
+        """Every version that an open push of the tenant makes. A push whose record was damaged makes none."""
         found: set[str] = set()
+        for plan_id, digests in self._pushes(tenant):
+            try:
+                manifest = self.load(tenant, plan_id).manifest(digests)
+            except Refused as refused:
+                if not isinstance(refused.failure, NotFound):
+                    raise
+            else:
+                found.add(version_of(encode_manifest(manifest)))
+        return found
+
+    def _pushes(self, tenant: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Id and digests of each open push."""
         for plan in self._plans(tenant):
             if (declaration := self._declaration(plan)) is not None:
-                found.update(declaration.digests)
-        return found
+                yield plan.name, declaration.digests
 
     def sweep(self, now_s: float, max_age_s: float, only: str | None = None) -> int:
         """Remove pushes that were idle for longer than `max_age_s`, and leftovers of crashes. Return how many.

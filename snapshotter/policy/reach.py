@@ -55,6 +55,7 @@ class StoreFacts:
     named: frozenset[str]  # versions that a model names
     committing: frozenset[str]  # versions whose commit is under way
     promised: frozenset[str]  # chunks that open pushes and running commits rely on
+    coming: frozenset[str]  # versions that open pushes make: publishers' statements come before them
     manifests: Mapping[str, FoundManifest]
     drafts: Mapping[str, FoundManifest]
     condemned: Mapping[str, Found]
@@ -108,7 +109,7 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
             _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
             for version in sorted(facts.drafts.keys() - drafts)
         ),
-        *_sides(facts.attestations, live, gone, now_s, grace_s),
+        *_sides(facts.attestations, live | facts.coming, gone, now_s, grace_s),
         *_sides(facts.pack_lists, live, gone, now_s, grace_s),
         *(
             _freed(condemned_key, facts, version, mark, "its version is gone")

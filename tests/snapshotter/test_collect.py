@@ -1,24 +1,33 @@
 """A collection frees what nothing needs, and nothing else, whatever is damaged, missing or foreign in the store."""
 
 import asyncio
+import os
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
+from contracts.attestation import ORIGIN, Claims, Origin
 from contracts.collect import CollectReport
 from contracts.errors import Refused
+from contracts.push import AttestRequest, CommitRequest, MissingRequest
 from contracts.traffic_errors import Overloaded
-from snapshotter.collect import AT_ONCE
+from contracts.wire import encode
+from service.signing import Signer
+from snapshotter.collect import AT_ONCE, Collector
 from tests.snapshotter.bench import TENANT, Bench, push
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.reader import read_version
+from tests.snapshotter.sender import digests_of
 from tests.snapshotter.tensors_files import KeptModel
 from tests.snapshotter.test_fsck import check
 
 PLAIN, KEPT = Model(), KeptModel(shards={"model.safetensors": default_weights(seed=70)})
+PUBLISHER = Signer(Ed25519PrivateKey.generate())
 DELETED = Model(shards={"model.safetensors": default_weights(seed=140)})
 STRANGERS = [
     pytest.param(f"{TENANT}/{kind}/{name}", id=f"{what} in {kind}")
@@ -193,3 +202,36 @@ def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path)
         assert not bench.collector.is_running("tenant-0")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("age_s", [0.0, 200.0])
+def test_statement_of_an_open_push_stays(tmp_path: Path, age_s: float) -> None:
+    """A version was deleted long ago, and is pushed again with a publisher's statement, which may be the same as then.
+    A collection between that and the commit frees the old version, and what the push has said stays.
+    """
+    bench, _, deleted = store_of(tmp_path)
+    pushes = bench.pushes
+    collector = Collector(bench.store, pushes._publisher, pushes._staging, bench.jobs, 100.0)
+    statement = PUBLISHER.attest(deleted, ORIGIN, Origin(signed_at_s=1, claims=Claims(licence="MIT")))
+
+    def grow_old(pattern: str, by_s: float) -> None:
+        for path in (tmp_path / "store").rglob(pattern):
+            os.utime(path, (time.time() - by_s,) * 2)
+
+    async def main() -> CollectReport:
+        await collector.collect(TENANT, run=True)
+        grow_old("condemned/*", 200.0)
+        plan = await pushes.plan(TENANT, encode(DELETED.request()))
+        digests = digests_of(plan, DELETED.files())
+        missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+        await pushes.attest(TENANT, missing.plan_id, AttestRequest(envelope=statement))
+        grow_old("origin-*", age_s)
+        report = await collector.collect(TENANT, run=True)
+        await pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
+        return report
+
+    report = asyncio.run(main())
+    assert f"{TENANT}/manifests/{deleted}" in [freed.key for freed in report.freed]
+    origins = [key for key in objects(tmp_path) if f"attestations/{deleted}/origin-" in key]
+    assert len(origins) == 1
+    assert objects(tmp_path)[origins[0]] == statement
