@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,7 +55,7 @@ COMMIT_WAIT_S: Final = 5.0
 _PLANS_KEPT: Final = 32
 MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request but the contents of files: MAX_PATHS paths take a third of it
 _COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
-_REHEARSALS_KEPT: Final = 4
+REHEARSALS_KEPT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +180,13 @@ class Pushes:
         return self._limits.tenant_store_bytes if own is None else own
 
     def _rehearse(self, record: PlanRecord) -> PlanRecord:
-        self._rehearsals[record.tenant, record.plan_id] = record
-        while len(self._rehearsals) > _REHEARSALS_KEPT:
-            self._rehearsals.popitem(last=False)
+        """Keep it. If there are too many, forget the oldest of the tenant that has most."""
+        key = (record.tenant, record.plan_id)
+        self._rehearsals[key] = record
+        self._rehearsals.move_to_end(key)
+        if len(self._rehearsals) > REHEARSALS_KEPT:
+            ((most, _),) = Counter(tenant for tenant, _ in self._rehearsals).most_common(1)
+            del self._rehearsals[next(each for each in self._rehearsals if each[0] == most)]
         return record
 
     async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:

@@ -24,7 +24,7 @@ from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.files import MAX_PATHS
 from snapshotter.policy.layout import assemble
-from snapshotter.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE
+from snapshotter.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE, REHEARSALS_KEPT
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
 from tests.snapshotter.models import Model, default_config, request_of
@@ -482,6 +482,24 @@ def test_a_dry_run(house: House) -> None:
         assert not (house.data / "staging" / "drier").exists()
         bad = request_of({**files, "x.pt": b""})
         assert problem(post(client, "/plans", structs.replace(bad, dry_run=True)))[0] == 422
+
+
+def test_dry_runs_of_one_tenant_end_no_other_tenants(house: House) -> None:
+    """Plans are kept in memory between two calls, few in all: one of the tenant that has most is forgotten."""
+    with house.client("dry-owner") as owner, house.client("dry-guest") as guest:
+
+        def plan(client: httpx.Client, model: str) -> Plan:
+            wish = structs.replace(Model().request(), model=model, dry_run=True)
+            return decode(post(client, "/plans", wish).content, Plan)
+
+        def status(client: httpx.Client, plan: Plan) -> int:
+            wish = MissingRequest(digests=digests_of(plan, Model().files()))
+            return post(client, f"/plans/{plan.plan_id}/missing", wish).status_code
+
+        own = plan(owner, "toy")
+        others = [plan(guest, f"toy-{number}") for number in range(REHEARSALS_KEPT)]
+        assert status(owner, own) == 200
+        assert (status(guest, others[0]), status(guest, others[-1])) == (404, 200)
 
 
 def test_open_pushes_are_bounded(tmp_path: Path) -> None:
