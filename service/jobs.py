@@ -101,6 +101,8 @@ class JobDesk:
     ) -> T:
         async with lock.hold(tenant, self._weight_of(tenant)):
             for _ in range(_ATTEMPTS):
+                if self._is_suspended(tenant):
+                    raise Refused(TenantSuspended())
                 async with self._standby() as process:
                     try:
                         return await self._bounded(process, tenant, limit_s, limit_bytes, work(process))

@@ -112,6 +112,21 @@ async def test_job_ends_with_its_tenant() -> None:
 
 
 @in_loop
+async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
+    """Its tenant was suspended while another one's job ran."""
+    standbys, suspended = Standbys(SLEEPS), set[str]()
+    desk = JobDesk(standbys.one, is_suspended=suspended.__contains__)
+    running = asyncio.create_task(desk.gate(_gate("other")))
+    await eventually(lambda: len(standbys.born) == 1)
+    waiting = asyncio.create_task(_failure(desk))
+    await asyncio.sleep(0)
+    suspended.add("acme")
+    running.cancel()
+    assert await asyncio.wait_for(waiting, 20) == TenantSuspended()
+    assert len(standbys.born) == 1
+
+
+@in_loop
 async def test_job_whose_caller_left_kills_its_process() -> None:
     """It is not asked to end: it may hold the interpreter for ever. The next tenant's job begins."""
     standbys = Standbys(SLEEPS)
