@@ -30,7 +30,7 @@ from controlplane.billing import spent_micros
 from controlplane.clock import SystemClock
 from controlplane.journal import LedgerJournal
 from controlplane.ledger import Ledger
-from controlplane.ledger_schema import closings, conflicts, lifetime_records, request_records
+from controlplane.ledger_schema import chains, closings, conflicts, lifetime_records, request_records
 from controlplane.month_end import close_month
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
@@ -458,6 +458,8 @@ class LedgerWorld(World):
             assert name != "closing" or not more, f"closing {sorted(more)[0]} was never made"
             changed = [key for key in of.keys() & back.rows[name].keys() if of[key] != back.rows[name][key]]
             assert not changed, f"{name} {sorted(changed)[0]} is restored as another one"
+        if not report.unshipped and kept.rows == back.rows:
+            assert kept.chains == back.chains, "a chain is restored with another end"
         if is_last and all(back.rows[name].keys() == of.keys() for name, of in kept.rows.items()):
             assert kept.bills(self.book) == back.bills(self.book), "the bill is restored as another one"
 
@@ -507,6 +509,9 @@ class Contents:
                 ),
                 "closing": _by_name(connection, "tenant, month, report", closings.name),
             }
+            self.chains = connection.execute(
+                f"SELECT tenant, month, links, chain FROM {chains.name} ORDER BY 1, 2"
+            ).fetchall()
             self.aside = [reason for (reason,) in connection.execute(f"SELECT reason FROM {conflicts.name}")]
 
     def bills(self, book: PriceBook) -> dict[tuple[str, str], int]:
