@@ -21,7 +21,7 @@ from sqlalchemy import select
 from contracts.backup import BACKUP_FORMAT, BackupIndex, BackupVersion
 from controlplane import schema
 from controlplane.archive import Packing
-from controlplane.journal import LIFETIME, REQUEST, LedgerJournal
+from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, pieces_of
 from controlplane.store import Database
 from spool.frame import encode_frame
 from spool.looking import unshipped
@@ -146,5 +146,6 @@ def _unshipped(spools: Path) -> bytes:
     frames: list[bytes] = []
     for source, frame in unshipped(spools):
         kind = LIFETIME if source.startswith(_LIFETIMES) else REQUEST
-        frames.append(encode_frame(len(frames) + 1, kind + frame.payload))
+        for piece in pieces_of(kind + frame.payload):
+            frames.append(encode_frame(len(frames) + 1, piece))
     return b"".join(frames)

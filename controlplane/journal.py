@@ -73,17 +73,18 @@ class Dropped(Wire, frozen=True):
 Entry = RequestRecord | LifetimeRecord | Closing | Unreadable
 
 
-def entry_of(payload: bytes) -> Entry:
-    """Return the entry. An unreadable record is returned as `Unreadable`, as the ledger keeps it aside.
+def entry_of(payload: bytes, now_us: int = 0) -> Entry:
+    """Return the entry. An unreadable record is returned as `Unreadable`, as the ledger keeps it aside. If its time
+    can't be read it counts as of `now_us`.
 
     Raises Refused(InvalidRequest) or ValueError for anything else that can't be read.
     """
     kind, body = payload[:1], payload[1:]
     match kind:
         case b"R":
-            return _first(split([body], RequestRecord, 0))
+            return _first(split([body], RequestRecord, now_us))
         case b"L":
-            return _first(split([body], LifetimeRecord, 0))
+            return _first(split([body], LifetimeRecord, now_us))
         case b"U":
             return decode(body, Unreadable, what="entry of the journal")
         case b"C":
@@ -124,9 +125,8 @@ def _mark_of(payload: bytes) -> Dropped:
     return decode(payload[1:], Dropped, what="mark of the journal")
 
 
-def _frames_of(entry: Entry) -> list[bytes]:
+def pieces_of(payload: bytes) -> list[bytes]:
     """Return the payload of an entry, in pieces if it does not fit one frame."""
-    payload = payload_of(entry)
     if len(payload) <= PIECE_BYTES:
         return [payload]
     pieces = [payload[at : at + PIECE_BYTES] for at in range(0, len(payload), PIECE_BYTES)]
@@ -179,7 +179,7 @@ class LedgerJournal:
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Append durably. Raises Refused(Unavailable); appending the same entries again is harmless."""
-        self._append([payload for entry in entries for payload in _frames_of(entry)])
+        self._append([payload for entry in entries for payload in pieces_of(payload_of(entry))])
 
     def skip_to(self, position: int) -> None:
         """Go on behind `position`, and behind what backups know, where the files end before that. Raises as `append`.
@@ -270,13 +270,13 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
     """
     directory = place / DIRECTORY
     dropped = deque[Dropped]()
-    for _, payload in _joined(frames_after(directory, after)):
+    for _, payload in joined(frames_after(directory, after)):
         if payload[:1] == _DROPPED:
             mark = _mark_of(payload)
             if dropped and dropped[-1].until > mark.after:  # the next transaction failed, too: join the marks
                 mark = Dropped(after=min(dropped.pop().after, mark.after), until=mark.until)
             dropped.append(mark)
-    for sequence, payload in _joined(frames_after(directory, after)):
+    for sequence, payload in joined(frames_after(directory, after)):
         while dropped and dropped[0].until < sequence:
             dropped.popleft()
         is_dropped = bool(dropped) and dropped[0].after < sequence
@@ -296,7 +296,7 @@ def lost_after(place: Path, after: int) -> int | None:
     return last - after - sum(frame.payload != _GAP for frame in frames_after(place / DIRECTORY, after))
 
 
-def _joined(frames: Iterable[Frame]) -> Iterator[tuple[int, bytes]]:
+def joined(frames: Iterable[Frame]) -> Iterator[tuple[int, bytes]]:
     """Yield the last sequence and the payload of each entry. Incomplete pieces are left out."""
     pieces: list[bytes] = []
     last = 0

@@ -20,7 +20,7 @@ from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
-from controlplane.journal import Entry, entries_after, entry_of, lost_after
+from controlplane.journal import Entry, entries_after, entry_of, joined, lost_after
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import journal_position
 from controlplane.migrations import NewerDatabase
@@ -31,7 +31,7 @@ from controlplane.soundness import soundness_of
 from controlplane.store import Database, open_database
 from controlplane.usage_batches import Unreadable
 from service.private import keep_secrets
-from spool.frame import decode_frame
+from spool.frame import Frame, decode_frame
 
 
 class CannotRestore(Exception):
@@ -49,7 +49,7 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             _check_pages(database)
             # The journal first: it says whether a record that was unshipped came before or after its month was closed.
             replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
-            waiting = _unshipped(staging / UNSHIPPED)
+            waiting = _unshipped(staging / UNSHIPPED, index.made_at_us)
             unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
             unshipped = replay(database.engine, waiting) - unreadable
             with database.engine.begin() as connection:
@@ -127,14 +127,16 @@ def _check_pages(database: Database) -> None:
         raise CannotRestore(f"the database is damaged: {found}")
 
 
-def _unshipped(path: Path) -> list[Entry]:
+def _unshipped(path: Path, made_at_us: int) -> list[Entry]:
     """The records that waited in spools."""
-    entries: list[Entry] = []
-    content, offset = path.read_bytes(), 0
+    return [entry_of(payload, made_at_us) for _, payload in joined(_frames_in(path.read_bytes()))]
+
+
+def _frames_in(content: bytes) -> Iterator[Frame]:
+    offset = 0
     while (frame := decode_frame(content, offset)) is not None:
-        entries.append(entry_of(frame.payload))
+        yield frame
         offset = frame.end
-    return entries
 
 
 def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:

@@ -27,11 +27,13 @@ from controlplane.journal import LedgerJournal
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
+from controlplane.policy.month import month_of
 from controlplane.price_book import default_price_book
 from controlplane.registry import Registry
 from controlplane.restore import CannotRestore, restore
 from controlplane.store import Database, sqlite_engine
 from spool.disk import segment_name, segments
+from spool.frame import MAX_RECORD_BYTES
 from spool.journal import Journal
 from tests.controlplane.builders import NOW_S, registration
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
@@ -202,6 +204,26 @@ def test_a_spooled_record_that_can_not_be_read_keeps_no_other_from_a_backup(tmp_
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.unshipped, report.unreadable) == (1, 1)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-2"]
+
+
+def test_a_spooled_record_of_any_size_and_without_a_time_is_in_the_backup(tmp_path: Path) -> None:
+    """As large as a spool takes it. Kept aside, it is in the account of the backup's month, where somebody looks."""
+    raw = b'{"request_id":"large","tenant":"acme","more":"'.ljust(MAX_RECORD_BYTES, b"x")
+
+    async def scenario(world: World) -> None:
+        directory = world.data / "spool" / "activator-1"
+        directory.mkdir(parents=True)
+        journal = Journal(directory)
+        journal.commit([lambda _: raw, lambda _: encode(request_record(2))])
+        journal.close()
+        assert await world.loop().once() is not None
+
+    in_world(tmp_path, scenario)
+    report = back(tmp_path / "place", tmp_path / "new")
+    assert (report.unshipped, report.unreadable) == (1, 1)
+    with closing(sqlite3.connect(tmp_path / "new" / "kelvin.db")) as database:
+        aside = database.execute("SELECT month, LENGTH(record) FROM ledger_conflicts").fetchall()
+    assert aside == [(month_of(report.made_at_us), MAX_RECORD_BYTES)]
 
 
 def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
