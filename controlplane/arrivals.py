@@ -94,6 +94,7 @@ class Conflicts:
     def __init__(self) -> None:
         self._rows: dict[str, _Aside] = {}
         self._linked: list[tuple[Any, ...]] = []
+        self._shut: Closed | None = None
 
     def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> str:
         """Keep it, with the reason. Return its digest."""
@@ -112,18 +113,23 @@ class Conflicts:
         self._rows.setdefault(digest, _Aside(digest, tenant, subject, _storable(at_us), without_nul(reason), text))
         return digest
 
-    def drop_known(self, connection: Connection) -> None:
-        """Forget those that are stored already."""
+    def settle(self, connection: Connection) -> None:
+        """Forget those that are stored already, and look up the closed months of the others. Call it before `link`."""
         for some in chunks(sorted(self._rows)):
             known = select(conflicts.c.digest).where(conflicts.c.digest.in_(some))
             for digest in connection.execute(known).scalars():
                 del self._rows[digest]
+        if self._rows:
+            # By the name that is stored: the record's own may be too long for any tenant, and its beginning one.
+            self._shut = Closed(connection, {row.tenant or "" for row in self._rows.values()})
 
-    def link(self, digest: str, chains: Chains, shut: Closed) -> None:
+    def link(self, digest: str, chains: Chains) -> None:
         """Make it the next link of its chain, unless it is stored or linked already."""
         if (row := self._rows.pop(digest, None)) is not None:
+            assert self._shut is not None, "settle first"
             tenant = row.tenant or ""
-            self._linked.append((*row, *chains.add(tenant, shut.month_for(tenant, row.at_us), Kind.CONFLICT, row)))
+            month = self._shut.month_for(tenant, row.at_us)
+            self._linked.append((*row, *chains.add(tenant, month, Kind.CONFLICT, row)))
 
     def write(self, connection: Connection) -> int:
         """Store those that were linked. Return how many they were."""

@@ -247,10 +247,10 @@ def append_requests(connection: Connection, records: Sequence[RequestRecord]) ->
             if old != now:
                 set_standing(connection, now)
     chains, rows = Chains(connection), list[tuple[Any, ...]]()
-    aside.drop_known(connection)
+    aside.settle(connection)
     for link in links:
         if isinstance(link, str):
-            aside.link(link, chains, shut)
+            aside.link(link, chains)
         else:
             rows.append(request_row(next(new[link]), chains))
     insert_rows(connection, request_records, rows)
@@ -281,10 +281,10 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
         placements[placement] += 1
         arrived.add(record.source, record.sequence, record.died_at_us)
     chains, rows = Chains(connection), list[tuple[Any, ...]]()
-    aside.drop_known(connection)
+    aside.settle(connection)
     for link in links:
         if isinstance(link, str):
-            aside.link(link, chains, shut)
+            aside.link(link, chains)
             continue
         month = shut.month_for(link.tenant or "", link.died_at_us)
         values = _lifetime_values(link)
@@ -302,16 +302,15 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
 def keep_aside(connection: Connection, unreadable: Sequence[Unreadable]) -> int:
     """Store unreadable records as links of their tenants' chains. Return how many were new."""
     chains, aside = Chains(connection), Conflicts()
-    shut = Closed(connection, {each.tenant or "" for each in unreadable})
     arrived = Arrivals(connection, {each.source for each in unreadable if each.source})
     digests = []
     for each in unreadable:
         digests.append(aside.add_unreadable(each.raw, each.tenant, each.subject, each.at_us, each.reason))
         if each.source:
             arrived.add(each.source, each.sequence, each.at_us)
-    aside.drop_known(connection)
+    aside.settle(connection)
     for digest in digests:
-        aside.link(digest, chains, shut)
+        aside.link(digest, chains)
     new = aside.write(connection)
     chains.write()
     arrived.write(connection)

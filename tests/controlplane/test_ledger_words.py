@@ -5,11 +5,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import String
 
+from contracts.control import RequestBatch, batch_of
+from contracts.usage import RequestRecord
+from contracts.wire import encode
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import conflicts, lifetime_records, request_records
+from controlplane.month_end import close_month
+from controlplane.policy.month import month_after
 from controlplane.policy.standing import LIFETIME_WORDS, REQUEST_WORDS
+from controlplane.price_book import default_price_book
+from controlplane.usage_batches import read_batch
+from controlplane.verify import verify_ledger
 from tests.controlplane.test_ledger import charged, requests, rows, with_ledger
-from tests.controlplane.usage_records import request_record
+from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, request_record
 
 
 def test_words_are_as_long_as_their_columns() -> None:
@@ -46,5 +54,29 @@ def test_damage_does_not_block_what_comes_after(tmp_path: Path) -> None:
         assert sorted(await charged(ledger)) == ["req-1", "req-3"]
         (row,) = await rows(ledger, conflicts)
         assert "1" + "0" * 40 in row["record"]
+
+    with_ledger(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("damage", ["x", "\0"])
+def test_damaged_name_touches_no_closed_month(tmp_path: Path, damage: str) -> None:
+    """It is longer than any tenant's, and begins with one's; or no database can ask for it."""
+    tenant = "t" * 63
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.append_requests(requests(request_record(1, tenant=tenant)))
+        await ledger.close_month(
+            lambda connection: close_month(
+                connection, default_price_book(), tenant, MONTH, live=None, now_us=END_US + 2 * HOUR_US
+            )
+        )
+        raw = encode(request_record(2, tenant=tenant + damage))
+        records, unreadable = read_batch(encode(batch_of([raw])), RequestRecord, END_US)
+        await ledger.append_requests(RequestBatch(records=records), unreadable)
+        (aside,) = await rows(ledger, conflicts)
+        assert (aside["tenant"], aside["month"]) == (tenant, month_after(MONTH))
+        found = await ledger.database.read(lambda connection: verify_ledger(connection, tenant, None))
+        assert found.sound
 
     with_ledger(tmp_path, scenario)
