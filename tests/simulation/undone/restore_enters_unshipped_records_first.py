@@ -19,7 +19,7 @@ SIGN = r"^a_restored_ledger_is_the_same: can't be restored: .* closed bill's"
 
 def _replay(engine: Engine, entries: Iterable[Entry]) -> int:
     directory = Path(str(engine.url.database)).parent
-    return replay(engine, [*restore._unshipped(directory / UNSHIPPED), *entries])
+    return replay(engine, [*restore._unshipped(directory / UNSHIPPED, 0), *entries])
 
 
 def undo(undoing: Undoing) -> None:
