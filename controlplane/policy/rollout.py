@@ -1,10 +1,11 @@
-"""Decide when Services get another rendering: another image, or other fields that are Kelvin's own. Pure.
+"""Decide which Services get the wanted rendering now: the wanted image and the other fields that Kelvin chooses.
 
-Each such change makes Knative start a new Revision, so Services get it in waves. What an operator or tenant changes
-(the scale) is no part of it and is written at once, without the new rendering. All that is decided here follows from
-the objects of the cluster, so that another control plane goes on where the one before it ended.
+A new rendering makes Knative start a new Revision, so it is rolled out in waves. A change of scale is not part of it:
+it is written at once, with the rendering that the Service has. Every decision follows from the cluster's objects, so a
+control plane that takes over continues the roll-out.
 """
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,17 +26,23 @@ INITIAL_SCALE: Final = f"{AUTOSCALING}/initial-scale"
 
 
 class Stage(StrEnum):
-    """How far a Service is with the rendering that is wanted."""
+    """How far a Service is with the wanted rendering."""
 
-    BEHIND = "behind"  # it has another one
+    WAITING = "waiting"  # it has another rendering, and its turn has not come
+    WRITING = "writing"  # its turn has come, and it still has another rendering
+    REFUSED = "refused"  # as WRITING, but the cluster does not take the wanted rendering
     STARTING = "starting"  # Knative has not said yet what became of its newest Revision
     READY = "ready"
-    FAILED = "failed"
+    FAILED = "failed"  # its newest Revision never was ready; an older one serves
+    NEUTRAL = "neutral"  # it has the rendering and tells nothing about it: it is new, or failed after it was ready
+
+
+BEHIND: Final = frozenset({Stage.WAITING, Stage.WRITING, Stage.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Why a version still runs the image, or another rendering, of before. `since_s` is Unix time."""
+    """Why a version does not run the wanted rendering yet. `since_s` is Unix time."""
 
     reason: str  # "waiting", "starting", "failed" or "refused"
     message: str
@@ -44,59 +51,86 @@ class Behind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolling:
-    """A Service, as far as its turn depends on it."""
+    """The facts about one Service that decide when its turn comes."""
 
     place: Place
     stage: Stage
-    is_new: bool = False  # it was made with the wanted rendering and never changed since
-    is_proof: bool = False  # its newest Revision started a pod
-    has_older: bool = True  # a Revision of it was ready once, and is not the one that failed
-    is_awake: bool = False
-    newest: Stage = Stage.READY  # what became of its newest Revision, whatever the rendering of that
-    is_sound: bool = True  # a Revision of it was ready once, and its newest one did not fail
+    is_sound: bool = True  # its newest Revision is ready, whatever its rendering
+    was_ready: bool = True  # some Revision of it was ready once
+    is_awake: bool = False  # it has pods, or keeps some
+    is_proof: bool = False  # its newest Revision started a pod: being ready, it proves the rendering
     attempts: int = 0  # Revisions that were made for the wanted rendering
-    is_admitted: bool = False  # it was its turn; writing it is under way, or refused
-    failed_at_s: float | None = None
+    failed_at_s: float | None = None  # Unix time, in FAILED and REFUSED
 
     @property
     def is_failure(self) -> bool:
-        """Whether it speaks against the rendering. What was never ready before has nothing to say about that."""
-        return self.failed_at_s is not None and self.has_older
+        """Whether it speaks against the rendering. A Service that never was ready does not."""
+        return self.failed_at_s is not None and self.was_ready
 
 
 def admit(services: Iterable[Rolling], now_s: float) -> tuple[tuple[Place, ...], bool]:
-    """Return whose turn it is now, and whether the rendering is proven: some pod has become ready with it.
+    """Return the Services whose turn comes now, and whether the rendering is proven: a pod became ready with it.
 
-    1. As long as it is not proven, one Service at a time: the canary. One that has pods comes first.
-    2. Then `WAVE` at a time.
-    3. After a failure nobody for a while, twice as long after each; then fewer at a time. Every Service has a first
-       try before one that failed has its second.
+    1. After a failure, no Service until a pause is over. The pause doubles with each failed attempt.
+    2. While the rendering is not proven, one Service at a time: the canary.
+    3. Then `WAVE` at a time, less one for each failure, and at least one.
+
+    Services that were not tried yet come first, then sound ones, then those with pods.
     """
     every = tuple(services)
     is_proven = any(each.stage is Stage.READY and each.is_proof for each in every)
     failed = [each for each in every if each.is_failure]
-    limit = max(1, WAVE - len(failed)) if is_proven else 1
-    # (3)
+    # (1)
     if failed:
         since_s = max(min(each.failed_at_s or 0.0, now_s) for each in failed)
         if now_s < since_s + PAUSES.after(sum(max(1, each.attempts) for each in failed)):
             return (), is_proven
-    under_way = sum(
-        (each.stage is Stage.STARTING and not each.is_new)
-        or (each.stage is Stage.BEHIND and each.is_admitted and each.failed_at_s is None)
-        for each in every
+    # (2) and (3)
+    limit = max(1, WAVE - len(failed)) if is_proven else 1
+    room = limit - sum(each.stage in (Stage.WRITING, Stage.STARTING) for each in every)
+    if room <= 0:
+        return (), is_proven
+    candidates = (each for each in every if each.stage in (Stage.WAITING, Stage.FAILED))
+    chosen = heapq.nsmallest(
+        room, candidates, key=lambda each: (each.attempts, not each.is_sound, not each.is_awake, each.place)
     )
-    candidates = [
-        each
-        for each in every
-        if (each.stage is Stage.BEHIND and not each.is_admitted) or (each.stage is Stage.FAILED and each.has_older)
-    ]
-    candidates.sort(key=lambda each: (each.attempts, not each.is_sound, not each.is_awake, each.place))
-    return tuple(each.place for each in candidates[: max(0, limit - under_way)]), is_proven
+    return tuple(each.place for each in chosen), is_proven
 
 
-def newest_of(seen: Json) -> Stage:
-    """Return what became of the newest Revision: never `BEHIND`."""
+def rolling_of(
+    wanted: Json, seen: Json, *, is_awake: bool, is_admitted: bool, refused_at_s: float | None, now_s: float
+) -> Rolling:
+    """Return the facts of one Service.
+
+    `is_admitted`: its turn has come. `refused_at_s`: since when the cluster refuses the wanted rendering, else None.
+    """
+    newest, status = _newest_of(seen), seen.get("status") or {}
+    ready = status.get("latestReadyRevisionName")
+    failed_at_s = None
+    if rendering_of(seen) != rendering_of(wanted):
+        stage = Stage.WAITING
+        if is_admitted:
+            stage, failed_at_s = Stage.WRITING if refused_at_s is None else Stage.REFUSED, refused_at_s
+    elif newest is Stage.FAILED and ready and ready != status.get("latestCreatedRevisionName"):
+        stage, failed_at_s = newest, _since_s(condition(seen, "ConfigurationsReady"), now_s)
+    elif newest is Stage.FAILED or (newest is Stage.STARTING and seen["metadata"].get("generation") == 1):
+        stage = Stage.NEUTRAL
+    else:
+        stage = newest
+    return Rolling(
+        place=(seen["metadata"].get("namespace") or "", seen["metadata"]["name"]),
+        stage=stage,
+        is_sound=newest is Stage.READY,
+        was_ready=bool(ready),
+        is_awake=is_awake,
+        is_proof=notes_of(seen).get(INITIAL_SCALE) != "0",
+        attempts=0 if stage in BEHIND else attempts_of(seen),
+        failed_at_s=failed_at_s,
+    )
+
+
+def _newest_of(seen: Json) -> Stage:
+    """Return what became of the newest Revision: STARTING, READY or FAILED."""
     status = seen.get("status") or {}
     if status.get("observedGeneration") != seen["metadata"].get("generation"):
         return Stage.STARTING
@@ -108,30 +142,8 @@ def newest_of(seen: Json) -> Stage:
     return Stage.STARTING
 
 
-def rolling_of(
-    wanted: Json, seen: Json, *, is_awake: bool, is_admitted: bool, refused_at_s: float | None, now_s: float
-) -> Rolling:
-    """Return the facts of one Service. `refused_at_s`: since when the cluster does not take the new rendering of it."""
-    newest, status = newest_of(seen), seen.get("status") or {}
-    stage = newest if rendering_of(seen) == rendering_of(wanted) else Stage.BEHIND
-    ready = status.get("latestReadyRevisionName")
-    failed_at_s = _since_s(condition(seen, "ConfigurationsReady"), now_s) if stage is Stage.FAILED else None
-    return Rolling(
-        place=(seen["metadata"].get("namespace") or "", seen["metadata"]["name"]),
-        stage=stage,
-        is_new=seen["metadata"].get("generation") == 1,
-        is_proof=notes_of(seen).get(INITIAL_SCALE) != "0",
-        has_older=bool(ready) and (stage is not Stage.FAILED or ready != status.get("latestCreatedRevisionName")),
-        is_awake=is_awake,
-        newest=newest,
-        is_sound=bool(ready) and newest is not Stage.FAILED,
-        attempts=0 if stage is Stage.BEHIND else attempts_of(seen),
-        is_admitted=is_admitted,
-        failed_at_s=refused_at_s if stage is Stage.BEHIND and is_admitted else failed_at_s,
-    )
-
-
 def _since_s(of: Json, now_s: float) -> float:
+    """Return when a condition changed last, in Unix time; `now_s` where it does not say."""
     try:
         return datetime.fromisoformat(str(of.get("lastTransitionTime"))).timestamp()
     except (ValueError, OverflowError):
@@ -139,7 +151,7 @@ def _since_s(of: Json, now_s: float) -> float:
 
 
 def rendering_of(obj: Json) -> str | None:
-    """Return the digest by which a Service was rendered; None for one of a build that wrote none."""
+    """Return the digest of a Service's rendering; None if the build that wrote it noted none."""
     noted = (obj["metadata"].get("annotations") or {}).get(RENDERING)
     return None if noted is None else str(noted)
 
@@ -151,17 +163,17 @@ def notes_of(obj: Json) -> Mapping[str, str]:
 
 
 def scale_of(obj: Json) -> dict[str, str]:
-    """Return those that say how it is scaled."""
+    """Return the annotations of a Service's template that say how it is scaled."""
     return {name: value for name, value in notes_of(obj).items() if name in SCALE}
 
 
 def attempts_of(seen: Json) -> int:
-    """Return how many Revisions were made for its rendering."""
+    """Return how many Revisions were made for a Service's rendering."""
     return whole_number(str(notes_of(seen).get(ATTEMPT, ""))) or 1
 
 
 def with_notes(obj: Json, notes: Mapping[str, str | None]) -> dict[str, Any]:
-    """Return a copy whose template has these annotations; without those that are None."""
+    """Return a copy of a Service with these annotations set in its template. None removes an annotation."""
     spec = obj.get("spec") or {}
     template = spec.get("template") or {}
     merged = {name: value for name, value in {**notes_of(obj), **notes}.items() if value is not None}
@@ -170,9 +182,9 @@ def with_notes(obj: Json, notes: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def held_back(part: dict[str, Any], wanted: Json, initial_scale: str | None) -> dict[str, Any]:
-    """Return the Service as it was last applied, with the scale that is wanted now.
+    """Return a Service as it was last applied (`part`, see `owned_part`), with the wanted scale.
 
-    `part` is what that apply said (`owned_part`). It keeps its stamp where the scale is the same.
+    If the scale is the same, `part` is returned as it is, with its stamp.
     """
     scale = scale_of(wanted)
     if scale_of(part) == scale:
@@ -184,8 +196,9 @@ def held_back(part: dict[str, Any], wanted: Json, initial_scale: str | None) -> 
 
 
 def kept(wanted: dict[str, Any], seen: Json, initial_scale: str | None) -> dict[str, Any]:
-    """Return what is wanted of a Service that has the rendering: with the annotations that were chosen when it was
-    written, as another choice would be a Revision more.
+    """Return the wanted Service with the annotations that were chosen when its rendering was written.
+
+    Other annotations would make Knative start another Revision. `initial_scale` counts only if the scale changes.
     """
     noted, attempts = notes_of(seen), attempts_of(seen)
     if scale_of(seen) == scale_of(wanted):

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from contracts.control import ReplicaRow
 from controlplane.facts import ScaleChange
 from controlplane.feed import FeedHub
+from controlplane.policy.convergence import stamped
 from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service, service_name
 from controlplane.policy.labels import RENDERING
 from controlplane.policy.rollout import PAUSES, WAVE, Behind
 from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Unreachable
 from controlplane.scaling.knative.plane import SERVING
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.rollout import Rollout
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 from tests.controlplane.cluster_world import running
@@ -518,3 +522,99 @@ def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
             assert place.with_new() == ["m00", "m01"]
 
     play(tmp_path, 9, scenario)
+
+
+def test_unproven_roll_out_renders_nothing_again(tmp_path: Path) -> None:
+    """While a canary starts, and when it is ready, what is wanted is not worked out anew for every version."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        place.runs("m00")
+        async with lead(NEW) as scene:
+            renderings = 0
+            look_again = registry.look_again
+
+            def counted() -> None:
+                nonlocal renderings
+                renderings += 1
+                look_again()
+
+            registry.look_again = counted  # type: ignore[method-assign]
+            await scene.passes(600)
+            place.becomes("m00", "True")
+            await scene.passes(10)
+            assert len(place.with_new()) > 1
+            assert renderings == 0
+
+    play(tmp_path, 9, scenario)
+
+
+class CountedService(dict[str, Any]):
+    """A Service that notes in `read` that somebody looked into it."""
+
+    def __init__(self, obj: Json, read: set[str]) -> None:
+        super().__init__(obj)
+        self._name, self._read = str(obj["metadata"]["name"]), read
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(self._name)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(self._name)
+        return super().get(key, default)
+
+
+def test_pass_reads_only_services_that_changed() -> None:
+    """Of 200 Services none is read where nothing changed, and one where one became ready, got a pod or was rescaled."""
+    read: set[str] = set()
+    clock, names = VirtualClock(), [f"m{number:03}" for number in range(200)]
+    places = {(NAMESPACE, ref_of(name).name): key(name) for name in names}
+    seen: dict[Ref, Json] = {}
+
+    def becomes(name: str, status: str, generation: int, cluster: Cluster) -> None:
+        obj = stamped(rendered(name, cluster), "kelvin")
+        about = {**obj["metadata"], "generation": generation}
+        condition = {"type": "ConfigurationsReady", "status": status}
+        told = {"observedGeneration": generation, "latestReadyRevisionName": "before", "conditions": [condition]}
+        seen[ref_of(name)] = CountedService({**obj, "metadata": about, "status": told}, read)
+
+    def rendered(name: str, cluster: Cluster, scale: int = 1) -> Json:
+        pod = PodVersion(
+            tenant=TENANT, model=name, version=digest("a"), weight_bytes=1 << 30, kv_bytes=1 << 29, max_streams=8,
+            min_scale=0, max_scale=scale, target=None, window_s=60, grace_s=30, average=None,
+        )  # fmt: skip
+        return CountedService(service(pod, cluster), read)
+
+    for name in names:
+        becomes(name, "True", 1, OLD)
+    pods = PodTable(clock, "cpu-1")
+    rollout = Rollout(seen.get, lambda _: None, pods, clock, "kelvin", NEW.features)
+    wanted = {name: rendered(name, NEW) for name in names}
+
+    def names_read_in_a_pass() -> set[str]:
+        read.clear()
+        rollout.choose({})
+        return set(read)
+
+    rollout.render(wanted.values(), places)
+    assert names_read_in_a_pass() == {ref_of(name).name for name in names}
+    names_read_in_a_pass()  # the canary, as its turn has come
+    assert names_read_in_a_pass() == set()
+
+    becomes("m000", "Unknown", 2, NEW)
+    assert names_read_in_a_pass() == {ref_of("m000").name}
+    assert names_read_in_a_pass() == set()
+
+    pods.put(ReplicaRow("pod", TENANT, "m100", digest("a"), "", 8, draining=False, restore=()))
+    assert names_read_in_a_pass() == {ref_of("m100").name}
+
+    becomes("m000", "True", 2, NEW)
+    assert names_read_in_a_pass() == {ref_of(name).name for name in ("m000", "m100", "m001", "m002", "m003", "m004")}
+    assert names_read_in_a_pass() <= {ref_of(name).name for name in ("m000", "m100", "m001", "m002", "m003", "m004")}
+    assert names_read_in_a_pass() == set()
+
+    wanted["m150"] = rendered("m150", NEW, scale=2)
+    rollout.render(wanted.values(), places)
+    read.clear()
+    assert rollout.choose({})
+    assert read == {ref_of("m150").name}

@@ -106,7 +106,8 @@ class Plane:
         self._pools = pools
         self._overlap_s = overlap_s
         self._sight = Sight()
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # what is wanted may be otherwise
+        self._progressed = asyncio.Event()  # a roll-out may go on
         self._spaces = TenantSpaces(api, Needs.of(rendering.cluster), clock, self._changed.set)
         self.nodes = NodeWaits(api, self._sight.service_at, self._explain, feed, clock)
         self.synced = asyncio.Event()  # all that there is was seen once
@@ -194,6 +195,7 @@ class Plane:
             self.synced.set()
             loops.start("pools", self._pools.run)
             loops.start("wanted objects", self._want)
+            loops.start("roll-out", self._roll_out)
             loops.start("refusals", self._look)
 
     async def _want(self) -> None:
@@ -211,10 +213,9 @@ class Plane:
             own, lacking = self._placed(each for each in every if not self._pools.shared.takes(*each))
             objects, failed = self._rendering.objects(own, self._has_no_minimum)
             failed |= lacking
-            objects = self._rollout.wanted(objects, self._rendering.places, self._converger.refusals())
-            self._outcomes.behind = self._rollout.behind
-            left = self._left(failed, objects)
-            self._converger.want([*objects, *left, *filter(self._is_placed, self._pools.objects())])
+            self._rollout.render(objects, self._rendering.places)
+            self._choose()
+            self._converger.want(self._wanted(failed))
             for key, failure in failed.items():
                 if self._unrendered.get(key) != failure:
                     self._fail(key, failure)
@@ -222,15 +223,31 @@ class Plane:
                 self._outcomes.clear_problem(key, problem_of(self._unrendered[key]).reason)
             self._unrendered = failed
 
-    def _left(self, failed: Iterable[VersionKey], objects: Iterable[Json]) -> Iterator[Json]:
-        """Yield the Services of versions that can't be rendered, as they are: what serves must not end for that."""
-        rendered = {Ref.of(each) for each in objects}
+    async def _roll_out(self) -> None:
+        """Go on with the roll-out after a Service, a pod or the time has changed. It renders nothing again."""
+        while True:
+            await self._progressed.wait()
+            self._progressed.clear()
+            if self._choose():
+                self._converger.want(self._wanted(self._unrendered))
+
+    def _choose(self) -> bool:
+        """Choose again whose turn it is in the roll-out. Return whether another Service may be wanted."""
+        is_changed = self._rollout.choose(self._converger.refusals())
+        self._outcomes.behind = self._rollout.behind
+        return is_changed
+
+    def _wanted(self, failed: Iterable[VersionKey]) -> Iterator[Json]:
+        """Yield all Services that the cluster is to have; `failed` are the versions that can't be rendered."""
+        yield from self._rollout.chosen.values()
+        # A version that can't be rendered keeps its Service as it is, so that it goes on serving.
         for key in failed:
             if self._service(key) is not None:
                 ref = Ref(SERVING, "Service", *place_of(key, self._rendering.cluster))
                 seen = self._converger.seen(ref)
-                if ref not in rendered and seen is not None:
+                if ref not in self._rollout.chosen and seen is not None:
                     yield owned_part(seen)
+        yield from filter(self._is_placed, self._pools.objects())
 
     def _placed(
         self, every: Iterable[tuple[Model, ModelVersion]]
@@ -283,9 +300,11 @@ class Plane:
                 for model in self._models.every_model()
                 if model.scale.min and self._has_no_minimum(model.tenant)
             )
-            if self._overlap or is_roll_out_due or without_minimum != self._without_minimum:
+            if self._overlap or without_minimum != self._without_minimum:
                 self._without_minimum = without_minimum
                 self._changed.set()
+            if is_roll_out_due:
+                self._progressed.set()
             refused = {
                 key
                 for ref in self._converger.refusals()
@@ -313,8 +332,10 @@ class Plane:
         else:
             # Of those that were before we began, which came first is not known: none was only just named.
             self._since_s.setdefault(place, self._now_s() if self.synced.is_set() else -inf)
-        if (before is None) != (found is None) or (before and found and before.ready != found.ready):
+        if (before is None) != (found is None) or (before and found and bool(before.ready) != bool(found.ready)):
             self._changed.set()  # an old version may go now
+        elif before and found and before.ready != found.ready:
+            self._progressed.set()
 
     def _seen(self, ref: Ref) -> Json | None:
         """The object, unless it is another installation's."""

@@ -1,11 +1,12 @@
-"""Choose what is wanted of each version's Service while a new rendering is rolled out in waves. Whose turn it is
-`policy/rollout.py` decides; `converge.py` writes the Services.
+"""Choose what each version's Service is to be while a new rendering is rolled out in waves.
+
+`policy/rollout.py` decides whose turn it is. `converge.py` writes the Services.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
@@ -14,6 +15,7 @@ from controlplane.policy.knative_seen import Failed, sentence
 from controlplane.policy.knative_service import AUTOSCALING, ZERO_INITIAL_SCALE
 from controlplane.policy.labels import ATTEMPT, Place
 from controlplane.policy.rollout import (
+    BEHIND,
     INITIAL_SCALE,
     Behind,
     Rolling,
@@ -33,12 +35,15 @@ from controlplane.scaling.knative.pods import PodTable
 
 log = logging.getLogger(__name__)
 
-_LASTING: Final = {each.reason for each in (Denied, Invalid, Missing)}  # others pass by themselves
+_LASTING: Final = {each.reason for each in (Denied, Invalid, Missing)}  # other refusals pass by themselves
 
 
 class Rollout:
-    """One for as long as this process leads. It remembers what is being written, and since when it knows of a version
-    that it is behind; the rest is read from the cluster's objects.
+    """The roll-out of one leader. Call `render` with every change of what is wanted, and `choose` often: each call
+    reads only the Services that changed since the last one. `chosen` is the result.
+
+    Only the writes under way, and since when each version is behind, are remembered here. Another leader reads the rest
+    from the cluster's objects.
     """
 
     def __init__(
@@ -50,125 +55,146 @@ class Rollout:
         installation: str,
         features: frozenset[str],
     ) -> None:
-        """`seen` gives a Service as it is now, `failed` why a Revision failed."""
+        """`seen` returns a Service as it is now, `failed` why a Revision failed."""
         self._seen = seen
         self._failed = failed
         self._pods = pods
         self._clock = clock
         self._installation = installation
         self._allows_zero = ZERO_INITIAL_SCALE in features
-        self._held: dict[Ref, Json] = {}  # as they are kept until it is their turn
-        self._writes: dict[Ref, Json] = {}  # of those whose turn it is
-        self._refused_at_s: dict[Ref, float] = {}
-        self._since_s: dict[VersionKey, int] = {}
+        self._rendered: dict[Ref, tuple[VersionKey, Json]] = {}
+        self._entries: dict[Ref, _Entry] = {}
+        self._held: dict[Ref, Json] = {}  # Services that wait, as they are to stay until their turn
+        self._writes: dict[Ref, Json] = {}  # Services whose turn has come
+        self._outlook: tuple[bool, bool] | None = None  # whether it is proven, whether some failed; None: explain anew
+        self.chosen: dict[Ref, Json] = {}
         self.behind: dict[VersionKey, Behind] = {}
-        self.is_moving = False  # it is some version's turn: look again soon
+        self.is_moving = False  # some version's turn has come: call `choose` again soon
 
     def __repr__(self) -> str:
         return f"<Rollout behind={len(self.behind)} writing={len(self._writes)}>"
 
-    def wanted(
-        self, rendered: Iterable[Json], places: Mapping[Place, VersionKey], refusals: Mapping[Ref, Refusal]
-    ) -> list[Json]:
-        """Return the Services that the cluster is to have now, for all that were rendered."""
+    def render(self, rendered: Iterable[Json], places: Mapping[Place, VersionKey]) -> None:
+        """Take over all Services as they are rendered now. Call `choose` next."""
+        found = {Ref.of(obj): obj for obj in rendered}
+        self._rendered = {ref: (places[place_of(ref)], obj) for ref, obj in found.items()}
+        for table in (self._entries, self._held, self._writes, self.chosen):
+            for ref in table.keys() - found.keys():
+                del table[ref]
+        self._outlook = None
+
+    def choose(self, refusals: Mapping[Ref, Refusal]) -> bool:
+        """Bring `chosen` and `behind` up to date. Return whether a Service was looked at again."""
         now_s = self._clock.wall_s()
-        found: list[Json] = []
-        entries: dict[Ref, _Entry] = {}
-        for obj in rendered:
-            ref = Ref.of(obj)
-            seen = self._seen(ref)
-            if seen is None or not self._is_ours(seen):
-                found.append(obj)
-            else:
-                entries[ref] = self._entry(ref, obj, seen, places[place_of(ref)], refusals.get(ref), now_s)
-        self._forget(entries)
-        turns, is_proven = admit((each.rolling for each in entries.values()), now_s)
-        found += (self._choose(ref, each, place_of(ref) in turns, is_proven) for ref, each in entries.items())
-        self._explain(entries, is_proven, int(now_s))
+        changed = self._read_changed(refusals, now_s)
+        self._drop_done_writes(changed)
+        every = [entry.rolling for entry in self._entries.values() if entry.rolling is not None]
+        turns, is_proven = admit(every, now_s)
+        due = {ref for ref in self._rendered if place_of(ref) in turns} if turns else set[Ref]()
+        for ref in dict.fromkeys((*changed, *due)):
+            self.chosen[ref] = self._choose(ref, self._entries[ref], ref in due, is_proven)
+        outlook = (is_proven, any(each.is_failure for each in every))
+        has_failed = any(each.stage is Stage.FAILED for each in every)  # its Revision may say why only later
+        if changed or due or has_failed or outlook != self._outlook:
+            self._explain(*outlook, int(now_s))
+            self._outlook = outlook
         self.is_moving = bool(turns) or any(each.reason == "starting" for each in self.behind.values())
-        return found
+        return bool(changed or due)
+
+    def _read_changed(self, refusals: Mapping[Ref, Refusal], now_s: float) -> list[Ref]:
+        """Read the facts of Services that changed since the last call, and return which these are."""
+        with_pods = frozenset(self._pods.in_use())
+        changed = []
+        for ref, (key, obj) in self._rendered.items():
+            sources = _Sources(obj, self._seen(ref), key in with_pods, ref in self._writes, refusals.get(ref))
+            before = self._entries.get(ref)
+            if before is None or before.sources != sources:
+                self._entries[ref] = self._entry(key, sources, None if before is None else before.rolling, now_s)
+                changed.append(ref)
+        return changed
+
+    def _entry(self, key: VersionKey, sources: "_Sources", before: "Rolling | None", now_s: float) -> "_Entry":
+        obj, seen, has_pods, is_admitted, refusal = sources
+        if seen is None or not self._is_ours(seen):
+            return _Entry(key, sources, None)
+        refused_at_s = None
+        if is_admitted and refusal is not None and refusal.reason in _LASTING:
+            refused_at_s = now_s if before is None or before.stage is not Stage.REFUSED else before.failed_at_s
+        is_idle = notes_of(obj).get(f"{AUTOSCALING}/min-scale") == "0" and not has_pods
+        rolling = rolling_of(
+            obj, seen, is_awake=not is_idle, is_admitted=is_admitted, refused_at_s=refused_at_s, now_s=now_s
+        )
+        return _Entry(key, sources, rolling)
 
     def _is_ours(self, seen: Json) -> bool:
         return owner_of(seen) in (None, self._installation) and "deletionTimestamp" not in seen["metadata"]
 
-    def _entry(
-        self, ref: Ref, obj: Json, seen: Json, key: VersionKey, refusal: Refusal | None, now_s: float
-    ) -> "_Entry":
-        is_admitted = ref in self._writes
-        if is_admitted and refusal is not None and refusal.reason in _LASTING:
-            self._refused_at_s.setdefault(ref, now_s)
-        else:
-            self._refused_at_s.pop(ref, None)
-        is_idle = notes_of(obj).get(f"{AUTOSCALING}/min-scale") == "0" and not self._pods.of(key)
-        rolling = rolling_of(
-            obj, seen, is_awake=not is_idle, is_admitted=is_admitted, refused_at_s=self._refused_at_s.get(ref),
-            now_s=now_s,
-        )  # fmt: skip
-        return _Entry(key, obj, seen, rolling, refusal)
-
-    def _forget(self, entries: Mapping[Ref, "_Entry"]) -> None:
-        """Drop what was written, and what is not wanted any more."""
-        for ref in tuple(self._held):
-            if ref not in entries or entries[ref].rolling.stage is not Stage.BEHIND:
-                del self._held[ref]
-        for ref, written in tuple(self._writes.items()):
-            each = entries.get(ref)
-            is_due = each is not None and each.rolling.stage in (Stage.BEHIND, Stage.STARTING)
-            if each is None or not is_due or rendering_of(written) != rendering_of(each.obj):
+    def _drop_done_writes(self, changed: Iterable[Ref]) -> None:
+        for ref in self._writes.keys() & set(changed):
+            entry = self._entries[ref]
+            is_done = entry.rolling is None or entry.rolling.stage not in (*BEHIND, Stage.STARTING)
+            if is_done or rendering_of(self._writes[ref]) != rendering_of(entry.sources.obj):
                 del self._writes[ref]
-                self._refused_at_s.pop(ref, None)
 
     def _choose(self, ref: Ref, entry: "_Entry", is_turn: bool, is_proven: bool) -> Json:
-        obj, rolling = entry.obj, entry.rolling
+        obj, seen, rolling = entry.sources.obj, entry.sources.seen, entry.rolling
+        if rolling is None or rolling.stage not in BEHIND:
+            self._held.pop(ref, None)
+        if rolling is None or seen is None:
+            return obj
         # A Revision without a pod is ready at once: only for a version that has shown before that it starts.
-        is_zero = self._allows_zero and not rolling.is_awake and rolling.is_sound and rolling.newest is Stage.READY
-        zero = "0" if is_zero else None
-        if rolling.stage is Stage.BEHIND:
+        zero = "0" if self._allows_zero and not rolling.is_awake and rolling.is_sound else None
+        if rolling.stage in BEHIND:
             before = self._writes.get(ref)
             if before is not None and scale_of(before) == scale_of(obj):
                 return before
             if is_turn or before is not None:
                 self._writes[ref] = with_notes(obj, {INITIAL_SCALE: zero if is_proven else None})
                 return self._writes[ref]
-            self._held[ref] = held_back(self._held.get(ref) or owned_part(entry.seen), obj, zero)
+            self._held[ref] = held_back(self._held.get(ref) or owned_part(seen), obj, zero)
             return self._held[ref]
-        if rolling.stage is Stage.FAILED and is_turn:
+        if is_turn:
             self._writes[ref] = with_notes(obj, {ATTEMPT: str(rolling.attempts + 1)})
             return self._writes[ref]
-        return kept(obj, entry.seen, zero)
+        return kept(obj, seen, zero)
 
-    def _explain(self, entries: Mapping[Ref, "_Entry"], is_proven: bool, now_s: int) -> None:
-        has_failed = any(each.rolling.is_failure for each in entries.values())
+    def _explain(self, is_proven: bool, has_failed: bool, now_s: int) -> None:
         behind: dict[VersionKey, Behind] = {}
-        for entry in entries.values():
-            if (why := self._why(entry, is_proven, has_failed)) is None:
+        for ref, entry in self._entries.items():
+            why = self._why(entry, ref in self._writes, is_proven, has_failed)
+            if why is None:
                 continue
-            behind[entry.key] = Behind(*why, self._since_s.setdefault(entry.key, now_s))
             known = self.behind.get(entry.key)
+            if known is not None and (known.reason, known.message) == why:
+                behind[entry.key] = known
+                continue
+            behind[entry.key] = Behind(*why, now_s if known is None else known.since_s)
             if why[0] in ("failed", "refused") and (known is None or known.reason != why[0]):
                 log.warning("a version keeps its image of before", extra={"version": str(entry.key), "why": why[1]})
-        for key in self._since_s.keys() - behind.keys():
-            del self._since_s[key]
         self.behind = behind
 
-    def _why(self, entry: "_Entry", is_proven: bool, has_failed: bool) -> tuple[str, str] | None:
-        """Return reason and sentence, for the version's tenant: no other's is named."""
-        rolling = entry.rolling
-        if rolling.stage is Stage.FAILED and rolling.is_failure:
-            created = (entry.seen.get("status") or {}).get("latestCreatedRevisionName") or ""
+    def _why(self, entry: "_Entry", is_written: bool, is_proven: bool, has_failed: bool) -> tuple[str, str] | None:
+        """Return reason and sentence why a version is behind; None if it is not. The version's tenant reads it, so it
+        names no other tenant.
+        """
+        rolling, seen, refusal = entry.rolling, entry.sources.seen, entry.sources.refusal
+        if rolling is None or seen is None:
+            return None
+        if rolling.stage is Stage.FAILED:
+            created = (seen.get("status") or {}).get("latestCreatedRevisionName") or ""
             failed = self._failed((rolling.place[0], created))
             what = sentence("" if failed is None else failed.reason)
             return "failed", f"its new revision did not start: {what}; the one of before serves"
-        if rolling.stage is Stage.STARTING and rolling.is_admitted and rolling.has_older:
+        if rolling.stage is Stage.STARTING and is_written and rolling.was_ready:
             return "starting", "its new revision is starting; the one of before serves"
-        if rolling.stage is not Stage.BEHIND:
-            return None
-        if rolling.failed_at_s is not None:
-            is_zero = entry.refusal is not None and "initial-scale=0 not allowed" in entry.refusal.message
+        if rolling.stage is Stage.REFUSED:
+            is_zero = refusal is not None and "initial-scale=0 not allowed" in refusal.message
             rule = f": Knative's config-autoscaler needs {ZERO_INITIAL_SCALE}" if is_zero else ""
             return "refused", f"the cluster does not take its new Service{rule}"
-        if rolling.is_admitted:
+        if rolling.stage is Stage.WRITING:
             return "starting", "its new Service is being written"
+        if rolling.stage is not Stage.WAITING:
+            return None
         if has_failed:
             return "waiting", "it waits: the new image did not start for another version, and is tried again later"
         if not is_proven:
@@ -176,12 +202,22 @@ class Rollout:
         return "waiting", "it waits for its turn"
 
 
+class _Sources(NamedTuple):
+    """What a Service's facts are read from."""
+
+    obj: Json  # as it is rendered
+    seen: Json | None  # as the cluster has it
+    has_pods: bool
+    is_admitted: bool  # its turn has come
+    refusal: Refusal | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A version's Service: what is rendered of it now, and what the cluster has."""
+    """The facts of a version's Service. `rolling` is None if the cluster has no Service of ours there: then it is
+    written as it is rendered.
+    """
 
     key: VersionKey
-    obj: Json
-    seen: Json
-    rolling: Rolling
-    refusal: Refusal | None
+    sources: _Sources
+    rolling: Rolling | None
