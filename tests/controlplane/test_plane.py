@@ -434,6 +434,47 @@ def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path) -> None:
+    """Also if its Service went first, as it does when another version takes its place."""
+
+    async def scenario(it: Scene) -> None:
+        await it.register("a")
+        pod_of(it, "CrashLoopBackOff", code=137)
+        await it.passes()
+        assert problem(it) == "crash_loop"
+        await it.register("b")
+        await it.deploy("b")
+        it.place.becomes_ready("b")
+        await it.passes(OVERLAP_S * 3)
+        assert it.place.services() == {at("b").name}
+        it.place.remove(Ref("v1", "Pod", NAMESPACE, "one"))
+        await it.passes()
+        assert problem(it) is None
+
+    play(tmp_path, scenario)
+
+
+def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path: Path) -> None:
+    """Another process led for a while, and the pod is not there when this one leads again."""
+
+    async def main() -> None:
+        place, clock, feed = Place(), VirtualClock(), FeedHub()
+        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+            scene = Scene(place, registry, feed, clock, tasks)
+            feed.settled = at_once  # type: ignore[method-assign]
+            async with running(scene.plane):
+                await scene.register("a")
+                pod_of(scene, "CrashLoopBackOff", code=137)
+                await scene.passes()
+                assert problem(scene) == "crash_loop"
+            place.remove(Ref("v1", "Pod", NAMESPACE, "one"))
+            async with running(scene.plane):
+                await scene.passes(30.0)
+                assert problem(scene) is None
+
+    asyncio.run(main())
+
+
 def test_a_service_that_is_refused(tmp_path: Path) -> None:
     """The cluster takes no such object: waiters are told, once, and it is tried again."""
 

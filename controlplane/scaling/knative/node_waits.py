@@ -1,7 +1,7 @@
 """Watches the pods of versions for what they wait for, and tells activators when a start that waits for a node is
 expected to be over. What is made of it is `policy/pending`'s.
 
-What keeps pods from being ready is told to the plane: it is the start problem of their version.
+It also reports why pods are not ready: that is the start problem of their version.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ SAY_S: Final = 10.0  # between two words on one wait: it lasts longer than was s
 
 
 class NodeWaits:
-    """Of all versions. `service_at` knows whose a Service is. `explain` is called with the Service and the trouble of
-    its pods, now and before, whenever that changes.
+    """Of all versions. `service_at` returns the Service at a place. `report_trouble` is called with a Service, what
+    keeps its pods from being ready now, and what did before, whenever that changes. None is nothing.
     """
 
     def __init__(
         self,
         api: ClusterApi,
         service_at: Callable[[Place], Service | None],
-        explain: Callable[[Service, Trouble | None, Trouble | None], None],
+        report_trouble: Callable[[Service, Trouble | None, Trouble | None], None],
         feed: FeedHub,
         clock: Clock,
     ) -> None:
         self._api = api
-        self._explain_to = explain
-        self._troubles: dict[Place, Trouble] = {}  # by Service, as it was told
+        self._report_trouble = report_trouble
+        self._reported: dict[Place, tuple[Service, Trouble]] = {}  # troubles that hold, as they were reported
         self._service_at = service_at
         self._feed = feed
         self._clock = clock
@@ -58,7 +58,6 @@ class NodeWaits:
         """Until cancelled. It may be run again then: pods are seen anew, and what was measured is kept."""
         self._synced.clear()
         self._nodes.forget()
-        self._troubles.clear()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._api, "v1", "Pod", OURS_SELECTOR, self._take, self._synced))
             tasks.create_task(self._repeat(), name="waits for nodes")
@@ -68,8 +67,10 @@ class NodeWaits:
             await self._clock.sleep(SAY_S)
             for service in tuple(self._nodes.services()):
                 self._say(service)
-            for service in tuple(self._nodes.troubled()):
-                self._explain(service)  # its version may not have been known before
+            if self._synced.is_set():
+                # The Service of a pod may not have been known before, or the pod may have gone while nobody watched.
+                for service in {*self._nodes.troubled(), *self._reported}:
+                    self._look_at_trouble(service)
 
     def _take(self, place: Place, obj: Json | None) -> None:
         before = self._nodes.service_of(place)
@@ -78,18 +79,21 @@ class NodeWaits:
             self._say(service)
         for each in {before, self._nodes.service_of(place)}:
             if each is not None:
-                self._explain(each)
+                self._look_at_trouble(each)
 
-    def _explain(self, place: Place) -> None:
-        now, before, service = self._nodes.trouble(place), self._troubles.get(place), self._service_at(place)
-        if now == before or (service is None and now is not None):
+    def _look_at_trouble(self, place: Place) -> None:
+        """Report the trouble of the pods of the Service at `place` if it is another than was reported."""
+        now, service = self._nodes.trouble(place), self._service_at(place)
+        reported, before = self._reported.get(place, (None, None))
+        if now == before:
             return
         if now is None:
-            del self._troubles[place]
-        else:
-            self._troubles[place] = now
+            del self._reported[place]
+            service = reported  # a Service may be deleted before its pods are gone
+        elif service is not None:
+            self._reported[place] = service, now
         if service is not None:
-            self._explain_to(service, now, before)
+            self._report_trouble(service, now, before)
 
     def _say(self, place: Place) -> None:
         """Of one whose version is not known yet, next time."""
