@@ -43,8 +43,8 @@ from snapshotter.policy.sealing import Sealing, inputs_digest
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACK_LISTS, PACKS)
 
-AT_ONCE: Final = 4  # checks, of a tenant each: they last as long as their clients read
-OUT_OF_REACH: Final = 8  # objects that can't be read before a check ends
+AT_ONCE: Final = 4  # checks at the same time, one of a tenant: each lasts as long as its client reads
+OUT_OF_REACH: Final = 8  # a check ends after more objects than this could not be read
 PUSH_AGAIN: Final = "push the model again from its source"
 PUSH_OR_DELETE: Final = f"{PUSH_AGAIN}, or delete it: the version is gone then"
 
@@ -56,18 +56,20 @@ class _State:
     named: frozenset[str] = frozenset()  # versions that a model names
     manifests: dict[str, Manifest] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)  # verified chunks only
-    by_pack: dict[str, frozenset[str]] = field(default_factory=dict)  # verified chunks
+    by_pack: dict[str, frozenset[str]] = field(default_factory=dict)  # verified chunks of each pack that was read
     unindexed: set[str] = field(default_factory=set)  # packs without an index
     packs: int = 0
     checked_bytes: int = 0
     findings: int = 0
-    out_of_reach: int = 0
+    out_of_reach: set[str] = field(default_factory=set)  # keys of objects that could not be read
     seen_running: bool = False
 
 
 class Fsck:
-    """One check of a tenant at a time: it reads all there is. `is_running` says whether a push of the tenant is being
-    committed, or a collection frees objects, `named` which versions the tenant's models name.
+    """Checks the objects of tenants: one check of a tenant at a time, `AT_ONCE` in all.
+
+    `is_running` says whether a push of the tenant is being committed or a collection frees objects. `named` returns
+    the versions that the tenant's models name.
     """
 
     def __init__(
@@ -87,7 +89,10 @@ class Fsck:
         return f"<Fsck running={len(self._checking)}>"
 
     async def check(self, tenant: str) -> AsyncIterator[FsckLine]:
-        """Findings and progress as they come, then a summary; a store that fails ends it with `FsckBroken`."""
+        """Yield findings and progress as they come, then a summary, or `FsckBroken` if the store fails.
+
+        A check that may not run now yields `FsckBroken` with `Overloaded` alone.
+        """
         if tenant in self._checking or len(self._checking) >= AT_ONCE:
             what, limit = ("this tenant's checks", 1) if tenant in self._checking else ("the list of checks", AT_ONCE)
             yield FsckBroken(failure=to_wire(Overloaded(what, limit, 30.0)))
@@ -121,7 +126,7 @@ class Fsck:
             yield finding
         async for finding in self._check_inputs(tenant, keys[INPUTS], state):
             yield finding
-        async for finding in self._check_pack_lists(keys[PACK_LISTS], state):
+        async for finding in self._check_pack_lists(tenant, keys[PACK_LISTS], state):
             yield finding
         for key in keys[CONDEMNED]:
             if _last(key) not in state.manifests and not await self._is_there(manifest_key(tenant, _last(key))):
@@ -191,7 +196,10 @@ class Fsck:
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
     def _without_index(self, tenant: str, state: _State) -> Iterator[FsckFinding]:
-        """Packs without an index. One that a version may need must not be deleted: its source may be lost."""
+        """Yield a finding for each pack without an index.
+
+        It advises to delete only a pack that no version can need: the source of a version may be lost.
+        """
         if not state.unindexed:
             return
         self._watch(tenant, state)
@@ -201,7 +209,7 @@ class Fsck:
         is_lacking = not wanted <= state.places.keys() or not state.named <= state.manifests.keys()
         indexed = frozenset[str]().union(*(state.by_pack[pack] for pack in state.by_pack.keys() - state.unindexed))
         for pack in sorted(state.unindexed):
-            # Nothing else tells what a kept file holds: it may be what is lacking.
+            # Only its index says which chunks a kept file holds, so any of them may hold the chunks that are missing.
             only_here = wanted & state.by_pack[pack] - indexed
             is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
             other = "keep the pack: a version may need it" if is_needed else f"or delete {pack_key(tenant, pack)}"
@@ -223,9 +231,18 @@ class Fsck:
             if missing:
                 some = ", ".join(missing[:NAMED])
                 fault = f"{len(missing)} of {len(wanted)} chunks are missing or damaged: {some}"
-                yield FsckFinding(key=key, fault=fault, mend=f"after the packs above, {PUSH_OR_DELETE}")
+                mend = f"after the packs above, {PUSH_OR_DELETE}"
+                if any(other.startswith(pack_key(tenant, "")) for other in state.out_of_reach):
+                    fault = f"{len(missing)} of {len(wanted)} chunks are in none of the packs that can be read: {some}"
+                    mend = "make the packs above readable, then check again"
+                yield FsckFinding(key=key, fault=fault, mend=mend)
                 continue
-            for path in await self._damaged_files(tenant, manifest, state):
+            try:
+                damaged = await self._damaged_files(tenant, manifest, state)
+            except BlobUnavailable as error:
+                yield _out_of_reach(key, error, state)
+                continue
+            for path in damaged:
                 fault = f"the pinned file {path} does not match its digest"
                 yield FsckFinding(key=key, fault=fault, mend=f"delete it, then {PUSH_AGAIN}")
 
@@ -291,6 +308,8 @@ class Fsck:
                 yield _out_of_reach(key, error, state)
                 continue
             mend = "delete it; the next push of the model writes it anew"
+            if version not in known and manifest_key(tenant, version) in state.out_of_reach:
+                continue
             if version not in known:
                 yield FsckFinding(key=key, fault=f"it names version {version[:64]!r}, which does not exist", mend=mend)
             elif known[version] != _last(key):
@@ -302,9 +321,11 @@ class Fsck:
             if not await self._is_there(key):
                 yield FsckFinding(key=key, fault=f"nothing says of which inputs {version} was made", mend=PUSH_AGAIN)
 
-    async def _check_pack_lists(self, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
-        """They only spare reading. A version of an early store has none. The list of a version that does not exist is
-        no fault: a refused push leaves one, as it leaves packs, and a collection frees both.
+    async def _check_pack_lists(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
+        """Yield a finding for each pack list that is damaged or wrong.
+
+        A missing list is no fault: lists only save reads, and early stores had none. Nor is the list of a version that
+        does not exist: a refused push leaves one, as it leaves packs, and a collection frees both.
         """
         for key in keys:
             try:
@@ -317,18 +338,10 @@ class Fsck:
             fault = None
             if named is None:
                 fault = "it is damaged"
-            elif not self._names_all(state.manifests.get(_last(key)), named, state):
+            elif not _is_list_of(tenant, named, state.manifests.get(_last(key)), state):
                 fault = "it names other packs than those that hold its version"
             if fault is not None and await self._is_there(key):
                 yield FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew")
-
-    def _names_all(self, manifest: Manifest | None, named: tuple[str, ...], state: _State) -> bool:
-        """Whether each chunk that the store has is in one of these packs, and these are there."""
-        if manifest is None:
-            return True
-        wanted = {chunk.digest for chunk in manifest.chunks} & state.places.keys()
-        found = frozenset[str]().union(*(state.by_pack.get(pack, frozenset()) for pack in named))
-        return wanted <= found and state.by_pack.keys() >= set(named)
 
     def _summary(self, tenant: str, state: _State) -> FsckSummary:
         used = {chunk.digest for manifest in state.manifests.values() for chunk in manifest.chunks}
@@ -364,12 +377,26 @@ class Fsck:
 
 
 def _out_of_reach(key: str, error: BlobUnavailable, state: _State) -> FsckFinding:
-    """One object that can't be read does not end a check. Raises `error` beyond so many: the store is away then."""
-    state.out_of_reach += 1
-    if state.out_of_reach > OUT_OF_REACH:
+    """Return the finding of an object that can't be read. Raises `error` after `OUT_OF_REACH` of them: then the store
+    does not answer.
+    """
+    state.out_of_reach.add(key)
+    if len(state.out_of_reach) > OUT_OF_REACH:
         raise error
-    mend = f"repair the disk or the line to the store; only if it stays so delete it, then {PUSH_AGAIN}"
+    mend = f"repair the disk or the connection to the store; only if that does not help delete it, then {PUSH_AGAIN}"
     return FsckFinding(key=key, fault="it, or what belongs to it, can't be read now", mend=mend)
+
+
+def _is_list_of(tenant: str, named: tuple[str, ...], manifest: Manifest | None, state: _State) -> bool:
+    """Return whether the named packs exist and hold each verified chunk of a version. A pack that can't be read now
+    exists. Without a manifest there is nothing to hold.
+    """
+    if manifest is None:
+        return True
+    existing = {pack for pack in named if pack in state.by_pack or pack_key(tenant, pack) in state.out_of_reach}
+    wanted = {chunk.digest for chunk in manifest.chunks} & state.places.keys()
+    found = frozenset[str]().union(*(state.by_pack.get(pack, frozenset()) for pack in named))
+    return existing == set(named) and wanted <= found
 
 
 def _last(key: str) -> str:

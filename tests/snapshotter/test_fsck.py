@@ -248,8 +248,43 @@ def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, 
     findings = {line.key: line.fault for line in lines if isinstance(line, FsckFinding)}
     told = sick.rpartition("/")[0] + "/" if kind == "attestations" else sick.replace("/index/", "/packs/")
     assert "can't be read now" in findings.pop(told)
-    assert kind in ("packs", "index", "manifests") or len(findings) == 1  # what follows from it is no fault
+    consequences = {"packs": "manifests", "index": "manifests"}.get(kind)  # chunks that nobody could verify
+    assert {key.split("/")[1] for key in findings} == {"condemned", consequences} - {None}
     assert planted in findings
+    advice = {line.key.split("/")[1]: line.mend for line in lines if isinstance(line, FsckFinding)}
+    if consequences:
+        assert advice[consequences] == "make the packs above readable, then check again"
+
+
+def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Store) -> None:
+    """Its chunks were verified, and its pinned files can't be: the version is named, and the check goes on."""
+
+    class Failing(FileStore):
+        fails = False
+
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            if self.fails and "/packs/" in key:
+                raise BlobUnavailable("EIO")
+            return await super().read(key, offset, length)
+
+        async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+            if self.fails and "/packs/" in key:
+                raise BlobUnavailable("EIO")
+            await super().read_into(key, offset, into)
+
+    async def collect() -> list[FsckLine]:
+        lines, inner = [], Failing(tmp_path / "store")
+        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
+        async for line in fsck.check(TENANT):
+            lines.append(line)
+            inner.fails = isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes
+        return lines
+
+    lines = asyncio.run(collect())
+    assert isinstance(lines[-1], FsckSummary)
+    findings = {line.key: line.fault for line in lines if isinstance(line, FsckFinding)}
+    assert list(findings) == [store.key(store.first("manifests"))]
+    assert "can't be read now" in findings.popitem()[1]
 
 
 def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
