@@ -1,6 +1,6 @@
-"""How the processes of an installation ended last. Its supervisor writes it down, the control plane tells operators.
+"""Note how the processes of an installation ended. The supervisor writes the note, and the control plane shows it.
 
-A note in the run directory, not a record: nothing is billed by it, and the next start begins anew.
+It is a file in the run directory. Nothing is billed by it, and each start of the supervisor begins a new one.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ _FILE: Final = "exits.json"
 
 
 class ProcessExits(Wire, frozen=True):
-    """How often a process ended since the installation began, and how the last time."""
+    """How often a process ended since the supervisor started, and how it ended last."""
 
     name: str
     count: int
@@ -22,7 +22,7 @@ class ProcessExits(Wire, frozen=True):
 
 
 class ExitNotes:
-    """The supervisor's side."""
+    """Writes the note. Creating it removes the note of an earlier supervisor."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / _FILE
@@ -30,9 +30,10 @@ class ExitNotes:
         self._path.unlink(missing_ok=True)
 
     def add(self, name: str, status: int, at_s: int, why: str | None = None) -> None:
-        """Write down one end. `status` is as Popen has it; `why` tells why the supervisor killed it. Raises OSError.
+        """Note that a process ended. Raises OSError.
 
-        Without a sync: it is called on the supervisor's event loop, and a power cut ends what the note is for.
+        `status` is that of `Popen.returncode`; `why` is the reason if the supervisor killed the process. The file is
+        not synced: this runs on the supervisor's event loop, and after a power cut nobody needs the note.
         """
         how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         before = self._exits.get(name)
@@ -46,7 +47,7 @@ class ExitNotes:
 
 
 def read_exits(run: Path) -> dict[str, ProcessExits]:
-    """Return them by name; none where no supervisor wrote any. Raises OSError, Refused."""
+    """Return how processes ended, by name; empty if no supervisor noted any. Raises OSError, Refused."""
     try:
         raw = (run / _FILE).read_bytes()
     except FileNotFoundError:

@@ -37,7 +37,7 @@ class Stage(StrEnum):
     NEUTRAL = "neutral"  # it has the rendering and tells nothing about it: it is new, or failed after it was ready
 
 
-BEHIND: Final = frozenset({Stage.WAITING, Stage.WRITING, Stage.REFUSED})
+OUTDATED: Final = frozenset({Stage.WAITING, Stage.WRITING, Stage.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def rolling_of(
         was_ready=bool(ready),
         is_awake=is_awake,
         is_proof=notes_of(seen).get(INITIAL_SCALE) != "0",
-        attempts=0 if stage in BEHIND else attempts_of(seen),
+        attempts=0 if stage in OUTDATED else attempts_of(seen),
         failed_at_s=failed_at_s,
     )
 

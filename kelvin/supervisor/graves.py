@@ -41,13 +41,13 @@ class Graves:
         return f"<Graves source={self._source} pages={len(list(self._pages()))}>"
 
     def bury(self, reaped: Reaped) -> None:
-        """Begin to write the lifetime of a replica that was reaped; whatever left no meter page was none.
+        """Start to write the lifetime record of a reaped process. One that left no meter page was no replica.
 
-        Call it on the event loop: the disk is waited for in a task, see `settled`. Where the spool refuses, the page
-        stays, and the next start writes that life up to its last transition.
+        Call it on the event loop. A task waits for the disk: see `settled`. If the spool refuses, the page stays, and
+        the next start writes that lifetime up to its last transition.
         """
         for page, _, runtime_id in self._pages(reaped.pid):
-            if page in self._writing:  # of an earlier process with this pid
+            if page in self._writing:  # an earlier process had this pid
                 continue
             meter = _try_read(page)
             if meter is not None and meter.is_older_than(reaped.died_ns - reaped.lived_us * 1000):
@@ -66,15 +66,15 @@ class Graves:
             self._begin(page, meter, death)
 
     async def settled(self, patience_s: float) -> None:
-        """Wait for the lifetimes that are being written, for at most that long. What is not done then goes on."""
+        """Wait until all lifetimes are written, at most `patience_s`. Writes that take longer go on."""
         if self._writing:
             await asyncio.wait(self._writing.values(), timeout=patience_s)
 
     def lives(self) -> list[tuple[int, str, bool]]:
-        """Return pid, runtime id, and whether it has taken a version, of each meter page: replicas and standbys that
-        live, and some that died.
+        """Return pid, runtime id, and whether it took a version, of each meter page: of running replicas and standbys,
+        and of some that have ended.
 
-        A page whose pid belongs to another process by now is left out.
+        Omits pages whose pid belongs to another process by now.
         """
         found = ((pid, runtime_id, _try_read(page)) for page, pid, runtime_id in self._pages())
         return [
@@ -122,14 +122,17 @@ class Graves:
                     self._write_blocking(page, meter, death)
 
     def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
-        """Page, pid and runtime of each meter page, or of those of one pid. Foreign entries are left out."""
+        """Yield path, pid and runtime id of each meter page, or of those of one pid. Skips other files."""
         for path in sorted(self._meters.glob("[0-9]*.*")):
             named = _PAGE.fullmatch(path.name)
             if named is not None and path.is_file() and of_pid in (None, int(named[1])):
                 yield path, int(named[1]), named[2]
 
     def _unseen(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> Death | None:
-        """Return the death of a replica whose end nobody saw, at its last transition; None for one of another boot."""
+        """Return the death of a replica whose end nobody saw, as of its last transition.
+
+        Returns None, and removes the page, if the page is from another boot.
+        """
         death = abandoned(meter, runtime_id, pid, time.monotonic_ns(), time.time_ns() // 1000, boot_id())
         if death is None:
             log.warning("a meter page of another boot was dropped", extra={"page": page.name})
@@ -178,7 +181,7 @@ def recorded_lives(spools: Path) -> set[str]:
 
 
 def _is_of_another(meter: Meter | None, pid: int) -> bool:
-    """Whether the page is older than the process that has this pid now."""
+    """Return whether a meter page is older than the process that has its pid now."""
     try:
         return meter is not None and meter.is_older_than(born_ns(pid))
     except OSError:  # no process has it

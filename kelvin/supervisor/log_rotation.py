@@ -1,7 +1,7 @@
-"""Keep the logs of child processes bounded: one file that grows, and one that holds what was before it.
+"""Rotate the logs of child processes, so that each takes bounded space: the log and one older part of it.
 
 A child keeps its descriptor, so its file is copied and truncated rather than renamed. The descriptor appends
-(O_APPEND), so the child goes on at the beginning. A line that is written between copy and truncation is lost.
+(O_APPEND), so the child goes on at the start of the file. A line written between copy and truncation is lost.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ SUFFIX: Final = ".1"
 
 
 async def rotate_forever(directory: Path) -> None:
-    """Look at each log again and again. A log that can't be rotated stays as it is until the next look."""
+    """Rotate the logs of a directory every `LOOK_S`. A log that can't be rotated stays as it is until the next time."""
     while True:
         await asyncio.to_thread(_rotate_all, directory)
         await asyncio.sleep(LOOK_S)
@@ -35,11 +35,10 @@ def _rotate_all(directory: Path) -> None:
 
 
 def rotate(path: Path, limit_bytes: int) -> None:
-    """Move what `path` holds to `path.1` if it is larger than the limit.
+    """Move the contents of `path` to `path.1` if they are larger than the limit.
 
-    Where there is no room for the copy, `path.1` is removed, which makes room. A log of more than twice the limit is
-    emptied then without a copy, so that a full disk does not fill further. Raises OSError: `path` is as it was then,
-    but what `path.1` held may be lost.
+    If copying fails, as on a full disk, `path.1` is removed. Then a log of more than twice the limit is emptied without
+    a copy, so that it does not fill the disk further. A smaller one stays as it is: raises OSError.
     """
     size = path.stat().st_size
     if size <= limit_bytes:

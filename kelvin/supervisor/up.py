@@ -80,9 +80,8 @@ class Supervisor:
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         self._children = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self._notes = ExitNotes(settings.data / "run")
-        self._killed: dict[int, str] = {}  # processes that hung, by pid: why they were killed
+        self._killed: dict[int, str] = {}  # why processes that hung are being killed, by pid
         self._loops = Loops()
-        self._restarting: set[asyncio.Task[None]] = set()
         self._deaths = asyncio.Event()
         self._draining = False
         hands = Hands(self._start, self._end, self._may_succeed, self._is_at)
@@ -114,7 +113,7 @@ class Supervisor:
         return ours + [Watched(name, pid, socket_name(name), has_version) for pid, name, has_version in lives]
 
     def on_hung(self, hung: Watched, why: str) -> None:
-        """Keep why a process is killed, for the note of its end."""
+        """Remember why a process is being killed: `collect` notes it when the process has ended."""
         self._killed[hung.pid] = why
 
     def collect(self) -> None:
@@ -132,9 +131,7 @@ class Supervisor:
             if not child.is_kept:
                 self._children.remove(child)
             elif not self._draining:
-                task = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
-                self._restarting.add(task)
-                task.add_done_callback(self._restarting.discard)
+                self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
         self._deaths.set()
 
     def _note(self, name: str, status: int, why: str | None) -> None:
@@ -212,8 +209,7 @@ class Supervisor:
         """Door first, then replicas, then what they needed; the ledger last, once it has heard of every death."""
         self._draining = True
         self._succession.cancel()
-        for task in self._restarting:
-            task.cancel()
+        await self._loops.close()
         if self._listener is not None:
             self._listener.close()  # with the activator's own, so that callers are refused from then on
         by_name = {child.spec.name: child for child in self._children}
@@ -257,7 +253,7 @@ class Supervisor:
             self._deaths.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._deaths.wait(), min(left, 0.2))
-            with contextlib.suppress(OSError):  # looked at again
+            with contextlib.suppress(OSError):  # the next round tries again
                 self.collect()
         return True
 
@@ -286,7 +282,7 @@ async def supervise(settings: UpSettings) -> None:
             loops.start("shipper", shipper.run)
             loops.start("ledger recovery", desk.recover_forever)
             loops.start("log rotation", lambda: rotate_forever(settings.data / "logs"))
-            start_s = max(START_S, settings.ready_s)  # who gives a start more time gives it to each process
+            start_s = max(START_S, settings.ready_s)  # a longer time to get ready holds for each process, too
             watchdog = Watchdog(supervisor.watched, asking(directory), supervisor.on_hung, start_s)
             loops.start("watchdog", watchdog.run)
             supervisor.start()

@@ -40,7 +40,7 @@ from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, divi
 
 _log = logging.getLogger(__name__)
 _RETRY_AFTER_S: Final = 1.0
-OWNER_PART: Final = 8  # one part of so many of the KV blocks is reserved for the owner while guests have requests
+OWNER_PART: Final = 8  # 1/8 of the KV blocks is reserved for the version's owner against guests
 
 
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
@@ -181,33 +181,37 @@ class ModelEngine:
         return self._poisoned
 
     def _enter(self) -> None:
-        """The tenant that holds the fewest blocks is next, and of each tenant who came first. Who is next and does not
-        fit yet is overtaken only by the owner, within the blocks that are kept for it. So nobody starves but a guest's
-        request that needs those as well, while the owner always runs something; other guests pass it meanwhile.
+        """Start waiting requests while their KV blocks are free.
+
+        Next is the tenant that holds the fewest blocks, with its oldest request. If that request does not fit yet, only
+        the owner's may overtake it, within the blocks that are reserved for the owner. So no request starves, with one
+        exception: a guest's that needs reserved blocks waits, overtaken by others, while the owner runs anything.
         """
         reserved = self._pool.total // OWNER_PART
         while self._waiting and len(self._running) < self._max_running:
             held: Counter[str] = Counter()
             for sequence in self._running.values():
                 held[sequence.request.tenant] += len(sequence.blocks)
-            most = self._pool.total - (reserved if held[OWNER] else 0)  # of a guest's request, beside the owner
-            able = [each for each in self._waiting.values() if each.request.tenant == OWNER or each.blocks_max <= most]
+            guest_max = self._pool.total - (reserved if held[OWNER] else 0)  # blocks of one guest's request
+            able = [s for s in self._waiting.values() if s.request.tenant == OWNER or s.blocks_max <= guest_max]
             if not able:
                 return
-            kept = max(0, reserved - held[OWNER])
-            sequence = min(able, key=lambda each: held[each.request.tenant])  # the first of several
-            if self._try_run(sequence, kept):
+            unused = max(0, reserved - held[OWNER])
+            sequence = min(able, key=lambda each: held[each.request.tenant])  # the oldest one of that tenant
+            if self._try_run(sequence, unused):
                 continue
             own = next((each for each in able if each.request.tenant == OWNER), sequence)
-            if own is sequence or own.blocks_max > kept or not self._try_run(own, kept):
+            if own is sequence or own.blocks_max > unused or not self._try_run(own, unused):
                 return
 
-    def _try_run(self, sequence: LiveSequence, kept: int) -> bool:
-        """Run a sequence that waits, where its blocks are free. A guest leaves `kept` blocks free, unless it is alone:
-        it holds what it has to the end of its answer.
+    def _try_run(self, sequence: LiveSequence, unused: int) -> bool:
+        """Start a waiting request if its blocks are free; return whether it did.
+
+        A guest's must leave the reserved blocks that are `unused` free, as it keeps its own until it ends. Only if
+        nothing runs may it take all.
         """
         count = sequence.blocks_max
-        if sequence.request.tenant != OWNER and self._running and count > self._pool.free - kept:
+        if sequence.request.tenant != OWNER and self._running and count > self._pool.free - unused:
             return False
         blocks = self._pool.try_allocate(count)
         if blocks is None:

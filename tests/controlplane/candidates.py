@@ -7,6 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from controlplane.policy.labels import ROLE
+from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Unreachable
 from controlplane.scaling.knative.lease import Election
 from controlplane.scaling.knative.role_label import LEADER
@@ -69,7 +70,7 @@ class Line:
         return made
 
 
-class Pods:
+class Pods(KubernetesCluster):
     """The role labels of control planes' pods, by name, and every state of them that was; `away` is an API server
     that does not answer.
     """

@@ -581,7 +581,7 @@ def test_pass_reads_only_services_that_changed() -> None:
     def rendered(name: str, cluster: Cluster, scale: int = 1) -> Json:
         pod = PodVersion(
             tenant=TENANT, model=name, version=digest("a"), weight_bytes=1 << 30, kv_bytes=1 << 29, max_streams=8,
-            min_scale=0, max_scale=scale, target=None, window_s=60, grace_s=30, average=None,
+            min_scale=0, max_scale=scale, target=None, window_s=60, grace_s=30, average="linear",
         )  # fmt: skip
         return CountedService(service(pod, cluster), read)
 

@@ -21,12 +21,12 @@ from controlplane.scaling.knative.watching import Watching
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 APPLY: Final = "application/apply-patch+yaml"
-METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # what a secret holds stays there
+METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # without what a secret holds
 TRIES: Final = 3  # of an apply that met another's write
 
 
 class KubernetesCluster:
-    """Implements `ClusterApi`, `Leases` and `LabelledPods`."""
+    """Implements `ClusterApi` and `Leases`."""
 
     def __init__(self, transport: Transport, clock: Clock, *, luck: Callable[[], float] = random.random) -> None:
         self._transport, self._clock, self._luck = transport, clock, luck

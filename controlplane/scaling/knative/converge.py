@@ -31,7 +31,7 @@ from service.loops import isolated, record_error
 
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
-DEFECT_S: Final = 30.0  # until an object is looked at again at which a defect showed
+DEFECT_S: Final = 30.0  # until an object is looked at again after an unexpected error
 _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
 
@@ -176,7 +176,7 @@ class Converger:
                 self._at(ref, now)
 
     def _put_off(self, ref: Ref, defect: Exception) -> None:
-        """Look at an object again later. A defect in one must not keep all others from being seen to."""
+        """Record an unexpected error about one object, and look at that object again later. The others go on."""
         record_error(defect, ref)
         self._at(ref, self._now() + DEFECT_S)
 

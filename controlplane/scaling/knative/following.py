@@ -20,7 +20,8 @@ async def follow(
 ) -> None:
     """For ever; `first` is set once all that there is was taken. Whole objects are not kept.
 
-    An object that `take` raises for is passed over: objects are anybody's, and one must not hide all others.
+    An object for which `take` raises is skipped and the error recorded: anybody may write such objects, and one of them
+    must not hide the others.
     """
     known = Uids()
     async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:

@@ -151,7 +151,7 @@ class Election:
                 _LOG.warning("the lease is not to be had: %s", error)
             self.trouble = error.trouble
             return None
-        except Exception:  # a defect, or a Lease that is none of ours: unless the next try renews it, the lead runs out
+        except Exception:  # a defect, or a malformed Lease: the lead expires unless a later try renews it
             PROCESS.errors["lease"] += 1
             _LOG.exception("the lease could not be looked at")
             return None

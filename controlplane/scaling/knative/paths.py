@@ -13,7 +13,7 @@ def collection(api_version: str, kind: str, namespace: str | None) -> str:
 
 
 def plural(kind: str) -> str:
-    """Return the name of a kind in paths. Holds for the kinds that are asked for here."""
+    """Return the plural of a kind, as paths have it. Right for the kinds that are used here."""
     name = kind.lower()
     return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
 

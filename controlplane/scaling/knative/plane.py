@@ -58,9 +58,9 @@ log = logging.getLogger(__name__)
 SERVING: Final = "serving.knative.dev/v1"
 SLICES: Final = "discovery.k8s.io/v1"
 KINDS: Final = (Kind(SERVING, "Service"),)
-LOOKED_AT_S: Final = 2.0  # for a namespace that nobody asked about before to be looked at
-LOOK_S: Final = 2.0  # at what the cluster refuses
-BEATS: Final = 15  # of those, until a roll-out of an image that stands still is looked at
+NAMESPACE_WAIT_S: Final = 2.0  # at most, until a namespace that nobody asked about before was looked at
+LOOK_S: Final = 2.0  # between two looks at what the cluster refuses
+STALLED_BEATS: Final = 15  # of LOOK_S between two looks at a roll-out in which no turn comes
 
 
 class Models(Protocol):
@@ -89,7 +89,7 @@ class Plane:
         pools: Pools,
         overlap_s: float,
     ) -> None:
-        """Minimums of tenants that are suspended, or have spent their budget, do not hold: `has_no_minimum`.
+        """`has_no_minimum(tenant)`: whether it is suspended or has spent its budget, so that its minimums don't hold.
 
         What may be on a pod of one of `pools` has no Service of its own. For `overlap_s` what a version can't take
         that was only just named and ready goes to the one before it.
@@ -128,9 +128,9 @@ class Plane:
         )  # fmt: skip
         self._outcomes.behind = {}
         self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
-        self._overlap = False  # of two versions of some model: one leaves with time, or with its last pod
+        self._overlap = False  # an old version of some model still serves: it leaves after a time, or with its last pod
         self._takeover = Takeover(self._feed.reader_names)
-        self._without_minimum: frozenset[str] = frozenset()  # tenants, as they were looked at last
+        self._without_minimum: frozenset[str] = frozenset()  # tenants whose minimums did not hold at the last look
         self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
         self._refused: set[VersionKey] = set()  # likewise
         self._changed.set()
@@ -175,9 +175,9 @@ class Plane:
     # -- loops --
 
     async def run(self) -> None:
-        """Until it is cancelled, or something that follows the cluster raises. Run again it begins with what there is.
+        """Run until cancelled. Raises what a watch of the cluster raises; a second run begins with what there is then.
 
-        What only acts on what is seen is a loop of its own: its errors don't end what follows the cluster.
+        Work that only acts on what is seen runs in loops of its own, so that its errors end no watch.
         """
         self._begin()
         revisions, slices = asyncio.Event(), asyncio.Event()
@@ -200,7 +200,7 @@ class Plane:
 
     async def _want(self) -> None:
         """Once all was seen: which of the old are kept depends on what there is."""
-        self._changed.set()  # also after an error, which left something undone
+        self._changed.set()  # after an error the loop starts again, with all work left to do
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -252,9 +252,9 @@ class Plane:
     def _placed(
         self, every: Iterable[tuple[Model, ModelVersion]]
     ) -> tuple[list[tuple[Model, ModelVersion]], dict[VersionKey, Failure]]:
-        """Split versions: those whose Service is there or may be made, and why others have to wait.
+        """Return the versions whose Service exists or may be created, and for others why they have to wait.
 
-        A Service that is there stays as it is wanted, whatever its namespace has lost.
+        An existing Service stays wanted even if its namespace has lost something that new Services need.
         """
         placed, lacking, namespaces = [], dict[VersionKey, Failure](), set[str]()
         for model, version in every:
@@ -264,7 +264,7 @@ class Plane:
             except Refused:
                 namespace = self._rendering.own
             if namespace == self._rendering.own:
-                placed.append((model, version))  # rendering it says why not
+                placed.append((model, version))  # rendering refuses it with the reason
                 continue
             namespaces.add(namespace)
             is_complete = self._spaces.is_complete(namespace, key.tenant)
@@ -276,16 +276,16 @@ class Plane:
         return placed, lacking
 
     def _is_placed(self, obj: Json) -> bool:
-        """Return whether a pool's Service is there, or may be made."""
+        """Return whether a pool's Service exists or may be created."""
         ref = Ref.of(obj)
         return self._spaces.is_complete(ref.namespace or "", "") or self._converger.seen(ref) is not None
 
     async def obstacle(self, tenant: str) -> StartProblem | None:
-        """Return what keeps versions of the tenant from being started, as far as its namespace is the reason."""
+        """Return what the tenant's namespace lacks to start versions; None if nothing, or unknown in time."""
         with suppress(Refused):
             namespace = namespace_of(tenant, self._rendering.cluster)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOKED_AT_S):
+                async with asyncio.timeout(NAMESPACE_WAIT_S):
                     await self._spaces.wait_until_known(namespace, tenant)
             found = self._spaces.failure(namespace, tenant)
             return None if found is None else problem_of(found)
@@ -294,7 +294,7 @@ class Plane:
     async def _look(self) -> None:
         for beat in count():
             await self._clock.sleep(LOOK_S)
-            is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % BEATS == 0)
+            is_roll_out_due = self._rollout.is_moving or (self._rollout.behind and beat % STALLED_BEATS == 0)
             without_minimum = frozenset(
                 model.tenant
                 for model in self._models.every_model()
@@ -381,7 +381,7 @@ class Plane:
             self._pods.remove(name)
 
     def _explain(self, service: Service, now: Trouble | None, before: Trouble | None) -> None:
-        """Say why pods of a version are not ready. It is no failed start: they may still come."""
+        """Record why pods of a version are not ready. It does not count as a failed start: they may still start."""
         key = _key(service.of)
         if now is not None:
             self._outcomes.set_problem(key, problem_of(start_failed(now.reason, now.exit_status)))

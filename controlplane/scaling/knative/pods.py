@@ -11,8 +11,8 @@ from controlplane.replicas import Replica
 
 
 class PodTable:
-    """All pods, by name and by version. `device_class` is what their seconds are billed as, `slots` how many devices
-    there are for all of them, where that is a bound.
+    """All pods, by name and by version. `device_class` is what their seconds are billed as. `slots` is how many devices
+    all of them may use together; None is no limit.
     """
 
     def __init__(self, clock: Clock, device_class: str, slots: int | None = None) -> None:
@@ -33,7 +33,7 @@ class PodTable:
         return tuple(self._pods[name] for name in self._by_key.get(key, ()))
 
     def in_use(self) -> tuple[VersionKey, ...]:
-        """Versions that have a pod."""
+        """Return the versions that have a pod."""
         return tuple(self._by_key)
 
     def ready(self, key: VersionKey) -> int:

@@ -97,7 +97,7 @@ class PoolActuator:
 
     @property
     def slots(self) -> None:
-        """The cluster bounds them, not this process."""
+        """None: the cluster limits them, not this process."""
         return None
 
     def ready(self, key: VersionKey) -> int:

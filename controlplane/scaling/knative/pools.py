@@ -123,7 +123,7 @@ class Pools:
         self._calls = calls
         self._feed = feed
         self._outcomes = outcomes
-        self._explained: set[VersionKey] = set()  # versions that wait for a pod, as it was told
+        self._explained: set[VersionKey] = set()  # versions that are recorded as waiting for a pod
         self._clock = clock
         self._specs = {pool_place(each, cluster): each for each in settings.pools}
         self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
@@ -149,7 +149,7 @@ class Pools:
         self._slices.clear()
 
     def objects(self) -> list[Json]:
-        """Return the Services. Their namespace is an operator's to make."""
+        """Return the Services. An operator creates their namespace."""
         return self._objects
 
     def places(self) -> Iterable[Place]:
@@ -292,7 +292,7 @@ class Pools:
             log.warning("what a pod is worth is not written", extra={"pod": pod.name, "why": str(error)})
 
     def _explain(self) -> None:
-        """Say of versions without a pod that they wait for one."""
+        """Record for each version without a pod that it waits for one."""
         takes = self._actuator.waiting()
         waiting = {VersionKey(take.tenant, take.model, take.version) for take in takes}
         waiting = {key for key in waiting if not self._actuator.begun(key)}

@@ -7,12 +7,15 @@ Ready. Who leads is decided by the Lease alone (`lease`); the label follows it.
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from contracts.doubling import Doubling, is_told
 from controlplane.clock import Clock
 from controlplane.policy.labels import ROLE
 from controlplane.scaling.knative.cluster import ClusterError, Json
+
+if TYPE_CHECKING:
+    from controlplane.scaling.knative.client import KubernetesCluster  # needs the extra `cluster`
 
 LEADER: Final = "leader"
 FOLLOWER: Final = "follower"
@@ -22,31 +25,19 @@ BACKOFF: Final = Doubling(0.5, 10.0)
 log = logging.getLogger("kelvin.cluster")
 
 
-class LabelledPods(Protocol):
-    """The cluster's pods. Each call ends within its time in `dependencies`, and is safe to cancel."""
-
-    async def list_pods(self, namespace: str, labels: str) -> tuple[Json, ...]:
-        """Return the pods of a namespace that have these labels. Raises ClusterError."""
-        ...
-
-    async def apply(self, obj: Json) -> Json:
-        """See `ClusterApi.apply`."""
-        ...
-
-
 class RoleLabel:
     """The role label of one control plane's own pod."""
 
     def __init__(
         self,
-        pods: LabelledPods,
+        cluster: "KubernetesCluster",
         namespace: str,
         pod: str,
         clock: Clock,
         *,
         luck: Callable[[], float] = random.random,
     ) -> None:
-        self._pods, self._namespace, self._pod, self._clock, self._luck = pods, namespace, pod, clock, luck
+        self._cluster, self._namespace, self._pod, self._clock, self._luck = cluster, namespace, pod, clock, luck
         self._failures = 0  # in a row
 
     def __repr__(self) -> str:
@@ -71,7 +62,7 @@ class RoleLabel:
 
     async def _label_as_leader(self) -> None:
         # Others first: the Service may lead to no pod for a moment, but never to two.
-        labelled = await self._pods.list_pods(self._namespace, f"{ROLE}={LEADER}")
+        labelled = await self._cluster.list_pods(self._namespace, f"{ROLE}={LEADER}")
         is_ours_labelled = False
         for pod in labelled:
             if pod["metadata"]["name"] == self._pod:
@@ -82,15 +73,15 @@ class RoleLabel:
             await self._label(self._pod, LEADER)
 
     async def _label(self, pod: str, role: str, *, uid: str | None = None) -> None:
-        # With a uid an apply never makes a pod that has gone meanwhile.
+        # An apply creates what is missing. With a uid it is refused instead, if the pod has gone meanwhile.
         about: Json = {"name": pod, "namespace": self._namespace, "labels": {ROLE: role}}
         if uid is not None:
             about["uid"] = uid
-        await self._pods.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
+        await self._cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
         log.info("pod %s is labelled %s=%s", pod, ROLE, role)
 
     async def _try_to(self, write: Callable[[], Awaitable[None]]) -> bool:
-        """Return whether the cluster took it."""
+        """Return whether the write succeeded."""
         try:
             await write()
         except ClusterError as error:

@@ -15,8 +15,8 @@ from controlplane.policy.knative_seen import Failed, sentence
 from controlplane.policy.knative_service import AUTOSCALING, ZERO_INITIAL_SCALE
 from controlplane.policy.labels import ATTEMPT, Place
 from controlplane.policy.rollout import (
-    BEHIND,
     INITIAL_SCALE,
+    OUTDATED,
     Behind,
     Rolling,
     Stage,
@@ -132,19 +132,19 @@ class Rollout:
     def _drop_done_writes(self, changed: Iterable[Ref]) -> None:
         for ref in self._writes.keys() & set(changed):
             entry = self._entries[ref]
-            is_done = entry.rolling is None or entry.rolling.stage not in (*BEHIND, Stage.STARTING)
+            is_done = entry.rolling is None or entry.rolling.stage not in (*OUTDATED, Stage.STARTING)
             if is_done or rendering_of(self._writes[ref]) != rendering_of(entry.sources.obj):
                 del self._writes[ref]
 
     def _choose(self, ref: Ref, entry: "_Entry", is_turn: bool, is_proven: bool) -> Json:
         obj, seen, rolling = entry.sources.obj, entry.sources.seen, entry.rolling
-        if rolling is None or rolling.stage not in BEHIND:
+        if rolling is None or rolling.stage not in OUTDATED:
             self._held.pop(ref, None)
         if rolling is None or seen is None:
             return obj
         # A Revision without a pod is ready at once: only for a version that has shown before that it starts.
         zero = "0" if self._allows_zero and not rolling.is_awake and rolling.is_sound else None
-        if rolling.stage in BEHIND:
+        if rolling.stage in OUTDATED:
             before = self._writes.get(ref)
             if before is not None and scale_of(before) == scale_of(obj):
                 return before

@@ -31,8 +31,8 @@ def served(
 ) -> Iterator[tuple[Model, Version]]:
     """Versions that are to have a Service: those that a name or a split names. One that was named before keeps its own
     until all that are named now have been ready once, and then while it answers in the place of one of them: what it
-    has begun it ends, and what was sent to it is answered. While a control plane that took over has not settled in, one
-    with pods keeps its own in any case: activators that are not back yet may send requests there.
+    has begun it ends, and what was sent to it is answered. While a control plane that took over has not settled in, an
+    old version with pods keeps its own in any case: activators that have not reconnected may send requests there.
     """
     for model in models:
         alive = [version for version in model.versions if not version.is_deleted]
@@ -74,7 +74,7 @@ class Rendering:
     def objects(
         self, every: Iterable[tuple[Model, Version]], has_no_minimum: Callable[[str], bool]
     ) -> tuple[list[Json], dict[VersionKey, Failure]]:
-        """Return Services, and of what can't have one, why."""
+        """Return the Services, and the reasons for versions that can't have one."""
         found: dict[VersionKey, tuple[PodVersion, Json]] = {}
         places: dict[Place, VersionKey] = {}
         failed: dict[VersionKey, Failure] = {}
