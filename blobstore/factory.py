@@ -12,7 +12,7 @@ from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import Retry, RetryingStore
 from blobstore.s3_place import CONNECTIONS, parse_place
-from blobstore.store import BlobStore, BlobUnavailable
+from blobstore.store import BlobStore, BlobUnavailable, StoreFull
 from contracts.settings import BadSetting
 
 if TYPE_CHECKING:
@@ -100,5 +100,5 @@ async def _clear(store: "S3Store") -> None:
     try:
         if count := await store.uploads.abort_leftovers():
             log.info("aborted uploads that were left behind", extra={"uploads": count})
-    except BlobUnavailable as unavailable:
-        log.warning("leftovers of uploads could not be aborted", extra={"reason": unavailable.reason})
+    except (BlobUnavailable, StoreFull) as error:
+        log.warning("leftovers of uploads could not be aborted", extra={"reason": error.reason})

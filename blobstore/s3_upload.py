@@ -22,7 +22,7 @@ from blobstore.abreast import end_all
 from blobstore.retrying import Retry
 from blobstore.s3_client import error_of, head, is_refused_condition, put, translated
 from blobstore.s3_place import S3Place
-from blobstore.store import BlobNotFound, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobUnavailable, StoreFull
 from blobstore.threads import to_the_end
 from contracts.errors import CapacityExceeded, Refused
 
@@ -184,8 +184,8 @@ class Uploads:
         """To its end, also for a caller that is cancelled. What can't be aborted now is aborted as a leftover."""
         try:
             await to_the_end(self.threads, self._abort_now, self.place.prefix + key, upload)
-        except BlobUnavailable as unavailable:
-            log.warning("an upload could not be aborted", extra={"key": key, "error": unavailable.reason})
+        except (BlobUnavailable, StoreFull) as error:
+            log.warning("an upload could not be aborted", extra={"key": key, "error": error.reason})
 
     def _abort_now(self, name: str, upload: str) -> None:
         try:

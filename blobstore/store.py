@@ -40,6 +40,7 @@ class StoreFull(Refused):
 
     def __init__(self) -> None:
         super().__init__(CapacityExceeded("bytes in the object store", 1, 0))
+        self.reason = "the object store is full"
 
 
 class BlobShort(Refused):

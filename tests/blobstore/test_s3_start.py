@@ -48,7 +48,7 @@ def _overwriting(exchange: Exchange) -> None:
 )
 def test_what_will_never_work(world: World, fault: Fault, method: str, said: str) -> None:
     """One line: setting, place, rule. Nothing is tried for long."""
-    with world.proxy.faulty(fault, method=method), pytest.raises(BadSetting) as bad:
+    with world.proxy.faulty(fault, method="DELETE"), pytest.raises(BadSetting) as bad:
         start(world.url())
     assert str(bad.value).startswith(f"KELVIN_STORE=s3://{world.bucket}/p/ at {world.proxy.url}: ")
     assert said in str(bad.value)
@@ -119,6 +119,19 @@ def test_a_writer_clears_leftovers(world: World) -> None:
             await asyncio.to_thread(world.wait, lambda: world.uploads() == [])
 
     asyncio.run(reader())
+    asyncio.run(writer())
+
+
+def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk may refuse to abort uploads: that is logged, and ends nothing."""
+    world.begin_upload("t/a")
+
+    async def writer() -> None:
+        world.proxy.inject(Refusal(507, "XMinioStorageFull"), method="DELETE")
+        async with opened(world.url(), writes=True) as store:
+            await asyncio.to_thread(world.wait, lambda: "leftovers of uploads could not be aborted" in caplog.text)
+            assert await keys_of(store) == []
+
     asyncio.run(writer())
 
 

@@ -171,9 +171,10 @@ def test_leftovers_are_aborted(world: World) -> None:
     assert world.uploads() == ["q/theirs"]
 
 
-def test_an_abort_that_fails_hides_nothing(world: World) -> None:
+@pytest.mark.parametrize(("status", "code"), [(500, "InternalError"), (507, "XMinioStorageFull")])
+def test_an_abort_that_fails_hides_nothing(world: World, status: int, code: str) -> None:
     """The error is the upload's own; what stays is a leftover."""
-    world.proxy.inject(Refusal(500, "InternalError"), method="DELETE")
+    world.proxy.inject(Refusal(status, code), method="DELETE")
     with pytest.raises(ConnectionResetError):
         asyncio.run(world.store(part_bytes=2).put_if_absent("t/a", breaking(after=3)))
     assert world.uploads() == ["p/t/a"]
