@@ -126,7 +126,7 @@ class Database:
         migrate(engine)
         ensure_ledger(engine)
         self.engine = engine
-        self.writes = 0  # transactions that were committed
+        self.writes = 0  # transactions that changed something
         self.on_superseded: Callable[[], None] = lambda: None  # another writes to it: what is known here is not all
         self._postgres = postgres
         self._reading = engine if postgres is None else postgres.reading
@@ -149,9 +149,7 @@ class Database:
 
         def transaction() -> T:
             with _refusing_faults(), self._within(silence_s or silence.LIMIT_S, asked_s):
-                done = self._commit(work, repeated)
-            self.writes += 1
-            return done
+                return self._commit(work, repeated)
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._writer, transaction)
@@ -205,9 +203,17 @@ class Database:
 
     def _commit(self, work: Callable[[Connection], T], repeated: bool) -> T:
         if self._postgres is not None:
-            return self._postgres.commit(work, repeated=repeated)
+            done = self._postgres.commit(work, repeated=repeated)
+            self.writes += 1
+            return done
         with self.engine.begin() as connection:
-            return work(connection)
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, SqliteConnection)
+            before = driver.total_changes
+            done = work(connection)
+            has_changed = driver.total_changes != before
+        self.writes += has_changed
+        return done
 
 
 def open_database(place: Path | PostgresPlace) -> Database:
