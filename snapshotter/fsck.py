@@ -274,7 +274,7 @@ class Fsck:
             try:
                 entries = await self._attestations.entries(tenant, version)
             except BlobUnavailable as error:
-                sealed.add(version)  # as far as anybody knows
+                sealed.add(version)  # whether it is sealed can't be said now, so it is no finding
                 yield _out_of_reach(prefix, error, state)
                 continue
             for entry in entries:
@@ -373,7 +373,7 @@ class Fsck:
         except BlobNotFound:
             return None
         except BlobUnavailable:
-            return 0  # it is there as far as anybody knows; who reads it says what is wrong
+            return 0  # it counts as existing; reading it finds what is wrong
 
 
 def _out_of_reach(key: str, error: BlobUnavailable, state: _State) -> FsckFinding:

@@ -332,7 +332,7 @@ def _ready(settings: UpSettings) -> Ready:
 
 
 def run_up(settings: UpSettings) -> None:
-    """The whole of `kelvin up`. Raises AlreadyRunning, OpenToOthers or NotReady."""
+    """Run `kelvin up` until it is stopped. Raises AlreadyRunning, OpenToOthers or NotReady."""
     configure_logging("supervisor", log_level())  # the lock may have something to log
     with data_lock(settings.data, keeps_secrets=True):
         if (settings.data / "restoring").exists():  # `controlplane/placing.py` puts it there

@@ -1,6 +1,4 @@
-"""The objects that a cluster is to have for what the registry names: a Service for each version. Having them is
-`converge`'s work.
-"""
+"""Choose the versions of the registry that have a Knative Service, and render it. `converge.py` writes the Services."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +27,14 @@ def served(
     is_awake: Callable[[VersionKey], bool],
     is_settled_in: Callable[[Model], bool],
 ) -> Iterator[tuple[Model, Version]]:
-    """Versions that are to have a Service: those that a name or a split names. One that was named before keeps its own
-    until all that are named now have been ready once, and then while it answers in the place of one of them: what it
-    has begun it ends, and what was sent to it is answered. While a control plane that took over has not settled in, an
-    old version with pods keeps its own in any case: activators that have not reconnected may send requests there.
+    """Yield the versions that are to have a Service: those that a name or a split names, and some old versions.
+
+    An old version keeps its Service
+
+    1. until every named version was ready once;
+    2. then, while it has pods, as long as it answers in the place of a named version, so that it ends what it began;
+    3. while it has pods and a control plane that took over has not settled in: activators that have not reconnected
+       may still send requests to it.
     """
     for model in models:
         alive = [version for version in model.versions if not version.is_deleted]
