@@ -185,10 +185,11 @@ class FsckProgress(Wire, frozen=True, tag="progress"):
     total_bytes: int
 
 
-class FsckSummary(Wire, frozen=True, tag="summary"):
+class FsckSummary(Wire, frozen=True, tag="summary", omit_defaults=True):
     """The last line of a check that came to its end.
 
-    Unreferenced chunks belong to no manifest, and unnamed versions to no model; they are no fault.
+    Unreferenced chunks belong to no manifest, and unnamed versions to no model; they are no fault. Nor are leftovers:
+    objects that a collection which did not end has left, and the next one frees.
     """
 
     versions: int
@@ -200,6 +201,7 @@ class FsckSummary(Wire, frozen=True, tag="summary"):
     unreferenced_bytes: int
     findings: int
     pushes_running: bool  # then what looks unfinished was not counted as a fault
+    leftovers: int = 0
 
 
 class FsckBroken(Wire, frozen=True, tag="broken"):

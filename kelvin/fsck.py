@@ -80,6 +80,8 @@ def _sentence(summary: FsckSummary) -> str:
     checked = f"{summary.versions} versions, {summary.packs} packs, {summary.chunks} chunks"
     unused = f"{summary.unreferenced_chunks} chunks ({summary.unreferenced_bytes} bytes) belong to no version"
     unused += f", {summary.unnamed_versions} versions to no model" if summary.unnamed_versions else ""
+    if summary.leftovers:
+        unused += f", {summary.leftovers} objects were left by a collection that did not end: the next one frees them"
     faults = f"{summary.findings} faults" if summary.findings else "no fault"
     running = "; a push was running: what looked unfinished was not counted" if summary.pushes_running else ""
     return f"{checked}, {summary.checked_bytes} bytes checked: {faults}; {unused}{running}"

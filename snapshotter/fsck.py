@@ -1,7 +1,8 @@
 """Check a tenant's objects: every byte against its digest, every reference against what it names. Changes nothing.
 
 Manifests are listed before packs, so that what is published meanwhile is not mistaken for a fault. Objects that look
-unfinished are faults only while no push of the tenant runs.
+unfinished are faults only while no push of the tenant runs. What a collection that was killed midway has left is
+counted and is no fault, where it is known that no version needs it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -54,6 +55,7 @@ class _State:
     """What one check has learnt so far."""
 
     named: frozenset[str] = frozenset()  # versions that a model names
+    condemned: frozenset[str] = frozenset()  # versions that a collection marked and no model names
     manifests: dict[str, Manifest] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)  # verified chunks only
     by_pack: dict[str, frozenset[str]] = field(default_factory=dict)  # verified chunks of each pack that was read
@@ -61,6 +63,8 @@ class _State:
     packs: int = 0
     checked_bytes: int = 0
     findings: int = 0
+    leftovers: int = 0  # objects that a collection which did not end has left; the next one frees them
+    has_unread_manifest: bool = False  # nobody knows what that version needs
     out_of_reach: set[str] = field(default_factory=set)  # keys of objects that could not be read
     seen_running: bool = False
 
@@ -113,6 +117,7 @@ class Fsck:
         self._watch(tenant, state)
         state.named = frozenset(await self._named(tenant))
         keys = {kind: await self._list(tenant, kind) for kind in _KINDS if kind not in (PACKS, INDEX)}
+        state.condemned = frozenset(map(_last, keys[CONDEMNED])) - state.named
         async for finding in self._check_manifests(tenant, keys[MANIFESTS], state):
             yield finding
         async for finding in self._check_named(tenant, keys[MANIFESTS], state):
@@ -128,9 +133,8 @@ class Fsck:
             yield finding
         async for finding in self._check_pack_lists(tenant, keys[PACK_LISTS], state):
             yield finding
-        for key in keys[CONDEMNED]:
-            if _last(key) not in state.manifests and not await self._is_there(manifest_key(tenant, _last(key))):
-                yield FsckFinding(key=key, fault="it marks a version that does not exist", mend="delete it")
+        for version in state.condemned - state.manifests.keys():
+            state.leftovers += not await self._is_there(manifest_key(tenant, version))
         self._watch(tenant, state)
         if not state.seen_running:
             for key in keys[DRAFTS]:
@@ -149,8 +153,10 @@ class Fsck:
             except BlobNotFound:
                 continue
             except BlobUnavailable as error:
+                state.has_unread_manifest = True
                 yield _out_of_reach(key, error, state)
             except Refused as refused:
+                state.has_unread_manifest = True
                 yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE)
 
     async def _check_named(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
@@ -211,6 +217,9 @@ class Fsck:
         for pack in sorted(state.unindexed):
             # Only its index says which chunks a kept file holds, so any of them may hold the chunks that are missing.
             only_here = wanted & state.by_pack[pack] - indexed
+            if not (only_here or is_lacking or state.has_unread_manifest):
+                state.leftovers += 1  # a collection frees the index of a pack first
+                continue
             is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
             other = "keep the pack: a version may need it" if is_needed else f"or delete {pack_key(tenant, pack)}"
             yield FsckFinding(
@@ -282,6 +291,8 @@ class Fsck:
                 if fault is not None:
                     mend = f"delete it, then {PUSH_AGAIN}"
                     yield FsckFinding(key=prefix + entry.name, fault=f"an attestation: {fault}", mend=mend)
+                elif missing and version in state.condemned:
+                    state.leftovers += 1  # a collection frees the mark of a version last
                 elif missing:
                     self._watch(tenant, state)
                     if not state.seen_running:
@@ -355,6 +366,7 @@ class Fsck:
             unreferenced_chunks=len(unused),
             unreferenced_bytes=sum(unused),
             findings=state.findings,
+            leftovers=state.leftovers,
             pushes_running=state.seen_running,
         )
 

@@ -105,12 +105,14 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
     free = (
         *_sides(facts.inputs, live, gone, now_s, grace_s),
         *(_freed(manifest_key, facts, v, facts.manifests[v].object, "no model names it") for v in sorted(dead)),
+        *_sides(facts.attestations, live | facts.coming, gone, now_s, grace_s),
+        *_sides(facts.pack_lists, live, gone, now_s, grace_s),
+        # After what was made of it, which would speak of nothing if this ends here. A manifest goes before: it may not
+        # be without its attestations.
         *(
             _freed(draft_key, facts, version, facts.drafts[version].object, "its push did not end")
             for version in sorted(facts.drafts.keys() - drafts)
         ),
-        *_sides(facts.attestations, live | facts.coming, gone, now_s, grace_s),
-        *_sides(facts.pack_lists, live, gone, now_s, grace_s),
         *(
             _freed(condemned_key, facts, version, mark, "its version is gone")
             for version, mark in sorted(facts.condemned.items())

@@ -169,7 +169,5 @@ FAULTS = [
     pytest.param(lambda s: remove(s, s.first("inputs")), "nothing says of which inputs", id="inputs that are gone"),
     pytest.param(lambda s: s.put(f"{TENANT}/packlists/{s.version}", b"["), "it is damaged", id="a torn pack list"),
     pytest.param(lambda s: s.put(f"{TENANT}/packlists/{s.version}", b"[]"), "other packs", id="a pack list of none"),
-    pytest.param(lambda s: s.put(f"{TENANT}/condemned/{'0' * 64}", b""), "marks a version that does not exist",
-                 id="a mark of nothing"),
     pytest.param(lambda s: s.put(f"{TENANT}/litter/a", b""), "no object of this format", id="an object of no kind"),
 ]  # fmt: skip

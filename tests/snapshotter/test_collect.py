@@ -79,6 +79,42 @@ def test_what_no_model_names_goes(tmp_path: Path) -> None:
     check_whole(tmp_path, named)
 
 
+def test_collection_killed_midway_leaves_no_fault(tmp_path: Path) -> None:
+    """Whichever object was the last that it freed. The check counts what is left over, and the next collection frees
+    it.
+    """
+    bench, named, deleted = store_of(tmp_path)
+    mark = tmp_path / "store" / TENANT / "condemned" / deleted  # by the collection that found it to be unnamed
+    mark.parent.mkdir()
+    mark.touch()
+    freed = [each.key for each in collect(bench, run=False).freed]
+    kinds = {"inputs", "manifests", "attestations", "packlists", "condemned", "index", "packs"}
+    assert {key.split("/")[1] for key in freed} == kinds
+    left = []
+    for key in freed:
+        findings, summary = check(tmp_path, named=named)
+        assert findings == [], f"before {key}"
+        left.append(summary.leftovers)
+        (tmp_path / "store" / key).unlink()
+    assert left[0] == 0
+    assert max(left) > 0
+    findings, summary = check(tmp_path, named=named)
+    assert (findings, summary.leftovers) == ([], 0)
+    assert collect(bench).freed == ()
+
+
+def test_pack_without_its_index_is_a_fault_while_it_may_be_needed(tmp_path: Path) -> None:
+    """Nobody knows what a version needs whose manifest does not decode."""
+    bench, named, deleted = store_of(tmp_path)
+    freed = [each.key for each in collect(bench, run=False).freed]
+    index = next(key for key in freed if "/index/" in key)
+    (tmp_path / "store" / TENANT / "manifests" / deleted).write_bytes(b"{}")
+    (tmp_path / "store" / index).unlink()
+    findings, summary = check(tmp_path, named=named)
+    assert index in [finding.key for finding in findings]
+    assert summary.leftovers == 0
+
+
 def test_kept_file_without_its_index_stays(tmp_path: Path) -> None:
     """The index of a kept file is gone, as the check advises where it is damaged. The file stays, and the next
     push of the model mends it.

@@ -225,7 +225,7 @@ def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
 def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, kind: str) -> None:
     """It is named, with all that is found in what can be read."""
     push(Bench.over(tmp_path), OTHER)
-    sick, planted = store.key(store.first(kind)), store.put(f"{TENANT}/condemned/{'0' * 64}", b"")
+    sick, planted = store.key(store.first(kind)), store.put(f"{TENANT}/litter/a", b"")
 
     class Sick(FileStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -249,7 +249,7 @@ def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, 
     told = sick.rpartition("/")[0] + "/" if kind == "attestations" else sick.replace("/index/", "/packs/")
     assert "can't be read now" in findings.pop(told)
     consequences = {"packs": "manifests", "index": "manifests"}.get(kind)  # chunks that nobody could verify
-    assert {key.split("/")[1] for key in findings} == {"condemned", consequences} - {None}
+    assert {key.split("/")[1] for key in findings} == {"litter", consequences} - {None}
     assert planted in findings
     advice = {line.key.split("/")[1]: line.mend for line in lines if isinstance(line, FsckFinding)}
     if consequences:

@@ -91,7 +91,7 @@ def keys(facts: StoreFacts) -> list[str]:
         pytest.param(replace(FACTS, drafts={"c": manifest("3")}), ["t/drafts/c"], id="a draft that was left over"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3")},
                              attestations=(FoundSide("t/attestations/c/s", YOUNG, "c"),)),
-                     ["t/drafts/c", "t/attestations/c/s"], id="with the attestation that was made of it"),
+                     ["t/attestations/c/s", "t/drafts/c"], id="with the attestation that was made of it"),
         pytest.param(replace(FACTS, drafts={"c": manifest("3", at=YOUNG)}, packs={**FACTS.packs, "r": pack("3")}), [],
                      id="a young draft, and what it needs"),
         pytest.param(replace(FACTS, drafts={"c": FoundManifest(OLD, None)}), ["t/drafts/c"], id="a draft of nonsense"),
