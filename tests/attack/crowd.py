@@ -19,7 +19,7 @@ async def _call(port: int, tls: ssl.SSLContext, raw: bytes) -> None:
             body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
             if not head.startswith(b"http/1.1 200"):
                 print(body.decode(errors="replace"), file=sys.stderr)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # the pace of a caller that is refused
     finally:
         writer.transport.abort()
 

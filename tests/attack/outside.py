@@ -111,6 +111,12 @@ def ask(
         connection.close()
 
 
+def metric(up: Installation, series: str) -> float:
+    """Return the sum of the series that begin so on the page of metrics; 0 where there are none."""
+    page = ask(up, "GET", "/admin/v1/metrics", up.data / "admin.key").raw.decode()
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(series))
+
+
 def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant:
     """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`."""
     answer = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": name})

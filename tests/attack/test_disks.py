@@ -111,7 +111,7 @@ def _rests(up: Installation) -> None:
 
     def is_at_rest() -> bool:
         before = _cpu_s(up)
-        time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # processor time is measured over this time
         return _cpu_s(up) - before < IDLE_CPU_S
 
     wait(is_at_rest, "the snapshotter rests")

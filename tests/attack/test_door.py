@@ -30,11 +30,12 @@ from tests.attack.outside import (
     in_parallel,
     kelvin,
     make_tenant,
+    metric,
     sentence,
     wait,
 )
 from tests.e2e.calls import Answer
-from tests.e2e.processes import services, supervisor
+from tests.e2e.processes import command, services, supervisor
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
@@ -122,6 +123,12 @@ def _restart(door: Door) -> tuple[int, str, str]:
     return kelvin(door.up.data, "restart", "activator")
 
 
+def _others(door: Door, before: int) -> list[psutil.Process]:
+    """Return the activators beside the one that was there before."""
+    children = supervisor(door.up).children()
+    return [child for child in children if child.pid != before and command(child)[-1:] == ["activator"]]
+
+
 def test_nested_key_set(door: Door, scratch: Path) -> None:
     """The issuer answers with a hundred thousand nested lists. Keys go on, the tokens of before as well, the activator
     is the same process; a key set that is sound again is taken.
@@ -167,14 +174,11 @@ def test_door_change_that_fails(door: Door) -> None:
     killed: list[int] = []
 
     def kill_the_new_one() -> None:
-        children = supervisor(door.up).children
-
         def is_killed() -> bool:
-            for child in children():
+            for new in _others(door, before):
                 with suppress(psutil.NoSuchProcess):
-                    if child.pid != before and child.cmdline()[-1:] == ["activator"]:
-                        child.kill()
-                        killed.append(child.pid)
+                    new.kill()
+                    killed.append(new.pid)
             return bool(killed)
 
         wait(is_killed, "a new door starts")
@@ -215,18 +219,25 @@ def _ask_across_a_change(door: Door, payer: Tenant) -> list[Answer]:
     """Answers to one request with one key: begun before a planned change of the door, during it, and after it."""
     body = {"model": "m", "prompt": "w1 w2", "max_tokens": 600, "temperature": 0}
     key = {"idempotency-key": f"once-{time.time_ns()}"}
+    before = door.pid()
 
     def repeat() -> Answer:
         """As a client does that has no answer yet: again, when it was told to come."""
+        limit = time.monotonic() + 60
         while (answer := payer.post("/v1/completions", body, key)).status == 409:
+            assert time.monotonic() < limit, "its hints lead nowhere"
             time.sleep(float(answer.headers["retry-after"]))
         return answer
 
+    def change() -> tuple[int, str, str]:
+        wait(lambda: metric(door.up, "kelvin_keyed_runs{") > 0, "the first request runs")
+        return _restart(door)
+
     def later() -> Answer:
-        time.sleep(0.3)
+        wait(lambda: _others(door, before), "a new door starts")
         return repeat()
 
-    first, changed, second = in_parallel(repeat, lambda: _restart(door), later)
+    first, changed, second = in_parallel(repeat, change, later)
     assert changed[0] == 0, changed
     answers = [first, second, repeat()]
     assert [each.status for each in answers] == [200] * 3
@@ -319,10 +330,7 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
     def kill() -> None:
         for _ in range(2):
             wait(lambda: len(_replicas(payer)) == 2, "two replicas serve")
-            for pid in _replicas(payer)[:killed]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.5)
+            _kill_replicas(payer, killed)
 
     *answers, _ = in_parallel(*jobs, kill)
     refused = [answer for answer in answers if answer.status != 200]
@@ -336,6 +344,15 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
     wait(lambda: _paid(payer) >= answered, "all are on the bill")
     assert _paid(payer) == answered
     ask(door.up, "PUT", path, payer.admin, {"min": 0, "max": 1})
+
+
+def _kill_replicas(tenant: Tenant, count: int) -> None:
+    """Kill so many at once, and wait until the control plane knows."""
+    pids = _replicas(tenant)[:count]
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait(lambda: not set(pids) & set(_replicas(tenant)), "their deaths are noticed")
 
 
 def _replicas(tenant: Tenant) -> list[int]:

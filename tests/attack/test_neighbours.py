@@ -95,9 +95,9 @@ def test_flooded_filters(ground: Ground) -> None:
     passes its stop rule, though that allows what was not looked at in time.
     """
     with ExitStack() as flood:
-        for _ in range(6):
-            flood.enter_context(Bystander(lambda: ground.attacker.complete(DIGITS), 0))
-        time.sleep(1)
+        attackers = [flood.enter_context(Bystander(lambda: ground.attacker.complete(DIGITS), 0)) for _ in range(6)]
+        for attacker in attackers:
+            attacker.wait_for(1)
         with Bystander(lambda: ground.victim.complete("w1 w2 w3")) as bystander:
             passed = [
                 answer
@@ -253,7 +253,7 @@ def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "asking\n"
-        time.sleep(2)
+        time.sleep(2)  # the burst of its first requests is over: what follows is measured beside a steady load
         yield
     finally:
         process.communicate(timeout=30)

@@ -23,6 +23,7 @@ from tests.attack.outside import (
     default_tenant,
     in_parallel,
     make_tenant,
+    metric,
     wait,
 )
 
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 GROWTH_BYTES: Final = 1200 * MIB  # of all processes: a standby that judges, with what it imports, and the one behind it
 SEAL_BYTES: Final = 3072 * MIB  # a seal may grow by 2 GiB, and is looked at ten times a second
 PUSH_S: Final = 60.0  # for a bystander's push of a few hundred kilobytes on busy cores
+JOBS: Final = 'kelvin_replicas{process="controlplane",state="job"}'
 NESTED_LOOPS: Final = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
     "{% endfor %}"
@@ -73,7 +75,7 @@ def test_endless_template_beside_another_push(ground: Ground, scratch: Path, tin
     taken: list[float] = []
 
     def push_beside() -> dict[str, Any]:
-        time.sleep(1)
+        wait(lambda: metric(ground.up, JOBS) > 0, "a push of the attacker is judged")
         began = time.monotonic()
         answer = ground.victim.push(other, "beside")
         taken.append(time.monotonic() - began)

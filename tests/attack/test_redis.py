@@ -12,7 +12,18 @@ import pytest
 
 from coldstart_bench.installation import Installation, running
 from tests.activator.redis_server import RedisServer
-from tests.attack.outside import MIB, SETTINGS, Bystander, Tenant, ask, default_tenant, in_parallel, make_tenant, wait
+from tests.attack.outside import (
+    MIB,
+    SETTINGS,
+    Bystander,
+    Tenant,
+    ask,
+    default_tenant,
+    in_parallel,
+    make_tenant,
+    metric,
+    wait,
+)
 from tests.e2e.calls import Answer
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -128,7 +139,7 @@ def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
 
     def flush() -> None:
         for _ in range(4):
-            time.sleep(1.5)
+            time.sleep(1.5)  # spreads the flushes over the load
             ground.redis.ask("FLUSHALL")
 
     with Bystander(ground.limited.complete) as bystander:
@@ -145,18 +156,20 @@ def test_claims_of_a_flushed_redis(ground: Ground) -> None:
     key = {"idempotency-key": f"flushed-{time.time_ns()}"}
 
     def repeat() -> Answer:
+        limit = time.monotonic() + 60
         while (answer := ground.filler.post("/v1/completions", body, key)).status == 409:
+            assert time.monotonic() < limit, "its hints lead nowhere"
             time.sleep(float(answer.headers["retry-after"]))
         return answer
 
     def flush() -> None:
-        time.sleep(0.3)
+        wait(lambda: b":once:" in ground.redis.ask("KEYS kelvin:*:once:*"), "the key is claimed")
         ground.redis.ask("FLUSHALL")
 
     first, second, _ = in_parallel(repeat, repeat, flush)
     assert [first.status, second.status, repeat().status] == [200] * 3
     wait(lambda: ground.filler.report()["requests"].get("ok", 0) > before, "the run is on the bill")
-    time.sleep(1)
+    time.sleep(1)  # whoever would charge it twice has had the time
     assert ground.filler.report()["requests"]["ok"] == before + 1
 
 
@@ -166,10 +179,13 @@ def test_hint_above_a_share_leads_somewhere(ground: Ground, scratch: Path, tiny:
     """
     large = make_tenant(ground.up, "large", scratch, "--tpm", "6000")
     assert large.push(tiny)["exit"] == 0
-    for _ in range(3):  # the activator hears of them with its next beat
+
+    def are_known() -> bool:
         for number in range(OTHERS):
             ground.redis.ask(f"ZADD kelvin:members {ground.redis.now_s()} other-{number}")
-        time.sleep(1)
+        return metric(ground.up, "kelvin_redis_members{") > OTHERS
+
+    wait(are_known, "the activator knows of them")
     assert large.complete(max_tokens=1).status == 200
     ground.redis.kill()
     try:
