@@ -1,0 +1,44 @@
+"""`kelvin timeline`: what it prints of a request besides the drawing, which test_waterfall.py covers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+from click.testing import CliRunner
+
+from contracts.control import StartProblem, TimelineAnswer
+from contracts.timeline import Stage, Stamp
+from contracts.wire import encode
+from kelvin.client import Target
+from kelvin.models import timeline_command
+
+WARM = TimelineAnswer(request_id="r1", model="m", version="a" * 64, cold=True, stamps=(Stamp(Stage.ROUTED, 1_000),))
+
+
+@dataclass(frozen=True)
+class Installation(Target):
+    """An installation that answers every request with `answer`."""
+
+    data: Path = Path("/nowhere")
+    answer: object = None
+
+    def door(self, key_file: str = "admin.key") -> httpx.Client:
+        response = httpx.Response(200, content=encode(self.answer))
+        return httpx.Client(transport=httpx.MockTransport(lambda _: response), base_url="https://door")
+
+
+def _printed(answer: TimelineAnswer) -> str:
+    done = CliRunner().invoke(timeline_command, ["r1"], obj=Installation(answer=answer))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_timeline_says_why_no_replica_came() -> None:
+    """With reason and message, below the drawing. A request whose replica came has no such line."""
+    problem = StartProblem("missing_secret", "the namespace kelvin-acme lacks the secret kelvin-store", None)
+    text = _printed(msgspec.structs.replace(WARM, start_problem=problem))
+    assert text.splitlines()[-1] == (
+        "no replica came (missing_secret): the namespace kelvin-acme lacks the secret kelvin-store"
+    )
+    assert "no replica came" not in _printed(WARM)
