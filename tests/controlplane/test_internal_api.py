@@ -5,22 +5,28 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
+import httpx
 import msgspec
 import pytest
+from starlette.applications import Starlette
 
-from contracts.control import Feed, RequestBatch
+from contracts.control import Feed, Registered, RequestBatch, StartProblem
 from contracts.jobs import GateJob, SealJob
 from contracts.timeline import Stage, Stamp
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from contracts.wire import decode, encode
 from controlplane.feed import FeedHub
-from controlplane.internal_api import FeedStream
-from tests.controlplane.builders import digest, key, registration, stats
+from controlplane.internal_api import FeedStream, Internals, Timelines, routes
+from controlplane.running import Running
+from tests.controlplane.builders import TENANT, digest, key, opened_registry, registration, stats
 from tests.controlplane.door import Door, opened
 from tests.controlplane.ground import Run
 from tests.controlplane.usage_records import lifetime_record, request_record
+from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 
 
@@ -235,5 +241,29 @@ def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
         await streaming
         assert hub._subscriptions == set()
         assert decode(hub.heartbeat(), Feed).full is False
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("obstacle", [None, "the namespace kelvin-default lacks the secret kelvin-store"])
+def test_registration_says_what_keeps_the_version_from_starting(data: Path, obstacle: str | None) -> None:
+    """On a cluster, where a tenant's namespace may be incomplete. The version is registered in any case."""
+    problem = None if obstacle is None else StartProblem("missing_secret", obstacle)
+
+    async def find(tenant: str) -> StartProblem | None:
+        assert tenant == TENANT
+        return problem
+
+    async def main() -> None:
+        feed = FeedHub()
+        async with opened_registry(data, feed) as registry:
+            running = cast(Running, SimpleNamespace(obstacle=find))
+            internals = Internals(feed, cast(Timelines, None), registry, running, VirtualClock())
+            transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
+            async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
+                for status in (201, 200):
+                    answer = await client.post("/internal/v1/versions", content=encode(registration()))
+                    assert answer.status_code == status
+                    assert decode(answer.content, Registered).start_problem == problem
 
     asyncio.run(main())

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from contracts.artifact_errors import ProbeFailed
+from contracts.control import StartProblem
 from contracts.errors import Forbidden
 from kelvin.client import Target
 from kelvin.push_command import push_command
@@ -54,6 +55,26 @@ def test_command_in_json(house: House, tmp_path: Path) -> None:
     assert bad.exit_code == 3
     error = json.loads(bad.stdout)["error"]
     assert (error["code"], error["param"]) == ("artifact_rejected", "x.pt")
+
+
+def test_push_says_that_the_version_cannot_start_yet(house: House, tmp_path: Path) -> None:
+    """In the words of the control plane, beside the version in plain text and as a field in JSON. The push is made all
+    the same. Once nothing is missing, neither says anything.
+    """
+    directory, lacking = (
+        str(Model().write(tmp_path / "model")),
+        "the namespace kelvin-acme lacks the secret kelvin-store",
+    )
+    house.control.start_problem = StartProblem("missing_secret", lacking)
+    done = run(house, directory, "--name", "toy")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines()[-1] == f"the version can't start yet: {lacking}"
+    assert [done.stdout.splitlines()[-1]] == versions_of(house.store, TENANT)
+    again = run(house, directory, "--name", "toy", "--json")
+    assert json.loads(again.stdout)["start_problem"] == lacking
+    house.control.start_problem = None
+    assert "can't start" not in run(house, directory, "--name", "toy").output
+    assert "start_problem" not in json.loads(run(house, directory, "--name", "toy", "--json").stdout)
 
 
 def in_json(house: House, *arguments: str) -> tuple[int, dict[str, Any]]:

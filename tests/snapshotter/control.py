@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 
 from contracts.artifact_errors import ArtifactRejected, ChunkMissing
-from contracts.control import NamedVersions, Registered, TenantLimits, VersionRegistration
+from contracts.control import NamedVersions, Registered, StartProblem, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation, SealJob
 from contracts.wire import decode, encode
@@ -34,6 +34,7 @@ class FakeControlPlane:
     failures: dict[str, list[Failure]] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     limits: dict[str, TenantLimits] = field(default_factory=dict)
+    start_problem: StartProblem | None = None  # of every version that is registered
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -61,7 +62,8 @@ class FakeControlPlane:
             was_deleted = registration.version in self.deleted
             self.deleted.discard(registration.version)
             self.registrations.append(registration)
-            return Response(encode(Registered(is_new=False, was_deleted=was_deleted)))
+            registered = Registered(is_new=False, was_deleted=was_deleted, start_problem=self.start_problem)
+            return Response(encode(registered))
 
         @app.get("/internal/v1/versions")
         async def named(tenant: str) -> Response:
