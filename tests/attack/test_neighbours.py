@@ -50,7 +50,7 @@ POLICY_OF_THE_VICTIM: Final = {
 DIGITS: Final = "0301 5556789 " * 300
 PROMPTS: Final = 30
 STREAMS: Final = 64  # of a replica
-MEASURED: Final = 15
+MEASURED: Final = 60  # so that the 95th percentile is not the slowest of all
 
 
 @dataclass(frozen=True)
