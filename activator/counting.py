@@ -51,6 +51,8 @@ async def open_rates(url: str | None, name: str, page: Page, *, subsets: bool = 
         ) from missing
     async with open_store(url, name) as store:
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
+        help = "Whether Redis answers but refuses writes: it is full, read-only or can't save."
+        page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
         requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
         budgets, turns, slots = SharedBudgets(store), SharedTurns(store), SharedSlots(store, subsets=subsets)

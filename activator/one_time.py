@@ -25,6 +25,7 @@ local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local since = tonumber(redis.call('GET', KEYS[1]) or '')
 if not since then since = now end
+redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
 redis.call('SET', KEYS[1], string.format('%.6f', since), 'PX', ARGV[3])
 local left = math.ceil((ARGV[2] - now) * 1000)
 if tonumber(ARGV[1]) <= since or left <= 0 then return 0 end

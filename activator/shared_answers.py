@@ -21,6 +21,7 @@ RETRY_S: Final = 2.0  # what who finds a key in use elsewhere is told
 CLAIM: Final = """
 local there = redis.call('HMGET', KEYS[1], 'asked', 'sealed')
 if not there[1] then
+  redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return {1}

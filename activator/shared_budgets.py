@@ -27,13 +27,14 @@ local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local known = math.max(tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[1], '') or '0'))
 local free = ARGV[5] - known
+redis.call('HDEL', KEYS[1], ARGV[1]) -- takes no memory, so that a full Redis goes on
 local all = redis.call('HGETALL', KEYS[1])
 for at = 1, #all, 2 do
   if all[at] ~= '' then
     local micros, ends = string.match(all[at + 1], '^(%d+) (.+)$')
     if tonumber(ends) <= now then
       redis.call('HDEL', KEYS[1], all[at])
-    elseif all[at] ~= ARGV[1] then
+    else
       free = free - micros
       if tonumber(ends) > now + ARGV[6] then -- given before Redis's clock stepped back
         redis.call('HSET', KEYS[1], all[at], string.format('%.0f %.6f', micros, now + ARGV[6]))
@@ -45,8 +46,6 @@ local have = math.max(tonumber(ARGV[3]), math.min(tonumber(ARGV[4]), free))
 redis.call('HSET', KEYS[1], '', string.format('%.0f', known))
 if have > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f %.6f', have, now + ARGV[6]))
-else
-  redis.call('HDEL', KEYS[1], ARGV[1])
 end
 redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[6] * 1000))
 return have

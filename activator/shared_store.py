@@ -7,6 +7,7 @@ with a deadline, after which its connection is dropped. None is repeated: it may
 import asyncio
 import hashlib
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from math import inf
@@ -15,7 +16,7 @@ from typing import Any, Final
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from activator import dependencies
 from activator.policy.places import LEASED_S
@@ -29,6 +30,10 @@ SILENT_S: Final = 5.0  # after which a member counts no more
 CONNECTIONS: Final = 16
 BULK_PART: Final = 0.75  # of Redis's `maxmemory` may hold kept answers; the rest is for limits
 MEMBERS: Final = "kelvin:members"
+REFUSED_WRITE: Final = re.compile(r"\b(OOM|MISCONF|READONLY)\b")
+
+# Control scripts must work in a Redis that is full. It refuses a script only if its first write may take memory, so the
+# first write of each of them is one that takes none (DEL, HDEL, PEXPIRE). Scripts that store much: see `keep`.
 
 # A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
 # clock steps back, no time has passed, so no tenant loses anything. In: a minute's limit, what is given back (below 0:
@@ -46,10 +51,9 @@ if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
   granted = math.max(0, math.min(room, tonumber(ARGV[4])))
 end
 lacks = lacks + granted * per
+redis.call('DEL', KEYS[1])
 if lacks > 0 then
   redis.call('SET', KEYS[1], string.format('%.6f %.6f', lacks, now), 'PX', math.ceil(lacks * 1000))
-else
-  redis.call('DEL', KEYS[1])
 end
 return {granted, string.format('%.6f', lacks)}
 """
@@ -61,12 +65,13 @@ LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 local free = tonumber(ARGV[4])
+redis.call('HDEL', KEYS[1], ARGV[1])
 local all = redis.call('HGETALL', KEYS[1])
 for at = 1, #all, 2 do
   local places, ends = string.match(all[at + 1], '^(%d+) (.+)$')
   if tonumber(ends) <= now then
     redis.call('HDEL', KEYS[1], all[at])
-  elseif all[at] ~= ARGV[1] then
+  else
     free = free - places
     if tonumber(ends) > now + ARGV[5] then
       redis.call('HSET', KEYS[1], all[at], places .. ' ' .. string.format('%.6f', now + ARGV[5]))
@@ -77,8 +82,6 @@ local have = math.max(tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), free))
 if have > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], have .. ' ' .. string.format('%.6f', now + ARGV[5]))
   redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[5] * 1000))
-else
-  redis.call('HDEL', KEYS[1], ARGV[1])
 end
 return have
 """
@@ -87,11 +90,11 @@ return have
 # back, and counts as one of now.
 BEAT: Final = """
 local now = tonumber(redis.call('TIME')[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
   redis.call('ZADD', KEYS[1], now, name)
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[2] * 2)
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
@@ -107,6 +110,7 @@ class RedisStore:
         self._leased_s = leased_s  # for which places stay those of a member that is silent
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
+        self.write_refusal: str | None = None  # why it refuses writes, though it answers
         self.members = 1
         self.names: tuple[str, ...] = (name,)
         self.commands = 0
@@ -137,7 +141,7 @@ class RedisStore:
         self.members = max(1, len(told))
         if not self.is_up:
             log.info("redis answers", extra={"members": self.members})
-        self.is_up = True
+        self.is_up, self.write_refusal = True, None
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -174,9 +178,11 @@ class RedisStore:
         error = task.exception() if done else TimeoutError(f"no answer in {self._answer_s:g} s")
         if error is None:
             return task.result()
-        if self.is_up:
-            log.warning("redis does not answer; limits are this activator's share", extra={"error": repr(error)})
-        self.is_up = False
+        refusal = _write_refusal(error)
+        if self.is_up or refusal != self.write_refusal:
+            what = f"refuses writes ({refusal})" if refusal else "does not answer"
+            log.warning(f"redis {what}; limits are this activator's share", extra={"error": repr(error)})
+        self.is_up, self.write_refusal = False, refusal
         raise Away from error
 
     async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
@@ -222,6 +228,16 @@ async def open_store(
         yield store
     finally:
         await store.close()
+
+
+def _write_refusal(error: BaseException) -> str | None:
+    """Return `OOM`, `MISCONF` or `READONLY` if Redis refused a write. Redis 6 tells a script's error as text."""
+    if isinstance(error, OutOfMemoryError):  # redis-py cuts off the codes that it knows
+        return "OOM"
+    if isinstance(error, ReadOnlyError):
+        return "READONLY"
+    found = REFUSED_WRITE.search(str(error)) if isinstance(error, ResponseError) else None
+    return found[0] if found else None
 
 
 def _digest(script: str) -> str:

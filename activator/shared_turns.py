@@ -23,6 +23,7 @@ MOST: Final = 16_384  # counters of one version; beyond that it begins anew
 # how many counters at most, groups; of each its name, its floor and its rows; of each row key, value, more, least ('':
 # nothing). Out: the epoch, and of each group the floor and the rows' values. Numbers as text: Redis cuts fractions off.
 MEET: Final = """
+redis.call('PEXPIRE', KEYS[1], ARGV[3]) -- takes no memory, so that a full Redis goes on
 if redis.call('HLEN', KEYS[1]) > tonumber(ARGV[4]) then redis.call('DEL', KEYS[1]) end
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if not epoch then

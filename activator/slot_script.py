@@ -11,6 +11,7 @@ from typing import Final
 LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
+redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[2] * 1000)) -- takes no memory, so that a full Redis goes on
 local of = {}
 local all = redis.call('HGETALL', KEYS[1])
 for at = 1, #all, 2 do

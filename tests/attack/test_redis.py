@@ -124,6 +124,26 @@ def test_kept_answers_fill_redis(ground: Ground, policy: str) -> None:
     assert max(slow) < 1
 
 
+def test_foreign_keys_fill_redis(ground: Ground) -> None:
+    """Foreign keys take all memory of a Redis that evicts nothing. A tenant with a budget and limits is always
+    answered, answers are kept elsewhere, and the activator stays a member: its limits are still counted in Redis.
+    """
+    _bound(ground.redis, "noeviction")
+    ground.redis.ask("SETRANGE", "foreign", str(2 * ROOM_BYTES), "x")
+    assert ground.redis.ask("SET", "another", "x").startswith(b"-OOM"), "the attack is too small"
+    ground.redis.ask("DEL", "kelvin:members")
+    scripts = ground.redis.scripts_run()
+    with Bystander(ground.limited.complete) as bystander:
+        bystander.wait_for(10)
+        body = {"model": "m", "prompt": "w1", "max_tokens": 4, "temperature": 0}
+        assert ground.filler.post("/v1/completions", body, {"idempotency-key": "full"}).status == 200
+        wait(lambda: ground.redis.ask("EXISTS kelvin:members") == b":1", "the activator is a member again")
+        bystander.wait_for(10)
+    assert bystander.failures == []
+    assert ground.redis.scripts_run() > scripts + 10
+    assert ground.redis.ask("EXISTS", f"kelvin:{{{ground.limited.name}}}:tokens") == b":1"
+
+
 def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
     """Redis loses its data four times while a tenant asks as fast as it can: no request fails but by its own limit, and
     of that a minute's worth more passes for each time.

@@ -1,0 +1,95 @@
+"""A real Redis that is full of keys that are not ours, or refuses writes for another reason: what of it still works."""
+
+import asyncio
+from typing import Final
+
+import pytest
+
+from activator import one_time, shared_answers, shared_budgets, shared_store, shared_turns, slot_script
+from activator.policy.once import ENTRY_BYTES
+from activator.shared_rates import Away, Full
+from activator.shared_store import RedisStore, open_store
+from tests.activator.redis_server import RedisServer
+
+KEEP: Final = (b"", b"fingerprint", b"sealed", 60_000, "name", ENTRY_BYTES, 3, 1 << 20, "kelvin:{a}:once:")
+
+# script, keys, arguments; each creates its key
+CONTROL: Final = {
+    "rate": (shared_store.TAKE, ("kelvin:{a}:requests",), (60, 0, 1, 1)),
+    "places": (shared_store.LEASE, ("kelvin:{a}:places",), ("one", 0, 1, 1, "5")),
+    "beat": (shared_store.BEAT, (shared_store.MEMBERS,), ("one", 5)),
+    "budget": (shared_budgets.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 0, 1, 1, 1, 60)),
+    "one-time token": (one_time.SPEND, ("kelvin:{jti:a}:since", "kelvin:{jti:a}:b"), ("1", 1 << 40, 60_000)),
+    "idempotency claim": (shared_answers.CLAIM, ("kelvin:{a}:once:b",), (b"token", b"fingerprint", 10_000)),
+    "slots": (slot_script.LEASE, ("kelvin:{a/v}:slots",), ("one", "5", "1", "r", 8, 0, 1, 0)),
+    "turns": (shared_turns.MEET, ("kelvin:{a/v}:turns",), ("", "epoch", 60_000, 9, 1, "g", "0", 1, "x", "1", "1", "")),
+}
+
+
+def _fill(server: RedisServer) -> None:
+    """Have keys of somebody else take all the memory that it may have."""
+    used = int(server.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
+    server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    server.ask("CONFIG", "SET", "maxmemory", str(used + (4 << 20)))
+    server.ask("SETRANGE", "foreign", str(8 << 20), "x")
+    assert server.ask("SET", "x", "y").startswith(b"-OOM")
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_full_redis_runs_control_scripts(name: str) -> None:
+    """Limits, budgets, claims, one-time tokens and members work in a full Redis, for a new key and one that exists."""
+
+    async def main() -> None:
+        script, keys, arguments = CONTROL[name]
+        with RedisServer() as server:
+            async with open_store(server.url, "one") as store:
+                _fill(server)
+                server.ask("DEL", *keys)
+                for _ in range(2):
+                    await store.ask(script, keys, *arguments)
+                    assert server.ask("EXISTS", keys[0]) == b":1"
+                assert store.is_up
+
+    asyncio.run(main())
+
+
+def test_full_redis_stays_connected_and_keeps_no_answers() -> None:
+    """Beats go on, so limits stay shared; an answer is refused as too large for the room, which is no outage."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with open_store(server.url, "one") as store:
+                _fill(server)
+                await store.beat()
+                assert store.is_up
+                with pytest.raises(Full):
+                    await store.keep(shared_answers.KEEP, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
+                assert store.is_up
+                assert store.write_refusal is None
+
+    asyncio.run(main())
+
+
+def _state(store: RedisStore) -> tuple[bool, str | None]:
+    return store.is_up, store.write_refusal
+
+
+def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """A Redis that answers and takes no write can't count: limits are shares, and log and metric name the reason."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with open_store(server.url, "one") as store:
+                server.ask("REPLICAOF", "127.0.0.1", "1")
+                with pytest.raises(Away):
+                    await store.take("kelvin:{a}:requests", 60, 0, 1, 1)
+                assert _state(store) == (False, "READONLY")
+                assert "redis refuses writes (READONLY)" in caplog.text
+                server.ask("REPLICAOF", "NO", "ONE")
+                await store.beat()
+                assert _state(store) == (True, None)
+                server.kill()
+                await store.beat()
+                assert _state(store) == (False, None)
+
+    asyncio.run(main())
