@@ -105,6 +105,14 @@ def test_scale_changes_what_is_given(data: Path) -> None:
         pytest.param(
             "PUT", "/models/m/scale", {"window_s": 5}, 400, "window_s=5: must be whole seconds", id="a short window"
         ),
+        pytest.param(
+            "PUT",
+            "/models/m/scale",
+            {"min": 9, "max": 9},
+            400,
+            "min=9: must be 8 or less: your tenant's share of 8 device slots is 8",
+            id="a minimum beyond the tenant's share",
+        ),
         pytest.param("PUT", "/models/m/scale", {"target": 0}, 400, "> 0", id="a target of nothing"),
         pytest.param("PUT", "/models/m/scale", {"grace_s": "3"}, 400, "Expected `float`", id="a text for a number"),
         pytest.param("PUT", "/models/m/scale", b" " * 70_000, 413, "larger than 65536 bytes", id="too much"),

@@ -18,6 +18,7 @@ from service.born import BornProcess
 from service.jobs import JobDesk
 from tests.eventually import eventually
 from tests.loops import in_loop
+from tests.virtual_loop import run_virtually
 
 GROWS = "x = []\nwhile True: x.append(bytearray(b'1') * (8 << 20))"
 SLEEPS = "import time; time.sleep(600)"
@@ -170,6 +171,40 @@ async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
     turn.set()
     await asyncio.gather(one, *many)
     assert order[:2] == ["many", "one"]
+
+
+@pytest.mark.parametrize("kind", ["gate", "seal"])
+def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
+    """A tenant of three times the weight has three times the turns while both always wait, of either kind of job."""
+    order, weights = list[str](), {"heavy": 3, "light": 1}
+
+    class Scripted:
+        pid = 0
+
+        async def gate(self, job: GateJob | SealJob, timeout_s: float) -> Any:
+            order.append(job.tenant)
+            await asyncio.sleep(1.0)
+
+        seal = gate
+
+    @asynccontextmanager
+    async def standby() -> AsyncIterator[BornProcess]:
+        yield Scripted()  # type: ignore[misc]
+
+    async def main() -> None:
+        desk = JobDesk(standby, weight_of=weights.__getitem__)
+
+        async def always(tenant: str) -> None:
+            while len(order) < 40:
+                if kind == "gate":
+                    await desk.gate(_gate(tenant))
+                else:
+                    await desk.seal(SealJob(tenant=tenant, version="ab" * 32, total_bytes=1))
+
+        await asyncio.gather(*[always(tenant) for tenant in weights for _ in range(2)])
+
+    run_virtually(main())
+    assert order[:40].count("heavy") == pytest.approx(30, abs=1)
 
 
 @in_loop
