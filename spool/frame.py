@@ -1,6 +1,7 @@
 """One record as it lies in a segment: length, CRC-32, sequence, payload. Files are `journal`'s and `reader`'s work.
 
-A length of zero is the end: preallocated space reads as zeros. Anything else that does not add up is a torn tail.
+A length of zero is the end: preallocated space reads as zeros. Anything else that does not add up is damage if a whole
+frame lies behind it (see `find_frame`), and a torn tail otherwise.
 """
 
 import struct
@@ -12,6 +13,7 @@ _HEADER: Final = struct.Struct("<IIQ")
 _SEQUENCE: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEADER.size
 MAX_RECORD_BYTES: Final = 256 * 1024
+MAX_SEQUENCE: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,21 @@ def decode_frame(segment: bytes, offset: int) -> Frame | None:
     if _checksum(sequence, payload) != checksum:
         return None
     return Frame(sequence, payload, start + length)
+
+
+def find_frame(segment: bytes, offset: int, first: int, last: int) -> Frame | None:
+    """Return the first whole frame at or behind `offset` whose sequence is `first` to `last`. Skip what is damaged.
+
+    Frames have no resync mark. So each offset is tried where a sequence lies that fits: at most one more than the
+    frames that have room in the damaged bytes.
+    """
+    frame = decode_frame(segment, offset)
+    if frame is not None and frame.sequence == first:
+        return frame
+    for at in range(offset + 1, min(len(segment.rstrip(b"\0")), len(segment) - HEADER_BYTES)):
+        (sequence,) = _SEQUENCE.unpack_from(segment, at + HEADER_BYTES - _SEQUENCE.size)
+        if first <= sequence <= min(last, first + (at - offset) // (HEADER_BYTES + 1)):
+            frame = decode_frame(segment, at)
+            if frame is not None:
+                return frame
+    return None

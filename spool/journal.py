@@ -15,7 +15,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.traffic_errors import Overloaded
 from spool.disk import Disk, segment_name, segments
 from spool.frame import encode_frame
-from spool.reader import last_sequence
+from spool.reader import last_unbroken_sequence
 from spool.recent import Recent
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Journal:
         self._fd = -1
         self._first = 0
         self._offset = 0
-        self.committed = last_sequence(directory)  # the last durable sequence
+        self.committed = last_unbroken_sequence(directory)  # the last durable sequence
 
     def __repr__(self) -> str:
         return f"<Journal {self._directory.name} committed={self.committed}>"
@@ -100,7 +100,8 @@ class Journal:
 
     def check_integrity(self) -> None:
         """The files hold what was acknowledged. For tests."""
-        assert last_sequence(self._directory) == self.committed, f"{self!r}: {last_sequence(self._directory)} on disk"
+        found = last_unbroken_sequence(self._directory)
+        assert found == self.committed, f"{self!r}: {found} on disk"
         if self._fd >= 0:
             assert self._first <= self.committed + 1
             assert self._offset <= self._segment_bytes

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from spool.disk import segment_name, segments
-from spool.frame import Frame, decode_frame
+from spool.frame import MAX_SEQUENCE, Frame, find_frame
 from spool.home import readable_sources
 from spool.reader import read_position
 
@@ -35,13 +35,11 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
             continue
         offset, wanted = 0, first
         # What a segment holds from the next one's name on was never acknowledged to its writer.
-        while following is None or wanted < following:
-            frame = decode_frame(content, offset)
-            if frame is None or frame.sequence != wanted:
-                break
+        last = MAX_SEQUENCE if following is None else following - 1
+        while wanted <= last and (frame := find_frame(content, offset, wanted, last)) is not None:
             if frame.sequence > after:
                 yield frame
-            offset, wanted = frame.end, wanted + 1
+            offset, wanted = frame.end, frame.sequence + 1
 
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:

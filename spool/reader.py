@@ -2,11 +2,14 @@
 
 A record is known by its sequence. The segment that is named by the next sequence always wins over what follows in the
 segment before it: a writer whose commit failed abandons the segment, and what it left there was never acknowledged.
+
+Damaged records are skipped and counted, and their segment stays under another name (`DAMAGED`) for an operator.
 """
 
 import logging
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +17,13 @@ from typing import Final
 from zlib import crc32
 
 from spool.disk import segment_name, segments
-from spool.frame import Frame, decode_frame
+from spool.frame import MAX_SEQUENCE, Frame, decode_frame, find_frame
 from spool.recent import Recent
 
 log = logging.getLogger(__name__)
 
 POSITION: Final = "position"
+DAMAGED: Final = ".damaged"  # the suffix of a second link to a segment
 _POSITION: Final = struct.Struct("<QI")
 
 
@@ -65,20 +69,18 @@ class Tail:
             self._segment, self._content = 0, b""  # what was read last may lie segments behind
             return Batch(tuple(payloads), sequence, skipped)
         while len(payloads) < max_records and sequence < until:
-            frame = self._frame_after(sequence)
-            if frame is None:
+            frame = self._frame_after(sequence, until)
+            if frame is None or frame.sequence != sequence + 1:
                 if payloads:
                     break
-                beyond = self._segment_beyond(sequence)
+                beyond = self._segment_beyond(sequence) if frame is None else frame.sequence
                 if beyond is None:
                     return None
                 skipped += beyond - 1 - sequence
-                log.error(
-                    "records of a spool are lost",
-                    extra={"source": self.directory.name, "first": sequence + 1, "last": beyond - 1},
-                )
+                self._keep_damaged(sequence + 1, beyond - 1)
                 sequence = beyond - 1
-                continue
+                if frame is None:
+                    continue
             if payloads and size + len(frame.payload) > max_bytes:
                 break
             payloads.append(frame.payload)
@@ -112,8 +114,17 @@ class Tail:
             self._position_fd = os.open(self.directory / POSITION, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._position_fd, encode_position(last), 0)
 
-    def _frame_after(self, sequence: int) -> Frame | None:
-        """The frame of `sequence` + 1, or None where it is not there (yet)."""
+    def _keep_damaged(self, first: int, last: int) -> None:
+        """Log lost records. Keep the bytes that can't be read when their segment is removed."""
+        lost = {"source": self.directory.name, "first": first, "last": last}
+        log.error("records of a spool are lost", extra=lost)
+        if self._content[self._offset :].strip(b"\0"):
+            path = self.directory / segment_name(self._segment)
+            with suppress(FileExistsError, FileNotFoundError):
+                os.link(path, path.with_name(path.name + DAMAGED))
+
+    def _frame_after(self, sequence: int, until: int) -> Frame | None:
+        """Return the first whole frame behind `sequence`, up to `until`. Look only in the segment of the next one."""
         wanted = sequence + 1
         if self._segment != wanted and (self.directory / segment_name(wanted)).exists():
             self._load(wanted)
@@ -124,20 +135,20 @@ class Tail:
             self._load(older[-1])
         if self._offset_after != sequence:
             self._seek(wanted)
-        frame = self._whole_frame()
-        return frame if frame is not None and frame.sequence == wanted else None
-
-    def _whole_frame(self) -> Frame | None:
         frame = decode_frame(self._content, self._offset)
         if frame is None:  # written since, perhaps
             self._reload()
-            frame = decode_frame(self._content, self._offset)
-        return frame
+        elif frame.sequence == wanted:
+            return frame
+        beyond = self._segment_beyond(sequence)
+        return find_frame(self._content, self._offset, wanted, until if beyond is None else min(until, beyond - 1))
 
     def _seek(self, wanted: int) -> None:
+        self._reload()
         self._offset, self._offset_after = 0, wanted - 1
-        while (frame := self._whole_frame()) is not None and frame.sequence < wanted:
-            self._offset = frame.end
+        first = self._segment
+        while first < wanted and (frame := find_frame(self._content, self._offset, first, wanted - 1)) is not None:
+            self._offset, first = frame.end, frame.sequence + 1
 
     def _load(self, first: int) -> None:
         self._segment, self._offset, self._offset_after = first, 0, first - 1
@@ -172,13 +183,30 @@ def read_position(directory: Path) -> int:
 
 
 def last_sequence(directory: Path) -> int:
-    """The last record that can be read, or the acknowledged one if that is later."""
-    last, firsts = read_position(directory), segments(directory)
-    if not firsts:
-        return last
-    # The newest segment's name says that everything before it was committed, even where it holds nothing readable.
-    content = (directory / segment_name(firsts[-1])).read_bytes()
-    offset, found = 0, firsts[-1] - 1
+    """Return the last record that can be read, or the acknowledged one if that is later."""
+    content, found = _newest_segment(directory)
+    offset = 0
+    while (frame := find_frame(content, offset, found + 1, MAX_SEQUENCE)) is not None:
+        offset, found = frame.end, frame.sequence
+    return max(read_position(directory), found)
+
+
+def last_unbroken_sequence(directory: Path) -> int:
+    """Return where a writer goes on: as `last_sequence`, but before the newest segment's first damage.
+
+    A power cut can tear a group of records in the middle. None of them was acknowledged, and their numbers are free.
+    """
+    content, found = _newest_segment(directory)
+    offset = 0
     while (frame := decode_frame(content, offset)) is not None and frame.sequence == found + 1:
         offset, found = frame.end, frame.sequence
-    return max(last, found)
+    return max(read_position(directory), found)
+
+
+def _newest_segment(directory: Path) -> tuple[bytes, int]:
+    """Return the content of the newest segment, and the sequence before it.
+
+    Its name says that everything before it was committed, even where it holds nothing readable.
+    """
+    firsts = segments(directory)
+    return ((directory / segment_name(firsts[-1])).read_bytes(), firsts[-1] - 1) if firsts else (b"", 0)

@@ -4,9 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from contracts.errors import Refused, Unavailable
 from spool.disk import segment_name, segments
+from spool.frame import encode_frame
 from spool.home import Home, sources
+from spool.looking import frames_after
 from spool.recovery import Recovered, has_owner, recover
 from spool.shipper import Post
 from spool.spool import Spool
@@ -103,21 +107,71 @@ def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
     assert len(receiver.taken["dead-1"]) == 5
 
 
+def flip(path: Path, offset: int) -> bytes:
+    """Damage one byte. Return the damaged content."""
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0xFF
+    path.write_bytes(content)
+    return bytes(content)
+
+
 def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None:
-    """Bytes that rotted in the middle cost the records behind them in that segment, not those of the next ones."""
+    """A damaged byte in a middle segment costs one record. The segment is kept aside."""
     leave(tmp_path, "dead-1", 20, size=500)
     home = tmp_path / "dead-1"
-    first, second, third = segments(home)[:3]
-    damaged = home / segment_name(second)
-    content = bytearray(damaged.read_bytes())
-    content[700] ^= 0xFF
-    damaged.write_bytes(content)
+    second = segments(home)[1]
+    content = flip(home / segment_name(second), 700)
     receiver = Receiver()
     (report,) = asyncio.run(recover(tmp_path, receiver.post_for))
-    lost = third - second - 1
-    assert (report.shipped, report.lost, report.remaining) == (20 - lost, lost, 0)
+    assert (report.shipped, report.lost, report.remaining) == (19, 1, 0)
     numbers = [int(record.split(b":")[0]) for record in receiver.taken["dead-1"]]
-    assert numbers == [*range(first, second + 1), *range(third, 21)]
+    assert numbers == [*range(1, second + 1), *range(second + 2, 21)]
+    assert [(path.name, path.read_bytes()) for path in home.iterdir()] == [
+        (segment_name(second) + ".damaged", content),
+    ]
+
+
+@pytest.mark.parametrize("part", [pytest.param(at, id=f"byte {at} of the frame") for at in (0, 3, 4, 8, 16, 20)])
+def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: int) -> None:
+    """Five records, the third damaged: four are shipped, one is counted as lost, and its bytes stay."""
+    leave(tmp_path, "dead-1", 5)
+    home = tmp_path / "dead-1"
+    frame_bytes = len(encode_frame(1, make("x" * 10)(1)))
+    content = flip(home / segment_name(1), 2 * frame_bytes + part)
+    assert [frame.sequence for frame in frames_after(home, 0)] == [1, 2, 4, 5]
+    receiver = Receiver()
+    receiver.away = True
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 5)]
+    receiver.away = False
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 4, 1, 0)]
+    assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
+    assert [(path.name, path.read_bytes()) for path in home.iterdir()] == [(segment_name(1) + ".damaged", content)]
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 0)]
+    assert len(list(home.iterdir())) == 1
+
+
+def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> None:
+    """The position may lie before, in or behind the hole."""
+    spool = Spool.open(tmp_path, "live-1", recent_bytes=0)
+    for _ in range(5):
+        spool.append_blocking(make("x"))
+    flip(spool.path / segment_name(1), 2 * len(encode_frame(1, b"1:x")) + 17)
+    for before, shipped, skipped in ((0, (1, 2), 0), (2, (4, 5), 1), (4, (5,), 0)):
+        spool.tail.acknowledge(before)
+        batch = spool.tail.read(spool.committed, 100, 1000)
+        assert batch is not None
+        assert batch.payloads == tuple(make("x")(sequence) for sequence in shipped)
+        assert batch.skipped == skipped
+    spool.close()
+
+
+def test_a_torn_tail_is_no_loss(tmp_path: Path) -> None:
+    """Half a record with nothing readable behind it: a power cut took it before it was acknowledged."""
+    leave(tmp_path, "dead-1", 3)
+    segment = tmp_path / "dead-1" / segment_name(1)
+    segment.write_bytes(segment.read_bytes() + encode_frame(4, b"x" * 2000)[:-500] + bytes(4096))
+    assert asyncio.run(recover(tmp_path, Receiver().post_for)) == [Recovered("dead-1", 3, 0, 0)]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
