@@ -323,9 +323,66 @@ def store(objects: list[Json]) -> Iterator[str]:
             yield f"port {port} of {url} is closed for {' '.join(each.labels.values())}"
 
 
+# Admission policies for what the control plane writes: group, resource, operations, and what the conditions besides the
+# writer's name and the validations must be. Each validation is whole, since a part of one can let everything pass.
+ADMISSION: Final = {
+    "kelvin-controlplane": (
+        ("serving.knative.dev", "*", "services", {"CREATE", "UPDATE"}),
+        set(),
+        {
+            'object.metadata.?labels["kelvin.dev/tenant"].orValue("") == '
+            'namespaceObject.metadata.?labels["kelvin.dev/tenant"].orValue("")',
+            'object.metadata.?labels["app.kubernetes.io/managed-by"].orValue("") == "kelvin" && '
+            'object.spec.template.metadata.?labels["app.kubernetes.io/component"].orValue("") == "runtime"',
+            'object.spec.template.spec.?serviceAccountName.orValue("default") in ["", "default"] && '
+            "object.spec.template.spec.?automountServiceAccountToken.orValue(true) == false",
+            "object.spec.template.spec.?volumes.orValue([]).all(volume, !has(volume.projected) && "
+            '(!has(volume.secret) || volume.secret.secretName == "kelvin-inner-runtime"))',
+        },
+    ),
+    "kelvin-controlplane-pods": (
+        ("", "v1", "pods", {"UPDATE"}),
+        {'request.namespace == "kelvin"'},
+        {
+            'oldObject.metadata.?labels["app.kubernetes.io/name"].orValue("") == "controlplane" && '
+            'object.metadata.?labels["app.kubernetes.io/name"].orValue("") == "controlplane"'
+        },
+    ),
+}
+
+
+def admission(objects: list[Json]) -> Iterator[str]:
+    """What the control plane writes beyond its own objects is checked by the API server, or denied."""
+    by_name = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in objects if "spec" in each}
+    account = pod_of({"kind": "Deployment", "spec": by_name["Deployment", "controlplane"]})
+    assert account is not None
+    writer = f'request.userInfo.username == "system:serviceaccount:kelvin:{account["serviceAccountName"]}"'
+    for name, ((group, version, resource, operations), conditions, validations) in ADMISSION.items():
+        policy = by_name.get(("ValidatingAdmissionPolicy", name))
+        binding = by_name.get(("ValidatingAdmissionPolicyBinding", name))
+        if policy is None:
+            yield f"{name}: no policy"
+            continue
+        if binding != {"policyName": name, "validationActions": ["Deny"]}:
+            yield f"{name}: no binding that denies everywhere"
+        if policy.get("failurePolicy", "Fail") != "Fail":
+            yield f"{name}: allows what it can't check"
+        matched = [
+            {key: set(values) for key, values in each.items()} for each in policy["matchConstraints"]["resourceRules"]
+        ]
+        wanted = {"apiGroups": {group}, "apiVersions": {version}, "resources": {resource}, "operations": operations}
+        if matched != [wanted] or policy["matchConstraints"].keys() != {"resourceRules"}:
+            yield f"{name}: not for each {'/'.join(sorted(operations))} of {resource}"
+        if {each["expression"] for each in policy["matchConditions"]} != {writer} | conditions:
+            yield f"{name}: not for the control plane's account"
+        found = {" ".join(each["expression"].split()) for each in policy["validations"]}
+        yield from (f"{name}: lacks {each}" for each in sorted(validations - found))
+        yield from (f"{name}: unknown {each}" for each in sorted(found - validations))
+
+
 RULES: Final[tuple[Rule, ...]] = (
     limits, probes, containment, images, rights, bounds, owners, accounts, secrets, availability, updates, drains,
-    references, preemption, exposure, kept, store,
+    references, preemption, exposure, kept, store, admission,
 )  # fmt: skip
 
 

@@ -44,6 +44,12 @@ def _budget(objects: list[Json], name: str) -> Json:
     return found
 
 
+def _policy(objects: list[Json]) -> Json:
+    """That of Services."""
+    found: Json = find(objects, "ValidatingAdmissionPolicy", "kelvin-controlplane")["spec"]
+    return found
+
+
 def _three(objects: list[Json]) -> list[Json]:
     """Control planes, as with zones."""
     find(objects, "Deployment", "controlplane")["spec"].update(replicas=3)
@@ -57,6 +63,7 @@ def test_base() -> None:
 
 
 RIGHTS = "kelvin-controlplane"
+POLICY = "ValidatingAdmissionPolicy"
 ELSEWHERE = "s3://ours/versions?endpoint=http://s3.example.com:9000"
 HARMS: tuple[tuple[Harm, str], ...] = (
     (lambda o: _one(o)["resources"]["limits"].pop("memory"), "limits: activator: no limits of memory"),
@@ -208,6 +215,47 @@ HARMS: tuple[tuple[Harm, str], ...] = (
     (
         lambda o: _set(find(o, "ConfigMap", "kelvin-snapshotter")["data"], KELVIN_STORE=ELSEWHERE),
         f"store: port 9000 of {ELSEWHERE} is closed for kelvin runtime",
+    ),
+    (lambda o: _drop(o, POLICY, RIGHTS), "admission: kelvin-controlplane: no policy"),
+    (lambda o: _drop(o, POLICY, f"{RIGHTS}-pods"), "admission: kelvin-controlplane-pods: no policy"),
+    (lambda o: _drop(o, f"{POLICY}Binding", RIGHTS), "admission: kelvin-controlplane: no binding that denies"),
+    (lambda o: _drop(o, f"{POLICY}Binding", f"{RIGHTS}-pods"), "admission: kelvin-controlplane-pods: no binding"),
+    (
+        lambda o: _set(find(o, f"{POLICY}Binding", RIGHTS)["spec"], validationActions=["Warn"]),
+        "admission: kelvin-controlplane: no binding that denies",
+    ),
+    (
+        lambda o: _set(find(o, f"{POLICY}Binding", RIGHTS)["spec"], matchResources={"namespaceSelector": {}}),
+        "admission: kelvin-controlplane: no binding that denies everywhere",
+    ),
+    (lambda o: _set(_policy(o), failurePolicy="Ignore"), "admission: kelvin-controlplane: allows what it can't check"),
+    (
+        lambda o: _policy(o)["matchConstraints"]["resourceRules"][0]["operations"].remove("UPDATE"),
+        "admission: kelvin-controlplane: not for each CREATE/UPDATE of services",
+    ),
+    (
+        lambda o: _policy(o)["matchConstraints"].update(objectSelector={"matchLabels": {"x": "y"}}),
+        "admission: kelvin-controlplane: not for each CREATE/UPDATE of services",
+    ),
+    (
+        lambda o: _set(_policy(o)["matchConditions"][0], expression="false"),
+        "admission: kelvin-controlplane: not for the control plane's account",
+    ),
+    (
+        lambda o: _pod(o, "controlplane").update(serviceAccountName="activator"),
+        "admission: kelvin-controlplane: not for the control plane's account",
+    ),
+    (
+        lambda o: _policy(o)["validations"].pop(0),
+        'admission: kelvin-controlplane: lacks object.metadata.?labels["kelvin.dev/tenant"]',
+    ),
+    (
+        lambda o: _policy(o)["validations"].pop(),
+        "admission: kelvin-controlplane: lacks object.spec.template.spec.?volumes",
+    ),
+    (
+        lambda o: _set(_policy(o)["validations"][2], expression="true"),
+        "admission: kelvin-controlplane: lacks object.spec.template.spec.?serviceAccountName",
     ),
     (lambda o: _drop(o, "Deployment", "activator"), "references: HorizontalPodAutoscaler activator: scales nothing"),
 )
