@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import Refused, Unavailable
 from contracts.settings import BadSetting
-from controlplane.opening import open_when_there
+from controlplane.clock import SystemClock
+from controlplane.opening import LOOK_S, keep_writing, open_when_there
 from controlplane.store import Database, open_database
+from service.loops import LoopHealth, Loops
+from tests.virtual_loop import run_virtually
 
 
 def _open(path: Path) -> Database:
@@ -104,3 +108,31 @@ def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
     """An empty file of an installation that never was ready is a new database."""
     (tmp_path / "kelvin.db").touch()
     _open(tmp_path / "kelvin.db").close()
+
+
+def test_writing_session_is_looked_after_again_after_an_unexpected_error() -> None:
+    """A defect in one round doesn't end the loop, or a session that is cut later would stay without the lock. It is
+    counted under the loop's name; a database that is away is no error.
+    """
+
+    class Scripted:
+        """Each write ends as scripted; later ones succeed."""
+
+        def __init__(self) -> None:
+            self.ends: list[Exception] = [KeyError("a defect"), Refused(Unavailable("the database"))]
+            self.writes = 0
+
+        async def write(self, work: object, *, repeated: bool) -> None:
+            self.writes += 1
+            if self.ends:
+                raise self.ends.pop(0)
+
+    async def main() -> None:
+        database, health = Scripted(), LoopHealth()
+        async with Loops(health) as loops:
+            loops.start("writing session", lambda: keep_writing(database, SystemClock()))  # type: ignore[arg-type]
+            await asyncio.sleep(6 * LOOK_S)
+        assert database.writes >= 5
+        assert health.errors == {"writing session": 1}
+
+    run_virtually(main())
