@@ -31,7 +31,9 @@ def test_hung_engine_ends_its_replica(tmp_path: Path) -> None:
 
 
 def test_slow_engine_that_moves_on_by_layers_is_not_hung(tmp_path: Path) -> None:
-    """A step over the longest prompt may take many times as long as a layer: the control of the above."""
+    """A step over the longest prompt may take many times as long as a layer: the control of the above. That a real
+    engine reports each layer is tested in engine/test_core.py.
+    """
     engine = ScriptedEngine(saying("hello"), paced=True)
 
     async def scene(each: Bench) -> None:
