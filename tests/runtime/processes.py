@@ -32,6 +32,7 @@ from tests.weightcache.kit import TENANT, Version, publish
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
+KV_BYTES: Final = 4 << 20  # of each replica
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -157,7 +158,7 @@ class Born:
 
 def _bind_of(version: Version, threads: int) -> Bind:
     return Bind(
-        tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=4 << 20
+        tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=KV_BYTES
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import signal
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from contracts.frames import Frame, FrameDecoder, FrameKind
 from contracts.jobs import RuntimeState
 from contracts.meter import Phase
 from contracts.timeline import Stage
+from runtime.memory import SPARE_BYTES
 from service.client import ServiceClient
-from tests.runtime.processes import DEADLINE_S, Born, Installation, installation, poll_until
+from tests.runtime.processes import DEADLINE_S, KV_BYTES, Born, Installation, installation, poll_until
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import TENANT, Version, evict
 
@@ -59,6 +61,26 @@ def test_a_standby_becomes_a_runtime_and_answers(house: Installation, version: V
     for each in (born, other):
         each.kill(signal.SIGTERM)
         assert each.reap() == 0
+
+
+def test_replica_has_bounded_memory_and_is_killed_first(house: Installation, version: Version) -> None:
+    """Its private memory may grow by the weights, its KV cache and a fixed amount beside them. Where the machine's runs
+    out, it is killed before the cache agent. A standby holds nothing of a tenant, so it has no bound yet.
+    """
+    born = house.fork()
+    born.report()
+    assert int(Path(f"/proc/{born.pid}/oom_score_adj").read_text()) >= 500
+    assert resource.prlimit(born.pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+    unbound_bytes = data_bytes(born)
+    born.bind(version)
+    bound_bytes, _ = resource.prlimit(born.pid, resource.RLIMIT_DATA)
+    growth_bytes = version.manifest.total_bytes + KV_BYTES + SPARE_BYTES
+    assert unbound_bytes < bound_bytes < data_bytes(born) + growth_bytes + (256 << 20)
+
+
+def data_bytes(born: Born) -> int:
+    """Return what counts against the bound."""
+    return int(born.status()["VmData"].split()[0]) << 10
 
 
 def test_sampled_answers_differ_between_runtimes(house: Installation, version: Version) -> None:
