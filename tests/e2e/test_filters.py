@@ -15,6 +15,7 @@ from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import log_lines
 from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
 from tests.e2e.processes import services
+from tests.kelvin.pods import was_probed
 
 pytestmark = pytest.mark.deep
 
@@ -107,10 +108,15 @@ def test_filtered_answer_streams(filtering: Installation) -> None:
     assert len(pieces) > 1
 
 
-def test_the_filters_are_killed(filtering: Installation, talkative: Talkative) -> None:
-    """They come back, and until then nothing passes unseen: an answer is redacted or refused."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+def test_lost_filters_are_replaced(filtering: Installation, talkative: Talkative, number: signal.Signals) -> None:
+    """Until they are back nothing passes unseen: an answer is redacted or refused. Hung ones are found by the watchdog,
+    which kills them. Other hung services are in test_hung_processes.py.
+    """
     _ask(filtering, "filtered")
-    services(filtering)["filters"].send_signal(signal.SIGKILL)
+    lost = services(filtering)["filters"]
+    filtering.wait(lambda: was_probed(lost.pid), "the watchdog has probed the filters")
+    lost.send_signal(number)
     wanted = talkative.text.replace(ADDRESS, "<EMAIL_ADDRESS>")
 
     def is_back() -> bool:
@@ -119,6 +125,7 @@ def test_the_filters_are_killed(filtering: Installation, talkative: Talkative) -
         return answer.status == 200 and answer.text.strip() == wanted
 
     filtering.wait(is_back, "the filters are back")
+    assert not lost.is_running()
     shown = filtering.admin.text("/admin/v1/metrics")
     assert 'verdict="redact"' in shown
 

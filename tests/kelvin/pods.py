@@ -5,20 +5,32 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from coldstart_bench.installation import free_port
 from contracts.manifest import Limits
+from kelvin.supervisor.watchdog import ANSWER_S, LOOK_S
 from tests.endings import disorder
 from tests.runtime.processes import DEADLINE_S, Installation, installation
 from tests.weightcache.kit import TENANT, Version
 
 LONG: Final = 16_384  # tokens: seconds of steps on any machine
 PROMPT = {"prompt": [0, 7, 9, 11], "max_tokens": 12, "temperature": 0}
+
+
+PROBED_S: Final = LOOK_S + 2 * ANSWER_S  # from a process's start until the watchdog has probed it
+
+
+def was_probed(pid: int) -> bool:
+    """Return whether the watchdog has probed a process that serves. Before that it has longer to answer."""
+    return time.time() - psutil.Process(pid).create_time() > PROBED_S
 
 
 @contextmanager
@@ -63,10 +75,17 @@ class Pod:
 
     def child(self, module: str) -> int:
         """The process id of one of its processes."""
+        found = self.find_child(module)
+        assert found is not None, f"{module} is not there"
+        return found
+
+    def find_child(self, module: str) -> int | None:
+        """Return the process id of one of its processes, or None while that is down."""
         for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
-                return int(pid)
-        raise AssertionError(f"{module} is not there")
+            with suppress(OSError):  # it ended meanwhile
+                if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+                    return int(pid)
+        return None
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)

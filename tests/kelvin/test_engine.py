@@ -20,6 +20,7 @@ from service.client import ServiceClient
 from service.unix import SocketDirectory
 from snapshotter.engine import EngineBeside
 from tests.endings import disorder
+from tests.kelvin.pods import was_probed
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.runtime.versions import make_llama
 from tests.weightcache.kit import TENANT, Version
@@ -174,6 +175,23 @@ def test_what_dies_comes_back(sealed: tuple[Installation, Version], tmp_path: Pa
             failure = refused.failure
             assert isinstance(failure, RemoteFailure)
             assert (failure.remote_code, failure.remote_retryable) == ("unavailable", True)
+        assert seal(data, version).version == version.id
+
+
+@pytest.mark.deep
+def test_hung_processes_are_replaced(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """Zygote and cache agent hang at once. Both are killed, and a seal that comes after that is done."""
+    house, version = sealed
+    data = tmp_path / "engine"
+    with engine(house, data) as process:
+        poll_until("it is ready", lambda: is_ready(data))
+        hung = {module: pid for module in PROCESSES if (pid := child(process, module)) is not None}
+        poll_until("the watchdog has asked them", lambda: all(map(was_probed, hung.values())) or None)
+        for pid in hung.values():
+            os.kill(pid, signal.SIGSTOP)
+        for module in PROCESSES:
+            poll_until(f"another {module}", partial(another, process, module, hung[module]))
+        poll_until("it is ready", lambda: is_ready(data))
         assert seal(data, version).version == version.id
 
 

@@ -13,7 +13,7 @@ import torch
 from contracts.frames import FrameDecoder, FrameKind
 from kelvin.supervisor.graves import recorded_lives
 from tests.endings import disorder
-from tests.kelvin.pods import PROMPT, pod
+from tests.kelvin.pods import PROMPT, pod, was_probed
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import Version
 
@@ -63,6 +63,20 @@ def test_a_pods_life(sealed: tuple[Installation, Version], tmp_path: Path) -> No
         (life,) = recorded_lives(each.data / "spool")
         assert life == report["runtime_id"]
     assert not list((tmp_path / "data" / "run" / "meters").iterdir())
+
+
+@pytest.mark.deep
+def test_hung_cache_agent_is_replaced(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
+    """The kubelet does not probe it. The runtime goes on answering meanwhile."""
+    house, version = sealed
+    with pod(house, version.id, tmp_path / "data", "--threads", "1") as each:
+        poll_until("it is ready", each.is_ready)
+        hung, runtime = each.child("weightcache"), each.child("runtime.pod")
+        poll_until("the watchdog has probed it", lambda: was_probed(hung) or None)
+        os.kill(hung, signal.SIGSTOP)
+        poll_until("another one", lambda: each.find_child("weightcache") not in (None, hung) or None)
+        assert each.child("runtime.pod") == runtime
+        assert each.ask(PROMPT)[0] == 200
 
 
 @pytest.mark.parametrize(
