@@ -63,6 +63,7 @@ class Registry:
         self._publisher = publisher
         self._models: dict[tuple[str, str], Model] = {}
         self._turn = asyncio.Lock()  # a write is decided on what the write before it left
+        self._last_stop_s = 0  # the time of the last stop of any model
         self.on_named: Callable[[VersionKey], None] = lambda _: None  # an alias was moved to it, or set
         self.on_changed: Callable[[], None] = lambda: None  # after each change, whatever it is
         self.meanwhile: Callable[[Model], dict[str, str]] = lambda _: {}  # as `Model.meanwhile`, by what runs now
@@ -328,10 +329,14 @@ class Registry:
     async def stop(self, by: Actor, tenant: str, model: str, now_s: int) -> Model:
         """Record that an operator stopped the model; its replicas are the decider's to end. Raises
         Refused(ModelNotFound).
+
+        Each stop has its own time, `now_s` or later, so that `resume` can tell stops apart.
         """
         async with self._turn:
             found = self.model(tenant, model)
-            versions = (each if each.is_deleted else _stopped(each, now_s) for each in found.versions)
+            before_s = max([self._last_stop_s, *(each.stopped_at_s or 0 for each in found.versions)])
+            at_s = self._last_stop_s = max(now_s, before_s + 1)
+            versions = (each if each.is_deleted else replace(each, stopped_at_s=at_s) for each in found.versions)
             after = replace(found, versions=tuple(versions))
 
             def write(connection: Connection) -> None:
@@ -390,14 +395,6 @@ class Registry:
     def _show(self, model: Model, *versions: Version) -> int:
         rows = tuple(version_row(each) for each in versions)
         return self._publisher.publish(models=(model_row(self._keep(model)),), versions=rows)
-
-
-def _stopped(version: Version, now_s: int) -> Version:
-    """Return the version stopped at `now_s`, or later: each stop has its own time, so that `resume` can tell them
-    apart.
-    """
-    before_s = version.stopped_at_s
-    return replace(version, stopped_at_s=now_s if before_s is None else max(now_s, before_s + 1))
 
 
 def _resumed(model: Model, versions: Collection[str]) -> Model:

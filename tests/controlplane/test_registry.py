@@ -371,3 +371,21 @@ def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> None:
             assert registry.model(TENANT, "m").versions[0].stopped_at_s is None
 
     asyncio.run(main())
+
+
+def test_stop_after_a_deploy_outlasts_the_request_before_both(tmp_path: Path) -> None:
+    """Also where all of it happened in one second, or the clock has stepped back."""
+
+    async def main() -> None:
+        async with opened_registry(tmp_path) as registry:
+            await registry.register(registration(), NOW_S)
+            await registry.stop(BY, TENANT, "m", NOW_S)
+            first = registry.model(TENANT, "m").versions[0].stopped_at_s
+            assert first is not None
+            for now_s in (NOW_S, NOW_S - 1):
+                await registry.deploy(BY, TENANT, "m", digest("a")[:12], now_s)
+                await registry.stop(BY, TENANT, "m", now_s)
+                await registry.resume(key(), first)
+                assert registry.model(TENANT, "m").versions[0].stopped_at_s is not None
+
+    asyncio.run(main())
