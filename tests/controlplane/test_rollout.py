@@ -618,3 +618,27 @@ def test_pass_reads_only_services_that_changed() -> None:
     read.clear()
     assert rollout.choose({})
     assert read == {ref_of("m150").name}
+
+
+def test_pass_that_fails_midway_leaves_no_service_out() -> None:
+    """A Service that can't be read ends the pass. Once it can be, the next pass chooses those read before it as well:
+    a Service that is not chosen would be deleted.
+    """
+    clock, names = VirtualClock(), ["m0", "m1", "m2"]
+    wanted, seen = [], dict[Ref, Json]()
+    for name in names:
+        pod = PodVersion(
+            tenant=TENANT, model=name, version=digest("a"), weight_bytes=1 << 30, kv_bytes=1 << 29, max_streams=8,
+            min_scale=0, max_scale=1, target=None, window_s=60, grace_s=30, average="linear",
+        )  # fmt: skip
+        wanted.append(service(pod, NEW))
+        seen[ref_of(name)] = stamped(service(pod, OLD), "kelvin")
+    broken = {**seen[ref_of("m2")], "status": {"conditions": [None]}}
+    found = {**seen, ref_of("m2"): broken}
+    rollout = Rollout(lambda ref: found[ref], lambda _: None, PodTable(clock, "cpu-1"), clock, "kelvin", NEW.features)
+    rollout.render(wanted, {(NAMESPACE, ref_of(name).name): key(name) for name in names})
+    with pytest.raises(AttributeError):
+        rollout.choose({})
+    found.update(seen)
+    assert rollout.choose({})
+    assert rollout.chosen.keys() == seen.keys()

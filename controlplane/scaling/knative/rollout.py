@@ -87,30 +87,31 @@ class Rollout:
         """Bring `chosen` and `behind` up to date. Return whether a Service was looked at again."""
         now_s = self._clock.wall_s()
         changed = self._read_changed(refusals, now_s)
+        entries = {**self._entries, **changed}
         self._drop_done_writes(changed)
-        every = [entry.rolling for entry in self._entries.values() if entry.rolling is not None]
+        every = [entry.rolling for entry in entries.values() if entry.rolling is not None]
         turns, is_proven = admit(every, now_s)
         due = {ref for ref in self._rendered if place_of(ref) in turns} if turns else set[Ref]()
         for ref in dict.fromkeys((*changed, *due)):
-            self.chosen[ref] = self._choose(ref, self._entries[ref], ref in due, is_proven)
+            self.chosen[ref] = self._choose(ref, entries[ref], ref in due, is_proven)
         outlook = (is_proven, any(each.is_failure for each in every))
         has_failed = any(each.stage is Stage.FAILED for each in every)  # its Revision may say why only later
         if changed or due or has_failed or outlook != self._outlook:
-            self._explain(*outlook, int(now_s))
+            self._explain(entries, *outlook, int(now_s))
             self._outlook = outlook
+        self._entries = entries  # last: after an error, the next call reads and chooses all of these again
         self.is_moving = bool(turns) or any(each.reason == "starting" for each in self.behind.values())
         return bool(changed or due)
 
-    def _read_changed(self, refusals: Mapping[Ref, Refusal], now_s: float) -> list[Ref]:
-        """Read the facts of Services that changed since the last call, and return which these are."""
+    def _read_changed(self, refusals: Mapping[Ref, Refusal], now_s: float) -> "dict[Ref, _Entry]":
+        """Read the facts of Services that changed since the last call, and return them."""
         with_pods = frozenset(self._pods.in_use())
-        changed = []
+        changed: dict[Ref, _Entry] = {}
         for ref, (key, obj) in self._rendered.items():
             sources = _Sources(obj, self._seen(ref), key in with_pods, ref in self._writes, refusals.get(ref))
             before = self._entries.get(ref)
             if before is None or before.sources != sources:
-                self._entries[ref] = self._entry(key, sources, None if before is None else before.rolling, now_s)
-                changed.append(ref)
+                changed[ref] = self._entry(key, sources, None if before is None else before.rolling, now_s)
         return changed
 
     def _entry(self, key: VersionKey, sources: "_Sources", before: "Rolling | None", now_s: float) -> "_Entry":
@@ -129,9 +130,9 @@ class Rollout:
     def _is_ours(self, seen: Json) -> bool:
         return owner_of(seen) in (None, self._installation) and "deletionTimestamp" not in seen["metadata"]
 
-    def _drop_done_writes(self, changed: Iterable[Ref]) -> None:
-        for ref in self._writes.keys() & set(changed):
-            entry = self._entries[ref]
+    def _drop_done_writes(self, changed: "Mapping[Ref, _Entry]") -> None:
+        for ref in self._writes.keys() & changed.keys():
+            entry = changed[ref]
             is_done = entry.rolling is None or entry.rolling.stage not in (*OUTDATED, Stage.STARTING)
             if is_done or rendering_of(self._writes[ref]) != rendering_of(entry.sources.obj):
                 del self._writes[ref]
@@ -158,9 +159,9 @@ class Rollout:
             return self._writes[ref]
         return kept(obj, seen, zero)
 
-    def _explain(self, is_proven: bool, has_failed: bool, now_s: int) -> None:
+    def _explain(self, entries: "Mapping[Ref, _Entry]", is_proven: bool, has_failed: bool, now_s: int) -> None:
         behind: dict[VersionKey, Behind] = {}
-        for ref, entry in self._entries.items():
+        for ref, entry in entries.items():
             why = self._why(entry, ref in self._writes, is_proven, has_failed)
             if why is None:
                 continue
