@@ -217,7 +217,8 @@ class Fsck:
         for pack in sorted(state.unindexed):
             # Only its index says which chunks a kept file holds, so any of them may hold the chunks that are missing.
             only_here = wanted & state.by_pack[pack] - indexed
-            if not (only_here or is_lacking or state.has_unread_manifest):
+            has_wanted = not wanted.isdisjoint(state.by_pack[pack])  # then no collection frees it
+            if not (has_wanted or is_lacking or state.has_unread_manifest):
                 state.leftovers += 1  # a collection frees the index of a pack first
                 continue
             is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)

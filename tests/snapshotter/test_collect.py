@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from blobstore.packs import decode_footer, encode_footer
 from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.attestation import ORIGIN, Claims, Origin
@@ -112,6 +114,22 @@ def test_pack_without_its_index_is_a_fault_while_it_may_be_needed(tmp_path: Path
     (tmp_path / "store" / index).unlink()
     findings, summary = check(tmp_path, named=named)
     assert index in [finding.key for finding in findings]
+    assert summary.leftovers == 0
+
+
+def test_pack_without_its_index_that_no_collection_frees_is_a_fault(tmp_path: Path) -> None:
+    """A version needs a chunk of it. Another pack has that chunk, too, but a collection frees no pack with one."""
+    bench, named, _ = store_of(tmp_path)
+    collect(bench)
+    packs = tmp_path / "store" / TENANT / "packs"
+    whole = next(path for path in packs.iterdir() if not path.suffix).read_bytes()
+    first = decode_footer(whole, len(whole), "")[0]
+    raw = whole[: first.length] + encode_footer([first])
+    pack = packs / blake3(raw).hexdigest()
+    pack.write_bytes(raw)
+    findings, summary = check(tmp_path, named=named)
+    assert collect(bench).freed == ()
+    assert [finding.key for finding in findings] == [f"{TENANT}/index/{pack.name}"]
     assert summary.leftovers == 0
 
 
