@@ -11,12 +11,13 @@ from typing import Final
 
 import msgspec
 
+from contracts.doubling import is_told
 from contracts.errors import Refused
 from contracts.meter import Meter, decode_meter
 from contracts.usage import LifetimeRecord
 from contracts.wire import BadJson, decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
-from kelvin.supervisor.reaper import Reaped
+from kelvin.supervisor.reaper import AGAIN_S, Reaped
 from service.processes import boot_id, born_ns
 from spool.recovery import left_records
 from spool.spool import Spool
@@ -43,8 +44,8 @@ class Graves:
     def bury(self, reaped: Reaped) -> None:
         """Start to write the lifetime record of a reaped process. One that left no meter page was no replica.
 
-        Call it on the event loop. A task waits for the disk: see `settled`. If the spool refuses, the page stays, and
-        the next start writes that lifetime up to its last transition.
+        Call it on the event loop. A task waits for the disk: see `settled`. If the spool refuses, the task tries
+        again every AGAIN_S. If this process ends first, the next start writes that lifetime up to its last transition.
         """
         for page, _, runtime_id in self._pages(reaped.pid):
             if page in self._writing:  # an earlier process had this pid
@@ -149,7 +150,22 @@ class Graves:
 
     async def _write(self, page: Path, meter: Meter, death: Death) -> None:
         with self._removing(page, death):
-            await self._spool.append(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+            await self._append(meter, death)
+
+    async def _append(self, meter: Meter, death: Death) -> None:
+        """Write the record to the spool. Try again while the spool refuses: only now is the time of the death known."""
+        failures = 0
+        while True:
+            try:
+                await self._spool.append(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+            except Refused as refused:
+                failures += 1
+                if is_told(failures):
+                    why = {"runtime": death.runtime_id, "failure": str(refused), "failures": failures}
+                    log.error("a lifetime is not recorded yet; trying again", extra=why)
+                await asyncio.sleep(AGAIN_S)
+            else:
+                return
 
     def _write_blocking(self, page: Path, meter: Meter, death: Death) -> None:
         with self._removing(page, death):

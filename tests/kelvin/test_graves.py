@@ -62,12 +62,12 @@ def pages(data: Path) -> list[str]:
     return sorted(page.name for page in (data / "run" / "meters").iterdir())
 
 
-def bury(graves: Graves, reaped: Reaped) -> None:
-    """Until the record is written or refused."""
+def bury(graves: Graves, reaped: Reaped, patience_s: float = 60.0) -> None:
+    """Until the record is written, or the patience ends."""
 
     async def main() -> None:
         graves.bury(reaped)
-        await graves.settled(60.0)
+        await graves.settled(patience_s)
 
     asyncio.run(main())
 
@@ -126,14 +126,34 @@ def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path)
     assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
 
 
+@in_loop
+async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the death that the supervisor saw: its idle time is not lost. It is written once."""
+    monkeypatch.setattr("kelvin.supervisor.graves.AGAIN_S", 0.01)
+    leave_page(tmp_path, f"{PID}.rt-1")
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await graves.settled(0.1)
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    disk.fail.clear()
+    await graves.settled(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+
+
 def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path) -> None:
-    """A full disk ends no supervisor; what it could not write is there for the next start."""
+    """A full disk ends no supervisor; what it could not write until its own end is there for the next start."""
     for number in (1, 2):
         leave_page(tmp_path, f"{PID + number}.rt-{number}")
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
     graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
-    bury(graves, Reaped(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    bury(graves, Reaped(PID + 1, 0, LIVED_US, time.monotonic_ns(), 0, 0), patience_s=0.1)
     assert pages(tmp_path) == [f"{PID + 1}.rt-1", f"{PID + 2}.rt-2"]
     disk.fail.clear()
     bury(graves, Reaped(PID + 2, 0, LIVED_US, time.monotonic_ns(), 0, 0))
