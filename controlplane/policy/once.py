@@ -1,8 +1,8 @@
 """Requests that their caller means as one: of those with one `once`, within a day of the first, one is charged.
 
-A right answer before a failed one, then the one that delivered most. What a closed month has charged stays
-charged: then nothing more is. It depends on the set of records and on when months were closed, not on the order of
-arrival.
+A right answer before a failed one, then the one that delivered most. What a closed month has charged stays charged:
+then nothing more is, unless a later record of that request took the charge back. It depends on the set of records and
+on when months were closed, not on the order of arrival.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from contracts.usage import RequestRecord
-from controlplane.policy.booking import Booked, book
+from controlplane.policy.booking import Booked, book, key_of
 from controlplane.policy.month import DAY_US
 from controlplane.policy.rating import OK, is_billable
 from controlplane.policy.standing import standing
@@ -21,7 +21,7 @@ ONCE_US: Final = DAY_US  # from the start of the first one: a later request with
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request by the record that stands for it; `kept` where a closed month has charged it."""
+    """A request by the record that stands for it; `kept` if a closed month charged it and the charge still holds."""
 
     request_id: str
     record: RequestRecord
@@ -63,8 +63,18 @@ def _worth(request: _Request) -> tuple[bool, int, int, str]:
 
 
 def _is_kept(group: Sequence[Booked], closed: Collection[str]) -> bool:
-    return any(each.month in closed and each.stands and is_billable(each.record) for each in group)
+    taken_back = {each.replaces for each in group if each.stands}
+    charged = [each for each in group if each.stands and is_billable(each.record)]
+    return any(each.month in closed for each in charged) and any(
+        key_of(each.record) not in taken_back for each in charged
+    )
 
 
 def _passed_over(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
-    return [each if each.month in closed else replace(each, stands=False, replaces=None) for each in group]
+    """Charge nothing for these records. One that only takes back a closed month's charge stays."""
+    return [
+        each
+        if each.month in closed or (each.replaces is not None and not is_billable(each.record))
+        else replace(each, stands=False, replaces=None)
+        for each in group
+    ]

@@ -1,6 +1,7 @@
 """Of requests that are one, one is charged: which, and in which window, follows from the set of their records."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -80,6 +81,25 @@ def test_a_record_of_the_same_request_takes_back_what_was_charged() -> None:
         (True, ("orphan", "rt-1")),
     ]
     assert [each.stands for each in found[repeat.request_id]] == [False]
+
+
+@pytest.mark.parametrize("is_late_closed", [False, True])
+def test_a_charge_that_was_taken_back_charges_the_repeat(is_late_closed: bool) -> None:
+    """A closed month charged an orphan's record. The activator's late record says that it delivered nothing."""
+    orphan = Booked(cut(0, 9, origin=Origin.ORPHAN, source="rt-1", ended_at_us=BEGIN_US - 1), "2026-10", stands=True)
+    late = Booked(cut(0, 0, source="a-2", sequence=7), "2026-11")
+    repeat = Booked(at(1, number=1), "2026-12")
+    closed = {"2026-10"}
+    if is_late_closed:
+        late, closed = replace(late, stands=True, replaces=("orphan", "rt-1")), {"2026-10", "2026-11"}
+    groups = {late.record.request_id: [orphan, late], repeat.record.request_id: [repeat]}
+    found = book_together(groups, closed)
+    assert [(each.stands, each.replaces) for each in found[late.record.request_id]] == [
+        (True, None),
+        (True, ("orphan", "rt-1")),
+    ]
+    assert [each.stands for each in found[repeat.record.request_id]] == [True]
+    assert book_together(found, closed) == found
 
 
 RECORDS = st.lists(
