@@ -64,7 +64,7 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
     def is_running(tenant: str) -> bool:
         return pushes.commits.is_running(tenant) or collector.is_running(tenant)
 
-    fsck = Fsck(store, is_running, jobs.named, attestations)
+    fsck = Fsck(store, is_running, jobs.named, attestations, staging.coming)
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     app.include_router(push_routes(pushes))

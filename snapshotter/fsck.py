@@ -5,6 +5,7 @@ unfinished are faults only while no push of the tenant runs. What a collection t
 counted and is no fault, where it is known that no version needs it.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -73,7 +74,7 @@ class Fsck:
     """Checks the objects of tenants: one check of a tenant at a time, `AT_ONCE` in all.
 
     `is_running` says whether a push of the tenant is being committed or a collection frees objects. `named` returns
-    the versions that the tenant's models name.
+    the versions that the tenant's models name, `coming` those that its open pushes make.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Fsck:
         is_running: Callable[[str], bool],
         named: Callable[[str], Awaitable[tuple[str, ...]]],
         attestations: Attestations,
+        coming: Callable[[str], set[str]],
     ) -> None:
         self._store = store
         self._attestations = attestations
         self._is_running = is_running
         self._named = named
+        self._coming = coming
         self._checking: set[str] = set()  # tenants
 
     def __repr__(self) -> str:
@@ -278,9 +281,13 @@ class Fsck:
     ) -> AsyncIterator[FsckFinding]:
         there = {_last(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
         sealed: set[str] = set()
-        for version in dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS]):
+        versions = dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS])
+        coming = set[str]() if versions.keys() <= there else await asyncio.to_thread(self._coming, tenant)
+        for version in versions:
             prefix = attestations_prefix(tenant, version)
-            missing = version not in there and not await self._is_there(manifest_key(tenant, version))
+            # What a publisher says of a version comes before its commit.
+            is_known = version in there or version in coming
+            missing = not is_known and not await self._is_there(manifest_key(tenant, version))
             try:
                 entries = await self._attestations.entries(tenant, version)
             except BlobUnavailable as error:

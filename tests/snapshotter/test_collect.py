@@ -289,3 +289,26 @@ def test_statement_of_an_open_push_stays(tmp_path: Path, age_s: float) -> None:
     origins = [key for key in objects(tmp_path) if f"attestations/{deleted}/origin-" in key]
     assert len(origins) == 1
     assert objects(tmp_path)[origins[0]] == statement
+
+
+@pytest.mark.parametrize("is_condemned", [False, True])
+def test_check_spares_the_statement_of_an_open_push(tmp_path: Path, is_condemned: bool) -> None:
+    """It advises to delete no statement of a version that is being pushed, and counts none that a collection keeps."""
+    bench, named, deleted = store_of(tmp_path)
+    collect(bench)
+    statement = PUBLISHER.attest(deleted, ORIGIN, Origin(signed_at_s=1, claims=Claims(licence="MIT")))
+    if is_condemned:
+        mark = tmp_path / "store" / TENANT / "condemned" / deleted
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+
+    async def main() -> None:
+        plan = await bench.pushes.plan(TENANT, encode(DELETED.request()))
+        digests = digests_of(plan, DELETED.files())
+        missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+        await bench.pushes.attest(TENANT, missing.plan_id, AttestRequest(envelope=statement))
+
+    asyncio.run(main())
+    findings, summary = check(tmp_path, named=named)
+    assert findings == []
+    assert summary.leftovers == is_condemned  # the mark alone

@@ -15,6 +15,7 @@ from contracts.errors import Refused
 from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from snapshotter.fsck import AT_ONCE, Fsck
+from snapshotter.staging import Staging
 from tests.snapshotter.bench import TENANT, Bench, attestations_over, push
 from tests.snapshotter.models import Model
 from tests.snapshotter.planted import FAULTS, Store
@@ -34,12 +35,17 @@ def naming(*versions: str) -> Named:
     return named
 
 
+def no_push(tenant: str) -> set[str]:
+    return set()
+
+
 def lines_of(data: Path, running: bool = False, named: tuple[str, ...] | None = None) -> list[FsckLine]:
     """What the check says; models name what has a manifest, unless it is given."""
+    coming = Staging(data / "staging", 8).coming
     there = tuple(path.name for path in (data / "store" / TENANT / "manifests").iterdir())
     registry = naming(*(there if named is None else named))
     inner = VerifyingStore(FileStore(data / "store"))
-    fsck = Fsck(inner, lambda tenant: running, registry, attestations_over(data, inner))
+    fsck = Fsck(inner, lambda tenant: running, registry, attestations_over(data, inner), coming)
 
     async def collect() -> list[FsckLine]:
         return [line async for line in fsck.check(TENANT)]
@@ -163,7 +169,7 @@ def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> Non
 
     async def collect() -> list[FsckLine]:
         inner = VerifyingStore(Collected(tmp_path / "store"))
-        fsck = Fsck(inner, lambda tenant: True, naming(), attestations_over(tmp_path, inner))
+        fsck = Fsck(inner, lambda tenant: True, naming(), attestations_over(tmp_path, inner), no_push)
         return [line async for line in fsck.check(TENANT)]
 
     lines = asyncio.run(collect())
@@ -213,7 +219,7 @@ def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
             raise BlobUnavailable("gone")
 
     async def collect(inner: BlobStore) -> list[FsckLine]:
-        fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner))
+        fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner), no_push)
         return [line async for line in fsck.check(TENANT)]
 
     last = asyncio.run(collect(Failing(tmp_path / "store")))[-1]
@@ -240,7 +246,7 @@ def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, 
 
     async def collect() -> list[FsckLine]:
         inner = VerifyingStore(Sick(tmp_path / "store"))
-        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
+        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
         return [line async for line in fsck.check(TENANT)]
 
     lines = asyncio.run(collect())
@@ -274,7 +280,7 @@ def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Sto
 
     async def collect() -> list[FsckLine]:
         lines, inner = [], Failing(tmp_path / "store")
-        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
+        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
         async for line in fsck.check(TENANT):
             lines.append(line)
             inner.fails = isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes
@@ -294,7 +300,7 @@ def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
 
     async def scenario() -> None:
         inner = VerifyingStore(FileStore(tmp_path / "store"))
-        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner))
+        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
         first = fsck.check(TENANT)
         await anext(first)
         (refused,) = [line async for line in fsck.check(TENANT)]
