@@ -193,8 +193,10 @@ def print_tables(report: BillingReport, console: Console) -> None:
             table.columns[number].justify = "right"
         print_table(table, console)
     if report.open_runtimes:
-        console.print(f"replicas still open, charged at their end: {', '.join(report.open_runtimes)}")
+        console.print(f"replicas still open, charged at their end: {', '.join(report.open_runtimes)}", soft_wrap=True)
     if report.closed_at_us is not None:
-        console.print(f"closed at {datetime.fromtimestamp(report.closed_at_us / 1e6, UTC):%Y-%m-%d %H:%M} UTC")
+        closed_at = datetime.fromtimestamp(report.closed_at_us / 1e6, UTC)
+        console.print(f"closed at {closed_at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)
     verdict = "balanced" if report.balance.balanced else "DOES NOT BALANCE"
-    console.print(f"ledger: {verdict}; {report.balance.lifetimes} replicas, {report.balance.sources} sources compared")
+    compared = f"{report.balance.lifetimes} replicas, {report.balance.sources} sources compared"
+    console.print(f"ledger: {verdict}; {compared}", soft_wrap=True)

@@ -1,0 +1,98 @@
+"""Listings of the command line in a pipe: a row is one line with whole cells, whatever `COLUMNS` says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from contracts.wire import encode
+from kelvin.audit import audit_command
+from kelvin.billing import billing_command
+from kelvin.client import Target
+from kelvin.grants import grants_command
+from kelvin.keys import keys_command
+from kelvin.models import models_command, status_command
+from kelvin.tenants import tenants_command
+from kelvin.versions import versions_command
+from tests.kelvin.test_billing import GOOD
+
+LONG = "a-name-of-thirty-or-more-characters"
+MODEL = {
+    "model": LONG, "aliases": {"prod": "a" * 64}, "versions": [], "state": "restoring", "replicas": 2,
+    "scale": {"min": 1, "max": 12}, "split": {}, "grantees": ["b"], "last_restore": None,
+}  # fmt: skip
+STATUS = {
+    "processes": [{"name": f"{LONG}-{LONG}-{LONG}", "healthy": True, "ready": False}],
+    "device": None, "pools": [], "pending": [], "models": [MODEL],
+}  # fmt: skip
+KEY = {
+    "key_id": "key_06gvi8bhshcsc57af1k1gbef9o", "name": LONG, "state": "good", "scopes": ["inference", "admin"],
+    "models": ["m"], "created_at_s": 1_700_000_000, "expires_at_s": None, "last_used_at_s": None,
+}  # fmt: skip
+VERSION = {
+    "version": "a" * 64, "aliases": [LONG, "prod"], "health": "good", "state": "ready",
+    "architecture": "LlamaForCausalLM", "total_bytes": 1_500_000, "created_at_s": 1_700_000_000,
+}  # fmt: skip
+TENANT = {
+    "tenant": LONG, "state": "active", "models": 3, "keys": 12, "created_at_s": 1_700_000_000,
+    "limits": {"requests_per_minute_and_model": 1200},
+}  # fmt: skip
+EVENT = {
+    "link": 7, "at_s": 1_700_000_000, "actor": KEY["key_id"], "action": "keys.create", "subject": LONG,
+    "expired": False, "window": "keys", "detail": "made by the operator", "changed": {},
+}  # fmt: skip
+OPEN = tuple(f"rt-{number}-{LONG}" for number in range(4))
+BILL = msgspec.structs.replace(
+    GOOD, lines=tuple(msgspec.structs.replace(line, model=f"{LONG}-{LONG}") for line in GOOD.lines), open_runtimes=OPEN
+)
+
+
+@dataclass(frozen=True)
+class Installation(Target):
+    """An installation that answers every request with `answer`."""
+
+    data: Path = Path("/nowhere")
+    answer: object = None
+
+    def door(self, key_file: str = "admin.key") -> httpx.Client:
+        response = httpx.Response(200, content=encode(self.answer))
+        return httpx.Client(transport=httpx.MockTransport(lambda _: response), base_url="https://door")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "answer", "cells"),
+    [
+        pytest.param(keys_command, ["list"], {"keys": [KEY]}, [KEY["key_id"], LONG, "inference admin"], id="keys"),
+        pytest.param(status_command, [], STATUS, [f"{LONG}-{LONG}-{LONG}", "yes", "NO"], id="status, processes"),
+        pytest.param(status_command, [], STATUS, [LONG, "a" * 12, "restoring", "1-12"], id="status, models"),
+        pytest.param(models_command, [], {"models": [MODEL]}, [LONG, "restoring", "1-12"], id="models"),
+        pytest.param(
+            versions_command, ["list", "m"], {"versions": [VERSION]}, ["a" * 12, f"{LONG}, prod", "1.5"], id="versions"
+        ),
+        pytest.param(
+            tenants_command, ["list"], {"tenants": [TENANT]}, [LONG, "requests_per_minute_and_model 1200"], id="tenants"
+        ),
+        pytest.param(
+            grants_command, [], {"given": [{"owner": "o", "model": LONG, "grantee": f"{LONG}-2"}], "had": []},
+            [f"o/{LONG}", f"{LONG}-2"], id="grants",
+        ),
+        pytest.param(
+            audit_command, ["list"], {"events": [EVENT]}, [KEY["key_id"], LONG, "made by the operator"], id="audit"
+        ),
+        pytest.param(
+            billing_command, ["report"], BILL, [f"{LONG}-{LONG}", "completion tokens", "17", "0.000051"], id="billing"
+        ),
+        pytest.param(billing_command, ["report"], BILL, OPEN, id="billing, open replicas"),
+    ],
+)  # fmt: skip
+def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], answer: Any, cells: list[str]) -> None:
+    """So that `grep` finds it and the ids in it can be used."""
+    done = CliRunner().invoke(command, words, obj=Installation(answer=answer), env={"COLUMNS": "40"})
+    assert done.exit_code == 0, done.output
+    assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
+    assert [line for line in done.output.splitlines() if all(cell in line for cell in cells)], done.output
