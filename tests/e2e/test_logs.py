@@ -1,9 +1,13 @@
 """One request is followed through the logs of all processes that had to do with it."""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from coldstart_bench.installation import Installation
+from kelvin.supervisor.log_rotation import LIMIT_BYTES, LOOK_S, SUFFIX
 from tests.e2e.calls import complete, post
 from tests.e2e.inside import log_lines
 from tests.e2e.models import prompt_of
@@ -53,3 +57,20 @@ def test_the_callers_trace_stands_beside_it(kelvin: Installation) -> None:
         return traced == {"activator", "controlplane", "runtime"}
 
     kelvin.wait(told, "all have written")
+
+
+@pytest.mark.deep
+def test_large_log_is_rotated_while_the_installation_runs(kelvin: Installation) -> None:
+    """`kelvin up` looks at its directory of logs now and then. A log within the limit stays, as a control."""
+    logs = kelvin.data / "logs"
+    large, small, older = logs / "large.log", logs / "small.log", logs / f"large.log{SUFFIX}"
+    try:
+        for path, size in ((large, LIMIT_BYTES + 1), (small, LIMIT_BYTES)):
+            path.touch()
+            os.truncate(path, size)
+        kelvin.wait(lambda: older.exists() and large.stat().st_size == 0, "it is rotated", 2 * LOOK_S)
+        assert older.stat().st_size == LIMIT_BYTES + 1
+        assert small.stat().st_size == LIMIT_BYTES
+    finally:
+        for path in (large, small, older):
+            path.unlink(missing_ok=True)
