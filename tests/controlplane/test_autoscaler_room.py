@@ -305,8 +305,10 @@ def test_nothing_runs_for_a_suspended_tenant() -> None:
     asyncio.run(main())
 
 
-def test_lack_of_room_is_no_failed_start() -> None:
-    """More replicas than slots wait for room, however long; a slot that comes free is used within a tick."""
+def test_replicas_beyond_the_slots_wait_for_room() -> None:
+    """However long; a slot that comes free is used within a tick. That none of them counts as a failed start is tested
+    on the real actuator, see `test_slots_are_never_exceeded` in test_local.py.
+    """
 
     async def main() -> None:
         async with world(slots=2) as w:
