@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 import pytest
@@ -344,6 +344,79 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
     wait(lambda: _paid(payer) >= answered, "all are on the bill")
     assert _paid(payer) == answered
     ask(door.up, "PUT", path, payer.admin, {"min": 0, "max": 1})
+
+
+def _listener_pid(path: Path) -> int:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:  # nobody listens
+            return 0
+        pid: int = struct.unpack("iII", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        return pid
+
+
+class Impostor:
+    """Takes the socket of a replica, and answers each request there as no runtime does."""
+
+    def __init__(self, path: Path, answer: bytes) -> None:
+        self._path, self._answer = path, answer
+        self.asked = 0
+
+    def __enter__(self) -> Self:
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
+        self._thread = threading.Thread(target=self._serve, name="impostor")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        with suppress(OSError):  # it was shut down
+            while True:
+                with closing(self._listener.accept()[0]) as connection, suppress(OSError):
+                    connection.settimeout(5)
+                    self.asked += connection.recv(1 << 16).startswith(b"POST /v1/completions")
+                    connection.sendall(self._answer)
+
+
+_HTML: Final = b"HTTP/1.1 %s\r\ncontent-type: text/html\r\ncontent-length: 4\r\nconnection: close\r\n\r\ngone"
+IMPOSTORS: Final = {
+    "500": _HTML % b"500 Internal Server Error",
+    "404": _HTML % b"404 Not Found",
+    "200 without frames": _HTML % b"200 OK",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.2\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", IMPOSTORS.values(), ids=IMPOSTORS.keys())
+def test_another_server_in_place_of_a_replica(door: Door, payer: Tenant, answer: bytes) -> None:
+    """A replica's runtime is killed while the control plane is stopped, so nobody tells the activator, and another
+    server listens on its socket. Each request is answered by the other replica, also those that were sent there.
+    """
+    path = "/admin/v1/models/m/scale"
+    wait(lambda: ask(door.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
+    wait(lambda: len(_replicas(payer)) == 2, "two replicas are ready")
+    pid = _replicas(payer)[0]
+    (place,) = [path for path in (door.up.data / "run").glob("rt-*.sock") if _listener_pid(path) == pid]
+    controlplane = services(door.up)["controlplane"]
+    controlplane.suspend()
+    try:
+        os.kill(pid, signal.SIGKILL)
+        with Impostor(place, answer) as impostor:
+            answers = in_parallel(*[lambda n=n: payer.complete(f"w{n}", max_tokens=4) for n in range(16)])
+        assert impostor.asked, "nobody was sent there"
+    finally:
+        controlplane.resume()
+    assert [found.raw for found in answers if found.status != 200] == []
+    wait(lambda: payer.complete().status == 200, "it serves again")
 
 
 def _kill_replicas(tenant: Tenant, count: int) -> None:
