@@ -97,6 +97,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         answered=forecasts.answered,
         alive=lambda: [replica.runtime_id for replica in table],
         routers=routers(shown, renewals, inst.trail, telemetry),
+        obstacle=None,
     )
 
 

@@ -71,4 +71,4 @@ class Running:
     alive: Callable[[], Collection[str]] | None  # names in the ledger of who has not died; None where nobody knows
     routers: tuple[APIRouter, ...]
     # What keeps a tenant's versions from being started, whatever they are; None where nothing can.
-    obstacle: Callable[[str], Awaitable[StartProblem | None]] | None = None
+    obstacle: Callable[[str], Awaitable[StartProblem | None]] | None
