@@ -19,6 +19,7 @@ from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, Pod
 from controlplane.policy.labels import RENDERING
 from controlplane.policy.rollout import PAUSES, WAVE, Behind
 from controlplane.registry import Registry
+from controlplane.scaling.knative import wanted as wanted_services
 from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Unreachable
 from controlplane.scaling.knative.plane import SERVING
 from controlplane.scaling.knative.pods import PodTable
@@ -27,6 +28,7 @@ from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 from tests.controlplane.cluster_world import running
 from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, Place, Scene, at_once
+from tests.controlplane.plane_scene import play as play_bare
 from tests.controlplane.virtual_time import VirtualClock
 
 OLD = replace(CLUSTER, features=frozenset({ZERO_INITIAL_SCALE}))
@@ -642,3 +644,38 @@ def test_pass_that_fails_midway_leaves_no_service_out() -> None:
     found.update(seen)
     assert rollout.choose({})
     assert rollout.chosen.keys() == seen.keys()
+
+
+def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass ends with an error over another Service, and the roll-out goes on before the next whole pass."""
+
+    async def scenario(scene: Scene) -> None:
+        place = scene.place
+        for name in ("bad", "good"):
+            await scene.registry.register(registration(name), NOW_S)
+            await scene.registry.deploy(BY, TENANT, name, digest("a")[:12], NOW_S)
+        await scene.passes()
+        for name in ("bad", "good"):
+            ready = f"{ref_of(name).name}-00001"
+            place.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
+        await scene.passes()
+
+        def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
+            if pod.model == "bad":
+                raise ZeroDivisionError
+            return service(pod, cluster)
+
+        monkeypatch.setattr(wanted_services, "service", broken)
+        sound = place.objects[ref_of("good")]
+        place.put({**sound, "status": {**sound["status"], "conditions": [None]}})
+        for name in ("bad", "good"):
+            await scene.registry.rescale(BY, TENANT, name, ScaleChange(max=5), NOW_S)
+        await scene.passes()
+        place.put({**sound, "status": {**sound["status"], "latestReadyRevisionName": "other"}})
+        for _ in range(10):
+            await scene.passes(0.5)
+            assert ref_of("bad") in place.objects
+
+    play_bare(tmp_path, scenario)

@@ -131,8 +131,9 @@ class Plane:
         self._overlap = False  # an old version of some model still serves: it leaves after a time, or with its last pod
         self._takeover = Takeover(self._feed.reader_names)
         self._without_minimum: frozenset[str] = frozenset()  # tenants whose minimums did not hold at the last look
-        self._unrendered: dict[VersionKey, Failure] = {}  # as it was told
-        self._refused: set[VersionKey] = set()  # likewise
+        self._unrendered: dict[VersionKey, Failure] = {}  # at the last look at all versions
+        self._told: dict[VersionKey, Failure] = {}  # the same, as it was told
+        self._refused: set[VersionKey] = set()  # as it was told
         self._changed.set()
 
     def refusals(self) -> Counter[str]:
@@ -213,15 +214,17 @@ class Plane:
             own, lacking = self._placed(each for each in every if not self._pools.shared.takes(*each))
             objects, failed = self._rendering.objects(own, self._has_no_minimum)
             failed |= lacking
+            # Before anything that may fail: `_roll_out` goes on with what is rendered here, and must know what is not.
+            self._unrendered = failed
             self._rollout.render(objects, self._rendering.places)
             self._choose()
-            self._converger.want(self._wanted(failed))
+            self._converger.want(self._wanted())
             for key, failure in failed.items():
-                if self._unrendered.get(key) != failure:
+                if self._told.get(key) != failure:
                     self._fail(key, failure)
-            for key in self._unrendered.keys() - failed.keys():
-                self._outcomes.clear_problem(key, problem_of(self._unrendered[key]).reason)
-            self._unrendered = failed
+            for key in self._told.keys() - failed.keys():
+                self._outcomes.clear_problem(key, problem_of(self._told[key]).reason)
+            self._told = failed
 
     async def _roll_out(self) -> None:
         """Go on with the roll-out after a Service, a pod or the time has changed. It renders nothing again."""
@@ -229,7 +232,7 @@ class Plane:
             await self._progressed.wait()
             self._progressed.clear()
             if self._choose():
-                self._converger.want(self._wanted(self._unrendered))
+                self._converger.want(self._wanted())
 
     def _choose(self) -> bool:
         """Choose again whose turn it is in the roll-out. Return whether another Service may be wanted."""
@@ -237,11 +240,11 @@ class Plane:
         self._outcomes.behind = self._rollout.behind
         return is_changed
 
-    def _wanted(self, failed: Iterable[VersionKey]) -> Iterator[Json]:
-        """Yield all Services that the cluster is to have; `failed` are the versions that can't be rendered."""
+    def _wanted(self) -> Iterator[Json]:
+        """Yield all Services that the cluster is to have."""
         yield from self._rollout.chosen.values()
         # A version that can't be rendered keeps its Service as it is, so that it goes on serving.
-        for key in failed:
+        for key in self._unrendered:
             if self._service(key) is not None:
                 ref = Ref(SERVING, "Service", *place_of(key, self._rendering.cluster))
                 seen = self._converger.seen(ref)
