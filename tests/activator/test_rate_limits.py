@@ -9,6 +9,7 @@ import pytest
 
 from contracts.control import TenantLimits, TenantRow
 from contracts.errors import InvalidRequest, LimitExceeded
+from contracts.frames import ENCODED
 from tests.activator.control import STRANGER
 from tests.activator.replica import Call, Held, hello
 from tests.activator.world import CHAT, World, http, world
@@ -131,7 +132,9 @@ def test_prompt_that_the_replica_encoded_in_vain_counts(tmp_path: Path, encoded:
             await limit(here, tpm=1000)
             replica = await here.replica("a", refuse)
             long = CHAT | {"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 10}
-            assert (await here.post(body=long)).code == "context_length_exceeded"
+            refused = await here.post(body=long)
+            assert refused.code == "context_length_exceeded"
+            assert ENCODED not in refused.headers
             replica.script = hello
             got = await here.post(body=SMALL)
             assert low < int(got.headers["x-ratelimit-remaining-tokens"]) < high
