@@ -417,6 +417,9 @@ def test_another_server_in_place_of_a_replica(door: Door, payer: Tenant, answer:
         controlplane.resume()
     assert [found.raw for found in answers if found.status != 200] == []
     wait(lambda: payer.complete().status == 200, "it serves again")
+    ask(door.up, "PUT", path, payer.admin, {"min": 0, "max": 1})
+    ask(door.up, "POST", "/admin/v1/models/m/stop", payer.admin)
+    wait(lambda: not _replicas(payer), "its slots are free for the next attack")
 
 
 def _kill_replicas(tenant: Tenant, count: int) -> None:
