@@ -322,6 +322,8 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
     """
     _to_zero(door)  # there is room for both
     path = "/admin/v1/models/m/scale"
+    code, out, err = default_tenant(door.up).kelvin("tenants", "set", payer.name, "--weight", "1000")
+    assert code == 0, out + err  # so that its share of the device slots holds two replicas, whoever else has some
     wait(lambda: ask(door.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
     wait(lambda: len(_replicas(payer)) == 2, "two replicas are ready")
     before = door.pid()
@@ -344,6 +346,7 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
     wait(lambda: _paid(payer) >= answered, "all are on the bill")
     assert _paid(payer) == answered
     ask(door.up, "PUT", path, payer.admin, {"min": 0, "max": 1})
+    ask(door.up, "POST", "/admin/v1/models/m/stop", payer.admin)
 
 
 def _listener_pid(path: Path) -> int:
@@ -402,6 +405,8 @@ def test_another_server_in_place_of_a_replica(door: Door, payer: Tenant, answer:
     server listens on its socket. Each request is answered by the other replica, also those that were sent there.
     """
     path = "/admin/v1/models/m/scale"
+    code, out, err = default_tenant(door.up).kelvin("tenants", "set", payer.name, "--weight", "1000")
+    assert code == 0, out + err  # so that its share of the device slots holds two replicas, whoever else has some
     wait(lambda: ask(door.up, "PUT", path, payer.admin, {"min": 2, "max": 2}).status == 200, "it has a minimum")
     wait(lambda: len(_replicas(payer)) == 2, "two replicas are ready")
     pid = _replicas(payer)[0]
