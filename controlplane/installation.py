@@ -1,20 +1,21 @@
 """What a control plane has whoever runs its versions: books, names, keys, the trail of who did what, and the feed."""
 
 from collections.abc import Collection
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from contracts.errors import Refused
 from contracts.machine import Machine
 from contracts.settings import BadSetting
 from controlplane.access_api import Access
+from controlplane.backup_place import SETTING
 from controlplane.backup_schedule import BackupLoop, open_backups
 from controlplane.backups import Backups, sweep
 from controlplane.clock import Clock
 from controlplane.closings import currencies
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
-from controlplane.journal import LedgerJournal
+from controlplane.journal import LedgerJournal, OlderDatabase
 from controlplane.key_files import BadKeyFile
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
@@ -66,8 +67,14 @@ async def open_installation(
     """Everything that is stored is in memory and in the feed on return. Raises BadSetting."""
     journal = await open_backups(ladder, settings.data, settings.backup)
     ledger, feed = Ledger(database, journal), FeedHub(machine=machine)
-    with suppress(Refused):  # a place that is full or away: the next transaction does it before anything else
+    try:
         await ledger.settle_journal()
+    except Refused:
+        pass  # a place that is full or away: the next transaction does it before anything else
+    except OlderDatabase as older:
+        restore = f"kelvin restore {settings.backup} --data {settings.data} --replace"
+        rule = f"{older}. A copy of it must not be put back by hand: run `{restore}`"
+        raise BadSetting(SETTING, str(settings.backup), rule) from older
     telemetry.page.read(
         "kelvin_ledger_kept_aside_total",
         "Usage records that the ledger could not enter, and keeps aside.",

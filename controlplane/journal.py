@@ -7,6 +7,8 @@ Entries are written before their transaction commits. Marks tell a restore which
 
 - The transaction stores the journal's position in the database. If it did not commit, a `Dropped` mark is written
   behind its entries before anything else, and they are not replayed.
+- The journal notes each position that the database was seen to have (the file `committed`). A database with a lower
+  position was put back by hand. It is refused, as what it lacks was committed.
 - Each journal has a number, which the database stores with the position: positions of two journals can't be compared.
 - If a journal is used again after another one, or after none, it gets a `_GAP` mark: it lacks the entries made
   meanwhile, and a restore from a backup before the mark reports that.
@@ -16,6 +18,7 @@ the last transaction before a disk was lost.
 """
 
 import logging
+import os
 import secrets
 import struct
 import zlib
@@ -40,20 +43,26 @@ from spool.frame import Frame
 from spool.home import Home
 from spool.journal import SEGMENT_BYTES, Journal
 from spool.looking import frames_after
-from spool.reader import Tail, last_sequence, read_position
+from spool.reader import Tail, encode_position, last_sequence, read_position
 
 log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "journal"
 NUMBER: Final = "number"  # the file with the journal's number
+COMMITTED: Final = "committed"  # the file with the highest position that the database was seen to have
 _NUMBERS: Final = 2**31 - 1
 LIMIT_BYTES: Final = 64 << 30
 CLOSING_BYTES: Final = 256 << 20  # of a frozen bill, unpacked: some million of its lines
-# Entries of one transaction at most. A batch has 5,000 records, and a bill of CLOSING_BYTES has fewer pieces.
-MAX_ENTRIES: Final = 8_192
 PIECE_BYTES: Final = 128 * 1024
 REQUEST, LIFETIME, _CLOSING, _PIECE, _DROPPED, _UNREADABLE, _GAP = b"R", b"L", b"C", b"P", b"D", b"U", b"G"
 _PART: Final = struct.Struct("<cII")  # kind, which piece of a closing, how many there are
+
+
+class OlderDatabase(Exception):
+    """The database is a copy that somebody put back. Entries that it lacks were committed."""
+
+    def __init__(self, position: int, known: int) -> None:
+        super().__init__(f"the database ends at entry {position} of the journal, and had entry {known} before")
 
 
 class Closing(Wire, frozen=True):
@@ -158,13 +167,17 @@ class LedgerJournal:
         """`used` is the highest number that backups know. Raises OSError; BlockingIOError where another installation
         writes there.
         """
-        self._used = used
         self._home = Home.claim(place, DIRECTORY)
         try:
             self._journal = Journal(self._home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=LIMIT_BYTES)
             self._tail = Tail(self._home.path)
             self.number = _number_of(self._home.path)
-            self._marked = (-1, 0)  # behind which position, and up to where, entries are marked as dropped
+            # A journal of an older program doesn't say what was committed. Then all of it counts as committed.
+            has_note = (self._home.path / COMMITTED).exists()
+            self._marked = 0 if has_note else self.committed  # up to where no entry has to be marked as dropped
+            self._known = read_position(self._home.path, COMMITTED)
+            self._known_fd = os.open(self._home.path / COMMITTED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._used = max(used, self._known)
         except BaseException:
             self._home.close()
             raise
@@ -195,34 +208,23 @@ class LedgerJournal:
     def drop_after(self, position: int) -> None:
         """Mark entries behind `position` as dropped: the database says that its last transaction ended there.
 
-        Raises as `append`. If the database lacks more than one transaction without a mark, somebody put an older one
-        back. Then the entries were acknowledged, and stay.
+        Raises as `append`, and OlderDatabase if the database was known to be further: what it lacks was acknowledged.
         """
-        marked = self._marked_after(position)
-        if marked >= self.committed:
-            return
-        if self.committed - marked > MAX_ENTRIES:
-            behind = {"database": position, "journal": self.committed}
-            log.error("the database is older than its journal; nothing of that is marked as dropped", extra=behind)
+        if position < self._known:
+            raise OlderDatabase(position, self._known)
+        self._note_committed(position)
+        if self.committed <= max(position, self._marked):
             return
         log.warning("entries of the journal were not committed", extra={"after": position, "until": self.committed})
         self._append([_DROPPED + encode(Dropped(after=position, until=self.committed))])
-        self._marked = position, self.committed
+        self._marked = self.committed
 
-    def _marked_after(self, position: int) -> int:
-        """Return up to where all entries behind `position` are marked as dropped, the marks included."""
-        after, until = self._marked
-        if after == position:
-            return until
-        if self.committed - position <= MAX_ENTRIES:
-            return position
-        # A full disk of the database, for hours: each attempt has left entries and marks, and then this was restarted.
-        until = position
-        for frame in frames_after(self._home.path, position):
-            if frame.payload[:1] == _DROPPED and _mark_of(frame.payload).after <= position:
-                until = frame.sequence
-        self._marked = position, until
-        return until
+    def _note_committed(self, position: int) -> None:
+        # Not synced, and no error if it fails: an older note only finds out fewer databases that were put back.
+        if position > self._known:
+            self._known = position
+            with suppress(OSError):
+                os.pwrite(self._known_fd, encode_position(position), 0)
 
     def mark_gap(self) -> None:
         """Mark that entries were made without this journal. Raises as `append`."""
@@ -242,6 +244,9 @@ class LedgerJournal:
 
     def close(self) -> None:
         """Idempotent."""
+        if self._known_fd >= 0:
+            os.close(self._known_fd)
+            self._known_fd = -1
         self._journal.close()
         self._tail.close()
         self._home.close()

@@ -136,7 +136,7 @@ class Ledger:
     async def settle_journal(self) -> None:
         """Write the marks that the journal is due: see `journal.py`. Without a journal, store that none is in use.
 
-        Raises Refused if journal or database is unavailable.
+        Raises Refused if journal or database is unavailable, and OlderDatabase.
         """
         if self._journal is None:
             leave = update(journal_position).where(journal_position.c.id == IN_USE).values(position=0)

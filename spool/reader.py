@@ -170,10 +170,10 @@ def encode_position(last: int) -> bytes:
     return _POSITION.pack(last, crc32(last.to_bytes(8, "little")))
 
 
-def read_position(directory: Path) -> int:
-    """The last acknowledged sequence; 0 where nothing (readable) says so."""
+def read_position(directory: Path, name: str = POSITION) -> int:
+    """Return the last acknowledged sequence, or the one in another such file. Return 0 if it can't be read."""
     try:
-        raw = (directory / POSITION).read_bytes()
+        raw = (directory / name).read_bytes()
     except FileNotFoundError:
         return 0
     if len(raw) != _POSITION.size:

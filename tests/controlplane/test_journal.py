@@ -6,8 +6,10 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -17,13 +19,15 @@ from sqlalchemy.exc import OperationalError
 from contracts.billing import BillLine, ClosingReport
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
 from contracts.errors import Refused, Unavailable
+from contracts.settings import BadSetting
 from contracts.usage import Origin, RequestRecord
+from controlplane.installation import open_installation
 from controlplane.journal import (
-    MAX_ENTRIES,
     PIECE_BYTES,
     Closing,
     Entry,
     LedgerJournal,
+    OlderDatabase,
     entries_after,
     entry_of,
     extent_of,
@@ -34,6 +38,7 @@ from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
 from controlplane.price_book import default_price_book
 from controlplane.replay import replay
+from controlplane.settings import load
 from controlplane.store import Database, sqlite_engine
 from controlplane.verify import verify_ledger
 from spool.disk import Disk, segment_name, segments
@@ -251,7 +256,7 @@ def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: i
 
 def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_path: Path) -> None:
     """The database's disk is full, and each attempt leaves entries and marks: more than one transaction can write."""
-    records = tuple(request_record(number) for number in range(10, 10 + MAX_ENTRIES // 2))
+    records = tuple(request_record(number) for number in range(10, 110))
 
     async def failing(ledger: Ledger, _: LedgerJournal) -> None:
         commits_fail(ledger.database, 100)
@@ -349,15 +354,49 @@ def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
     same_again(tmp_path)
 
 
-def test_a_database_that_was_put_back_drops_nothing(tmp_path: Path) -> None:
-    """It lacks more than one transaction can write: what it lacks was acknowledged."""
+def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
+    """It lacks transactions that were committed: their senders were answered. A restore enters them."""
+
+    def enters(*numbers: int) -> Callable[[Ledger, LedgerJournal], Coroutine[Any, Any, None]]:
+        async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+            await ledger.settle_journal()
+            for number in numbers:
+                await ledger.append_requests(RequestBatch(records=(request_record(number),)))
+
+        return scenario
+
+    over(tmp_path, enters(1, 2, 3))
+    copy = (tmp_path / "kelvin.db").read_bytes()
+    over(tmp_path, enters(4, 5, 6))
+    (tmp_path / "kelvin.db").write_bytes(copy)
+    settings = load({"KELVIN_DATA": str(tmp_path / "data"), "KELVIN_BACKUP": str(tmp_path / "place")})
+
+    async def start() -> None:
+        with closing(Database(sqlite_engine(tmp_path / "kelvin.db"))) as database:
+            async with AsyncExitStack() as stack:
+                await open_installation(stack, settings, Mock(), Mock(), Mock(), Mock(), database, None)
+
+    (tmp_path / "data").mkdir()
+    with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=.*had entry 5 before.* run `kelvin restore .* --replace`"):
+        asyncio.run(start())
+    for numbers in ((), (7,)):
+        with pytest.raises(OlderDatabase, match="ends at entry 3 of the journal, and had entry 5"):
+            over(tmp_path, enters(*numbers))
+    assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_journal_of_an_older_program_drops_nothing_at_its_first_start(tmp_path: Path) -> None:
+    """It does not say which entries were committed."""
     journal = LedgerJournal(tmp_path)
-    journal.append([request_record(number) for number in range(1, MAX_ENTRIES + 2)])
-    journal.drop_after(0)
-    assert journal.committed == MAX_ENTRIES + 1
+    journal.append([request_record(1), request_record(2)])
+    journal.close()
+    (tmp_path / "journal" / "committed").unlink()
+    journal = LedgerJournal(tmp_path)
     journal.drop_after(1)
-    assert journal.committed == MAX_ENTRIES + 2
-    assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1]
+    assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1, 2]
+    journal.append([request_record(3)])
+    journal.drop_after(2)
+    assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1, 2]
     journal.close()
 
 
