@@ -108,19 +108,25 @@ class Graves:
         the disk or the spool refuses stays for the next start.
         """
         for page, pid, runtime_id in self._pages():
-            if runtime_id in recorded:
-                page.unlink()
-                continue
             try:
-                meter = decode_meter(page.read_bytes())
-            except ValueError as error:
-                log.warning("a meter page that is none was dropped", extra={"page": page.name, "error": str(error)})
-                page.unlink()
+                self._recover(page, pid, runtime_id, is_recorded=runtime_id in recorded)
             except OSError as error:
-                log.error("a meter page can't be read; it stays", extra={"page": page.name, "error": repr(error)})
-            else:
-                if (death := self._unseen(page, pid, runtime_id, meter)) is not None:
-                    self._write_blocking(page, meter, death)
+                log.error(
+                    "a meter page can't be read or removed; it stays", extra={"page": page.name, "error": repr(error)}
+                )
+
+    def _recover(self, page: Path, pid: int, runtime_id: str, *, is_recorded: bool) -> None:
+        if is_recorded:
+            page.unlink()
+            return
+        try:
+            meter = decode_meter(page.read_bytes())
+        except ValueError as error:
+            log.warning("a meter page that is none was dropped", extra={"page": page.name, "error": str(error)})
+            page.unlink()
+            return
+        if (death := self._unseen(page, pid, runtime_id, meter)) is not None:
+            self._write_blocking(page, meter, death)
 
     def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
         """Yield path, pid and runtime id of each meter page, or of those of one pid. Skips other files."""

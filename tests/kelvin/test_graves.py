@@ -217,6 +217,28 @@ def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
     assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
+@pytest.mark.parametrize("recorded", [{"rt-0"}, ()], ids=["recorded", "no page"])
+def test_a_page_that_cannot_be_removed_keeps_no_other(
+    tmp_path: Path, recorded: Collection[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays, and the page behind it becomes a record."""
+    leave_page(tmp_path, f"{PID}.rt-0")
+    leave_page(tmp_path, f"{PID}.rt-1")
+    stuck, unlink = tmp_path / "run" / "meters" / f"{PID}.rt-0", Path.unlink
+    if not recorded:
+        stuck.write_bytes(b"")
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path == stuck:
+            raise PermissionError(1, "not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    start_again(tmp_path, "supervisor-1", recorded)
+    assert pages(tmp_path) == [f"{PID}.rt-0"]
+    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
 def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
     """Its clock says nothing here."""
     leave_page(tmp_path, f"{PID}.rt-1")
