@@ -170,6 +170,6 @@ def test_a_key_may_be_held_to_a_granted_model(data: Path) -> None:
             made = await ask(door, OTHER, "POST", "/keys", body, status=201)
             assert made["key"]["models"] == ["acme/m", "mine", "n"]
             bad = await ask(door, OTHER, "POST", "/keys", {**body, "models": ["a/b/c"]}, status=400)
-            assert "must be a DNS label" in bad["detail"]
+            assert "'a/b/c': must be MODEL or OWNER/MODEL" in bad["detail"]
 
     asyncio.run(main())

@@ -20,6 +20,7 @@ from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
 from controlplane.store import Database, sqlite_engine
 from spool import recover
+from spool.reader import last_sequence
 from tests.controlplane.usage_records import END_US, MONTH
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,7 @@ def billed(root: Path) -> BillingReport:
         for _ in range(100):
             if not await recover(root / "spool", lambda _: post):
                 break
-        assert not any((root / "spool").iterdir())
+        assert {path.suffix for path in (root / "spool").rglob("*") if path.is_file()} <= {".damaged"}
         return await database.read(
             lambda connection: billing_report(
                 connection, default_price_book(), "acme", MONTH, live=set(), now_us=END_US
@@ -108,13 +109,15 @@ def test_a_killed_writer_s_requests_are_billed_once(tmp_path: Path, records: int
 
 def test_a_record_that_rotted_on_disk_is_named(tmp_path: Path) -> None:
     """Negative control: flip one byte of what was durable, and the bill says which records are missing."""
-    told = killed_writer(tmp_path / "spool", 900)
-    first = min((tmp_path / "spool" / "activator-1").glob("*.seg"))
+    killed_writer(tmp_path / "spool", 900)
+    source = tmp_path / "spool" / "activator-1"
+    written, first = last_sequence(source), min(source.glob("*.seg"))
     content = bytearray(first.read_bytes())
     content[20_000] ^= 0x40
     first.write_bytes(content)
     found = billed(tmp_path)
-    assert found.requests["ok"] < told
+    assert found.requests["ok"] == written - 1
     (problem,) = found.balance.problems
     assert (problem.kind, problem.subject) == ("sequence_hole", "activator-1")
     assert not found.balance.balanced
+    assert first.with_name(f"{first.name}.damaged").read_bytes() == content
