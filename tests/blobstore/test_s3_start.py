@@ -48,7 +48,7 @@ def _overwriting(exchange: Exchange) -> None:
 )
 def test_what_will_never_work(world: World, fault: Fault, method: str, said: str) -> None:
     """One line: setting, place, rule. Nothing is tried for long."""
-    with world.proxy.faulty(fault, method="DELETE"), pytest.raises(BadSetting) as bad:
+    with world.proxy.faulty(fault, method=method), pytest.raises(BadSetting) as bad:
         start(world.url())
     assert str(bad.value).startswith(f"KELVIN_STORE=s3://{world.bucket}/p/ at {world.proxy.url}: ")
     assert said in str(bad.value)
