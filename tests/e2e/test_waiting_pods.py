@@ -28,6 +28,7 @@ from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
 from tests.controlplane.door import knocking, program
 from tests.e2e.conftest import SETTINGS
 from tests.eventually import eventually
+from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.kelvin.orders import Orders
 from tests.runtime.processes import poll_until
 from tests.service.pki import Authority, write
@@ -52,16 +53,18 @@ def process(log: Path, *words: str, **more: str) -> Iterator["subprocess.Popen[b
 
 
 def test_a_request_at_zero_takes_the_pod_that_waits(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, tmp_path: Path, buckets: Buckets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answered as by one machine; Knative is told of two pods from then on, also while there is no control plane, and
     requests are answered. The next control plane has it at once, and releases it with its model.
     """
-    data = tmp_path / "data"
-    with running(data, settings=SETTINGS) as kelvin:
+    data, store = tmp_path / "data", buckets.url(buckets.make())
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with running(data, settings={**SETTINGS, "KELVIN_STORE": store}) as kelvin:
         kelvin.push(llama, "llama")
         want = kelvin.door.request("POST", "/v1/completions", BODY)["choices"]
-    store, inner, authority, port = (data / "store").as_uri(), tmp_path / "inner", Authority(), free_port()
+    inner, authority, port = tmp_path / "inner", Authority(), free_port()
     for role in Role:
         write(inner / role, authority.of(role), authority)
     settings = ON_CLUSTER | {

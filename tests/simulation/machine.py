@@ -255,7 +255,8 @@ class MachineWorld(World):
             now = {key: load for key, load in self.load.items() if load > 0}
             for process in self.machine.processes.values():
                 of = process.bind
-                process.busy = int(of is not None and now.get(VersionKey(of.tenant, of.model, of.version), 0) > 0)
+                busy = int(of is not None and now.get(VersionKey(of.tenant, of.model, of.version), 0) > 0)
+                process.busy = min(busy, process.busy) if process.is_ending else busy
             stats = tuple(
                 ConcurrencyStat(
                     tenant=key.tenant, model=key.model, version=key.version, concurrency=now.get(key, 0.0),

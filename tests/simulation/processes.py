@@ -49,6 +49,7 @@ class FakeProcess:
     answers: asyncio.Event = field(default_factory=asyncio.Event)  # not set while it hangs
     hangs: bool = False  # for longer than a busy process is silent
     drains_since_s: float = math.inf
+    is_ending: bool = False  # it was told to drain or to end, so nobody sends it anything new
     is_alive: bool = True
     tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
 
@@ -102,6 +103,7 @@ class FakeMachine:
         serves = process.state in (RuntimeState.READY, RuntimeState.DRAINING) and process.busy and not process.hangs
         if serves and number and asyncio.get_running_loop().time() - process.drains_since_s < self.drain_s - TOLD_S:
             self.cut.append(process.runtime_id)
+        process.is_ending |= number != 0
         if number == signal.SIGKILL:
             self._later(self.random.uniform(*END_S), process)
         elif number == signal.SIGTERM and process.answers.is_set():
@@ -188,7 +190,7 @@ class FakeMachine:
                     raise Refused(Conflict("state", f"is {process.state}"))
                 process.state = RuntimeState.ASLEEP2
             case "/control/drain":
-                process.state = RuntimeState.DRAINING
+                process.state, process.is_ending = RuntimeState.DRAINING, True
                 process.drains_since_s = min(process.drains_since_s, asyncio.get_running_loop().time())
             case "/control/condemn":
                 self._later(0.01, process)
