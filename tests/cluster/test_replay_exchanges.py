@@ -1,10 +1,12 @@
 """The recorded exchanges about a Knative Service and a Lease against ours, in order: apply, patch, update, delete."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
 
+from tests.cluster import cluster
 from tests.cluster.answers import Json
 from tests.cluster.api_server import serving
 from tests.cluster.recordings import NAMESPACE, Client, Replay, needs_recordings, recorded
@@ -61,7 +63,10 @@ LEASES: Final[list[Json]] = recorded("leases.json")
 
 @pytest.fixture(scope="module")
 def replay() -> Iterator[Replay]:
-    with serving() as server, server.no_collector(), Client(server) as client:
+    """Each write has a second of its own: one that changes nothing keeps the time of the one before."""
+    seconds = itertools.count()
+    with pytest.MonkeyPatch.context() as patch, serving() as server, server.no_collector(), Client(server) as client:
+        patch.setattr(cluster, "now", lambda: f"2026-01-01T00:00:{next(seconds) % 60:02d}Z")
         server.namespace(NAMESPACE)
         yield Replay(server, client, SENT, BEFORE)
 
