@@ -81,7 +81,8 @@ class RestoreStatus(Wire, frozen=True):
 
 class ImageBehind(Wire, frozen=True):
     """Why a version on a cluster still runs the image, or other settings of Kelvin's own, of before, and since when
-    the control plane knows that: `waiting` for its turn, `starting`, `failed` (its new revision) or `refused`.
+    the control plane knows that: `waiting` for its turn, `starting`, `failed` (its new revision), `refused`, or
+    `unreadable` (its Service in the cluster).
     """
 
     reason: str

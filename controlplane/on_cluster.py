@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REASONS: Final = ("Busy", "Conflict", "Denied", "Differs", "Foreign", "Invalid", "Missing", "Unreachable")
-BEHIND: Final = ("failed", "refused", "starting", "waiting")
+BEHIND: Final = ("failed", "refused", "starting", "unreadable", "waiting")
 STATES: Final = (ReplicaState.RESTORING, ReplicaState.READY, ReplicaState.DRAINING)
 
 

@@ -198,6 +198,8 @@ def stamp_of(wanted: Json | None) -> str:
 
 def differences(wanted: Json, seen: Json) -> tuple[Difference, ...]:
     """Fields of ours that are otherwise, or that somebody else has taken; the first few."""
+    if wanted == seen:
+        return ()
     found = tuple(islice(chain(_compared(wanted, seen, "", False), _taken(wanted, seen)), SHOWN))
     if wanted.get("kind") == "Secret":  # said in statuses and logs
         return tuple(Difference(each.field, "the one wanted", "another") for each in found)

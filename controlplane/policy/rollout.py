@@ -44,7 +44,7 @@ OUTDATED: Final = frozenset({Stage.WAITING, Stage.WRITING, Stage.REFUSED})
 class Behind:
     """Why a version does not run the wanted rendering yet. `since_s` is Unix time."""
 
-    reason: str  # "waiting", "starting", "failed" or "refused"
+    reason: str  # "waiting", "starting", "failed", "refused" or "unreadable"
     message: str
     since_s: int
 

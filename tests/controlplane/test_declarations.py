@@ -340,6 +340,25 @@ def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+    """Its mirrors stay as they are. Other models are seen to, and mirrored."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            first = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", prod=A)
+            await w.until(lambda: len(w.cluster.of("ModelVersion")) == 1)
+            held = w.cluster.objects[first]
+            w.cluster._put({**held, "metadata": {key: each for key, each in held["metadata"].items() if key != "uid"}})
+            await w.registry.register(registration("mail", "a", tenant="acme"), NOW_S)
+            second = w.cluster.declare("Model", "mail", "kelvin-acme", tenant="acme", prod=A)
+            await w.until(lambda: w.running.done() or len(w.cluster.of("ModelVersion")) == 2)
+            assert not w.running.done()
+            assert w.cluster.conditions(second)["Applied"][0] == "True"
+
+    asyncio.run(scenario())
+
+
 def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """Nor what it mirrors with."""
 

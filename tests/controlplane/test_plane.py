@@ -19,11 +19,13 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.plane import SERVING
+from controlplane.scaling.knative.tenant_spaces import TenantSpaces
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry
 from tests.controlplane.cluster_world import running
 from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, OVERLAP_S, Place, Scene, at, at_once, play
 from tests.controlplane.virtual_time import VirtualClock
+from tests.loops import in_loop
 
 
 def test_from_a_registration_to_its_deletion(tmp_path: Path) -> None:
@@ -197,6 +199,22 @@ def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None
         assert await it.plane.obstacle(TENANT) is None
 
     play(tmp_path, scenario, Place("another"), cluster=CONTROLLED)
+
+
+@in_loop
+async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None:
+    """Nothing starts there. To ask about it raises nothing, which would end the pass over all versions."""
+    clock, place = VirtualClock(), Place("acme")
+    namespace = next(ref for ref in place.objects if ref.kind == "Namespace")
+    held = place.objects[namespace]
+    place.put({**held, "metadata": {**held["metadata"], "labels": "none"}})
+    spaces = TenantSpaces(place, Needs(), clock, lambda: None)
+    async with running(spaces):
+        await clock.advance(1.0)
+        assert not spaces.is_complete("kelvin-acme", "acme")
+        failure = spaces.failure("kelvin-acme", "acme")
+        assert failure is not None
+        assert "the label kelvin.dev/tenant=acme" in failure.message
 
 
 def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:

@@ -622,60 +622,111 @@ def test_pass_reads_only_services_that_changed() -> None:
     assert read == {ref_of("m150").name}
 
 
-def test_pass_that_fails_midway_leaves_no_service_out() -> None:
-    """A Service that can't be read ends the pass. Once it can be, the next pass chooses those read before it as well:
-    a Service that is not chosen would be deleted.
-    """
-    clock, names = VirtualClock(), ["m0", "m1", "m2"]
-    wanted, seen = [], dict[Ref, Json]()
-    for name in names:
-        pod = PodVersion(
-            tenant=TENANT, model=name, version=digest("a"), weight_bytes=1 << 30, kv_bytes=1 << 29, max_streams=8,
-            min_scale=0, max_scale=1, target=None, window_s=60, grace_s=30, average="linear",
-        )  # fmt: skip
-        wanted.append(service(pod, NEW))
-        seen[ref_of(name)] = stamped(service(pod, OLD), "kelvin")
-    broken = {**seen[ref_of("m2")], "status": {"conditions": [None]}}
-    found = {**seen, ref_of("m2"): broken}
-    rollout = Rollout(lambda ref: found[ref], lambda _: None, PodTable(clock, "cpu-1"), clock, "kelvin", NEW.features)
-    rollout.render(wanted, {(NAMESPACE, ref_of(name).name): key(name) for name in names})
-    with pytest.raises(AttributeError):
-        rollout.choose({})
-    found.update(seen)
-    assert rollout.choose({})
-    assert rollout.chosen.keys() == seen.keys()
+UNREADABLE: list[Callable[[Json], Json]] = [
+    lambda obj: {**obj, "status": {**obj["status"], "conditions": [None]}},
+    lambda obj: {**obj, "status": "Ready"},
+    lambda obj: {**obj, "spec": {"template": "none"}},
+    lambda obj: {**obj, "metadata": {**obj["metadata"], "annotations": ["none"]}},
+    lambda obj: {**obj, "metadata": {**obj["metadata"], "managedFields": [None]}},
+]
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE, ids=["conditions", "status", "template", "annotations", "managers"])
+def test_service_that_cannot_be_read_costs_only_itself(
+    unreadable: Callable[[Json], Json], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stays as it is, and status and log name it. The new image reaches all others, and it once it can be read."""
+
+    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+        ref = ref_of("m03")
+        sound = place.objects[ref]
+        place.put(unreadable(sound))
+        left_alone = place.objects[ref]
+        others = [model for model in place.models if model != "m03"]
+        async with lead(NEW) as scene:
+            for _ in range(20):
+                await scene.passes(10)
+                for model in others:
+                    place.becomes(model, "True")
+            assert {place.image(model) for model in others} == {NEW.image}
+            assert place.objects[ref] == left_alone
+            why = behind(scene, "m03")
+            assert why is not None
+            assert (why.reason, why.message) == (
+                "unreadable",
+                "its Service in the cluster can't be read; it stays as it is",
+            )
+            assert any(str(ref) in str(each.__dict__) for each in caplog.records)
+            place.put({**sound, "metadata": {**sound["metadata"], "resourceVersion": None}})
+            await place.starts_all(scene)
+            assert place.images() == {NEW.image: 9}
+            assert scene.outcomes.behind == {}
+
+    play(tmp_path, 9, scenario)
+
+
+async def serve_bad_and_good(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models are ready. From then on the Service of `bad` can't be rendered."""
+    for name in ("bad", "good"):
+        await scene.registry.register(registration(name), NOW_S)
+        await scene.registry.deploy(BY, TENANT, name, digest("a")[:12], NOW_S)
+    await scene.passes()
+    for name in ("bad", "good"):
+        ready = f"{ref_of(name).name}-00001"
+        scene.place.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
+    await scene.passes()
+
+    def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
+        if pod.model == "bad":
+            raise ZeroDivisionError
+        return service(pod, cluster)
+
+    monkeypatch.setattr(wanted_services, "service", broken)
 
 
 def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass ends with an error over another Service, and the roll-out goes on before the next whole pass."""
+    """A pass ends with an error, and the roll-out goes on before the next whole pass."""
+    choose, errors = Rollout.choose, list[Exception]()
+
+    def choose_after_errors(self: Rollout, refusals: Any) -> bool:
+        if errors:
+            raise errors.pop()
+        return choose(self, refusals)
 
     async def scenario(scene: Scene) -> None:
         place = scene.place
-        for name in ("bad", "good"):
-            await scene.registry.register(registration(name), NOW_S)
-            await scene.registry.deploy(BY, TENANT, name, digest("a")[:12], NOW_S)
-        await scene.passes()
-        for name in ("bad", "good"):
-            ready = f"{ref_of(name).name}-00001"
-            place.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
-        await scene.passes()
-
-        def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
-            if pod.model == "bad":
-                raise ZeroDivisionError
-            return service(pod, cluster)
-
-        monkeypatch.setattr(wanted_services, "service", broken)
+        await serve_bad_and_good(scene, monkeypatch)
+        monkeypatch.setattr(Rollout, "choose", choose_after_errors)
+        errors.append(ZeroDivisionError())
         sound = place.objects[ref_of("good")]
-        place.put({**sound, "status": {**sound["status"], "conditions": [None]}})
         for name in ("bad", "good"):
             await scene.registry.rescale(BY, TENANT, name, ScaleChange(max=5), NOW_S)
         await scene.passes()
+        assert not errors
         place.put({**sound, "status": {**sound["status"], "latestReadyRevisionName": "other"}})
         for _ in range(10):
             await scene.passes(0.5)
             assert ref_of("bad") in place.objects
+
+    play_bare(tmp_path, scenario)
+
+
+def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays, and what changes of another version is written."""
+
+    async def scenario(scene: Scene) -> None:
+        place = scene.place
+        await serve_bad_and_good(scene, monkeypatch)
+        before = place.objects[ref_of("bad")]
+        place.put({**before, "metadata": {**before["metadata"], "managedFields": [None]}})
+        for name in ("bad", "good"):
+            await scene.registry.rescale(BY, TENANT, name, ScaleChange(max=6), NOW_S)
+        await scene.passes(10)
+        assert place.objects[ref_of("good")]["spec"]["template"]["metadata"]["annotations"][MAX] == "6"
+        assert ref_of("bad") in place.objects
 
     play_bare(tmp_path, scenario)

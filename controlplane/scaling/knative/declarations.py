@@ -53,6 +53,7 @@ class Declarations:
         self._period_s = period_s
         self._views = {policy.MODEL: View(), policy.TENANT: View()}
         self._mirror = Converger(api, (Kind(policy.API_VERSION, policy.MODEL_VERSION),), clock, installation)
+        self._mirrored: dict[Ref, list[Json]] = {}  # objects of versions, by their model's object
         self._news = asyncio.Event()
         self._failures = 0
 
@@ -94,7 +95,11 @@ class Declarations:
         for obj in tuple(models.values()):
             with self._trying(Ref.of(obj)):
                 await self._model(obj)
-        mirrored = [each for obj in models.values() for each in self._versions(obj)]  # of those still there
+        self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models}
+        for ref, obj in tuple(models.items()):  # those still there
+            with self._trying(ref):  # if one can't be read, its mirrors stay as they are
+                self._mirrored[ref] = self._versions(obj)
+        mirrored = [wanted for each in self._mirrored.values() for wanted in each]
         self._mirror.want(mirrored)
         for wanted in mirrored:
             with self._trying(Ref.of(wanted)):

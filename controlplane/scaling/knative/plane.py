@@ -23,7 +23,7 @@ from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
 from controlplane.outcomes import Outcomes
 from controlplane.policy import overlap
-from controlplane.policy.convergence import owned_part, owner_of
+from controlplane.policy.convergence import owner_of
 from controlplane.policy.knative_seen import (
     PRIVATE,
     UNSCHEDULABLE,
@@ -47,7 +47,7 @@ from controlplane.scaling.knative.following import place_of as _place
 from controlplane.scaling.knative.node_waits import NodeWaits
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
-from controlplane.scaling.knative.rollout import Rollout
+from controlplane.scaling.knative.rollout import Rollout, as_it_is
 from controlplane.scaling.knative.tenant_spaces import TenantSpaces
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 from controlplane.takeover import Takeover
@@ -249,7 +249,7 @@ class Plane:
                 ref = Ref(SERVING, "Service", *place_of(key, self._rendering.cluster))
                 seen = self._converger.seen(ref)
                 if ref not in self._rollout.chosen and seen is not None:
-                    yield owned_part(seen)
+                    yield as_it_is(seen)
         yield from filter(self._is_placed, self._pools.objects())
 
     def _placed(

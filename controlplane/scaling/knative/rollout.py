@@ -32,6 +32,7 @@ from controlplane.policy.rollout import (
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Missing, Ref
 from controlplane.scaling.knative.following import place_of
 from controlplane.scaling.knative.pods import PodTable
+from service.loops import record_error
 
 log = logging.getLogger(__name__)
 
@@ -110,22 +111,28 @@ class Rollout:
         for ref, (key, obj) in self._rendered.items():
             sources = _Sources(obj, self._seen(ref), key in with_pods, ref in self._writes, refusals.get(ref))
             before = self._entries.get(ref)
-            if before is None or before.sources != sources:
-                changed[ref] = self._entry(key, sources, None if before is None else before.rolling, now_s)
+            if before is not None and before.sources == sources:
+                continue
+            try:
+                rolling = self._rolling(sources, None if before is None else before.rolling, now_s)
+                changed[ref] = _Entry(key, sources, rolling)
+            except Exception as error:  # one Service that can't be read must not stop the roll-out of the others
+                record_error(error, ref)
+                changed[ref] = _Entry(key, sources, None, is_readable=False)
         return changed
 
-    def _entry(self, key: VersionKey, sources: "_Sources", before: "Rolling | None", now_s: float) -> "_Entry":
+    def _rolling(self, sources: "_Sources", before: Rolling | None, now_s: float) -> Rolling | None:
         obj, seen, has_pods, is_admitted, refusal = sources
         if seen is None or not self._is_ours(seen):
-            return _Entry(key, sources, None)
+            return None
+        owned_part(seen)  # read here, so that an error costs only this Service
         refused_at_s = None
         if is_admitted and refusal is not None and refusal.reason in _LASTING:
             refused_at_s = now_s if before is None or before.stage is not Stage.REFUSED else before.failed_at_s
         is_idle = notes_of(obj).get(f"{AUTOSCALING}/min-scale") == "0" and not has_pods
-        rolling = rolling_of(
+        return rolling_of(
             obj, seen, is_awake=not is_idle, is_admitted=is_admitted, refused_at_s=refused_at_s, now_s=now_s
         )
-        return _Entry(key, sources, rolling)
 
     def _is_ours(self, seen: Json) -> bool:
         return owner_of(seen) in (None, self._installation) and "deletionTimestamp" not in seen["metadata"]
@@ -141,6 +148,8 @@ class Rollout:
         obj, seen, rolling = entry.sources.obj, entry.sources.seen, entry.rolling
         if rolling is None or rolling.stage not in OUTDATED:
             self._held.pop(ref, None)
+        if not entry.is_readable and seen is not None:
+            return as_it_is(seen)
         if rolling is None or seen is None:
             return obj
         # A Revision without a pod is ready at once: only for a version that has shown before that it starts.
@@ -179,10 +188,12 @@ class Rollout:
         names no other tenant.
         """
         rolling, seen, refusal = entry.rolling, entry.sources.seen, entry.sources.refusal
+        if not entry.is_readable:
+            return "unreadable", "its Service in the cluster can't be read; it stays as it is"
         if rolling is None or seen is None:
             return None
         if rolling.stage is Stage.FAILED:
-            created = (seen.get("status") or {}).get("latestCreatedRevisionName") or ""
+            created = str((seen.get("status") or {}).get("latestCreatedRevisionName") or "")
             failed = self._failed((rolling.place[0], created))
             what = sentence("" if failed is None else failed.reason)
             return "failed", f"its new revision did not start: {what}; the one of before serves"
@@ -222,3 +233,12 @@ class _Entry:
     key: VersionKey
     sources: _Sources
     rolling: Rolling | None
+    is_readable: bool = True
+
+
+def as_it_is(seen: Json) -> Json:
+    """Return what to want of a Service so that the cluster keeps it as it is."""
+    try:
+        return owned_part(seen)
+    except Exception:  # `managedFields` can't be read: the object as it is seen differs from itself in nothing
+        return dict(seen)

@@ -166,7 +166,9 @@ class TenantSpaces:
             self._probes.pop(name, None)
         else:
             about = obj["metadata"]
-            self._spaces[name] = _Space(str(about.get("uid", "")), about.get("labels") or {})
+            labels = about.get("labels")
+            # Labels that can't be read count as none, so that nothing starts there.
+            self._spaces[name] = _Space(str(about.get("uid", "")), labels if isinstance(labels, dict) else {})
         if name in self._wanted:
             self._probe_due.set()
             self._notify()
