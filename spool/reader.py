@@ -120,8 +120,11 @@ class Tail:
         log.error("records of a spool are lost", extra=lost)
         if self._content[self._offset :].strip(b"\0"):
             path = self.directory / segment_name(self._segment)
-            with suppress(FileExistsError, FileNotFoundError):
-                os.link(path, path.with_name(path.name + DAMAGED))
+            try:
+                with suppress(FileExistsError, FileNotFoundError):
+                    os.link(path, path.with_name(path.name + DAMAGED))
+            except OSError as error:  # a full disk, or one without hard links: the records behind are worth more
+                log.error("a damaged segment can't be kept", extra={"file": path.name, **lost, "error": repr(error)})
 
     def _frame_after(self, sequence: int, until: int) -> Frame | None:
         """Return the first whole frame behind `sequence`, up to `until`. Look only in the segment of the next one."""
@@ -170,16 +173,21 @@ def encode_position(last: int) -> bytes:
     return _POSITION.pack(last, crc32(last.to_bytes(8, "little")))
 
 
-def read_position(directory: Path, name: str = POSITION) -> int:
-    """Return the last acknowledged sequence, or the one in another such file. Return 0 if it can't be read."""
+def read_position(directory: Path) -> int:
+    """Return the last acknowledged sequence, 0 if its file is missing or damaged."""
+    return try_read_position(directory / POSITION) or 0
+
+
+def try_read_position(path: Path) -> int | None:
+    """Return the sequence in a file of `encode_position`, None if it is missing or damaged."""
     try:
-        raw = (directory / name).read_bytes()
+        raw = path.read_bytes()
     except FileNotFoundError:
-        return 0
+        return None
     if len(raw) != _POSITION.size:
-        return 0
+        return None
     last, checksum = _POSITION.unpack(raw)
-    return int(last) if crc32(raw[:8]) == checksum else 0
+    return int(last) if crc32(raw[:8]) == checksum else None
 
 
 def last_sequence(directory: Path) -> int:

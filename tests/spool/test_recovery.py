@@ -1,6 +1,8 @@
 """What a dead process left in its spool is shipped and removed; what a live one owns is left alone."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,6 +150,23 @@ def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: in
     assert [(path.name, path.read_bytes()) for path in home.iterdir()] == [(segment_name(1) + ".damaged", content)]
     assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 0)]
     assert len(list(home.iterdir())) == 1
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EMLINK])
+def test_records_behind_damage_are_shipped_where_no_damaged_segment_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The disk is full, or has no hard links."""
+
+    def link(source: Path, *_: object) -> None:
+        raise OSError(code, os.strerror(code), str(source))
+
+    monkeypatch.setattr(os, "link", link)
+    leave(tmp_path, "dead-1", 5)
+    flip(tmp_path / "dead-1" / segment_name(1), 2 * len(encode_frame(1, make("x" * 10)(1))))
+    receiver = Receiver()
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 4, 1, 0)]
+    assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
 
 
 def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> None:
