@@ -43,7 +43,7 @@ from spool.frame import Frame
 from spool.home import Home
 from spool.journal import SEGMENT_BYTES, Journal
 from spool.looking import frames_after
-from spool.reader import Tail, encode_position, last_sequence, read_position
+from spool.reader import Tail, encode_position, last_sequence, read_position, try_read_position
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +172,14 @@ class LedgerJournal:
             self._journal = Journal(self._home.path, disk=disk, segment_bytes=segment_bytes, limit_bytes=LIMIT_BYTES)
             self._tail = Tail(self._home.path)
             self.number = _number_of(self._home.path)
-            # A journal of an older program doesn't say what was committed. Then all of it counts as committed.
-            has_note = (self._home.path / COMMITTED).exists()
-            self._marked = 0 if has_note else self.committed  # up to where no entry has to be marked as dropped
-            self._known = read_position(self._home.path, COMMITTED)
-            self._known_fd = os.open(self._home.path / COMMITTED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._readable = last_sequence(self._home.path)
+            # A journal of an older program, or with a damaged note, doesn't say what was committed. Then all counts.
+            known = try_read_position(self._home.path / COMMITTED)
+            self._marked = self.committed if known is None else 0  # up to where no entry has to be marked as dropped
+            self._known = -1 if known is None else known
             self._used = max(used, self._known)
+            if self.committed == 0:
+                self._note_committed(0)  # a new journal: what is entered from here on needs its transaction
         except BaseException:
             self._home.close()
             raise
@@ -194,12 +196,14 @@ class LedgerJournal:
         """Append durably. Raises Refused(Unavailable); appending the same entries again is harmless."""
         self._append([payload for entry in entries for payload in pieces_of(payload_of(entry))])
 
-    def skip_to(self, position: int) -> None:
-        """Go on behind `position`, and behind what backups know, where the files end before that. Raises as `append`.
+    def skip_to(self, position: int | None) -> None:
+        """Go on behind the database's `position`, and behind what backups know, where the files end before that.
+        Raises as `append`.
 
-        Backups say by number which entries come after them, so that no number may be given twice.
+        Backups say by number which entries come after them, so that no number may be given twice. After a restore the
+        database has no position. Then whole entries behind a damaged one were used, too: the restore entered them.
         """
-        used = max(position, self._used)
+        used = max(self._readable if position is None else position, self._used)
         if used > self.committed:
             log.error("the journal has lost entries", extra={"after": self.committed, "until": used})
             self._journal.skip_to(used)
@@ -224,7 +228,11 @@ class LedgerJournal:
         if position > self._known:
             self._known = position
             with suppress(OSError):
-                os.pwrite(self._known_fd, encode_position(position), 0)
+                fd = os.open(self._home.path / COMMITTED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.pwrite(fd, encode_position(position), 0)  # in place: it needs no room on a full disk
+                finally:
+                    os.close(fd)
 
     def mark_gap(self) -> None:
         """Mark that entries were made without this journal. Raises as `append`."""
@@ -244,9 +252,6 @@ class LedgerJournal:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._known_fd >= 0:
-            os.close(self._known_fd)
-            self._known_fd = -1
         self._journal.close()
         self._tail.close()
         self._home.close()

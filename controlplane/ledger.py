@@ -188,7 +188,7 @@ class Ledger:
         query = select(c.id, c.position).where(c.id.in_((journal.number, IN_USE)))
         known = {row.id: row.position for row in connection.execute(query)}
         position, in_use = known.get(journal.number), known.get(IN_USE)
-        journal.skip_to(position or 0)
+        journal.skip_to(position)
         if position is not None:
             journal.drop_after(position)
         if in_use is not None and in_use != journal.number:

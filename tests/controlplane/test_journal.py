@@ -354,17 +354,19 @@ def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
     same_again(tmp_path)
 
 
+def enters(*numbers: int) -> Callable[[Ledger, LedgerJournal], Coroutine[Any, Any, None]]:
+    """Start, and enter these requests, each in a transaction of its own."""
+
+    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.settle_journal()
+        for number in numbers:
+            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
+
+    return scenario
+
+
 def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
     """It lacks transactions that were committed: their senders were answered. A restore enters them."""
-
-    def enters(*numbers: int) -> Callable[[Ledger, LedgerJournal], Coroutine[Any, Any, None]]:
-        async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
-            await ledger.settle_journal()
-            for number in numbers:
-                await ledger.append_requests(RequestBatch(records=(request_record(number),)))
-
-        return scenario
-
     over(tmp_path, enters(1, 2, 3))
     copy = (tmp_path / "kelvin.db").read_bytes()
     over(tmp_path, enters(4, 5, 6))
@@ -383,6 +385,42 @@ def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OlderDatabase, match="ends at entry 3 of the journal, and had entry 5"):
             over(tmp_path, enters(*numbers))
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "note", [b"", bytes(12), b"\xff" * 12, b"\x05" * 7], ids=["empty", "zeros", "other bytes", "torn"]
+)
+def test_a_journal_with_a_damaged_note_drops_nothing_of_a_database_that_was_put_back(
+    tmp_path: Path, note: bytes
+) -> None:
+    """Nobody knows what was committed, so that all of it counts: it is no older database that has to be refused."""
+    over(tmp_path, enters(1, 2, 3))
+    copy = (tmp_path / "kelvin.db").read_bytes()
+    over(tmp_path, enters(4, 5, 6))
+    (tmp_path / "kelvin.db").write_bytes(copy)
+    (tmp_path / "place" / "journal" / "committed").write_bytes(note)
+    over(tmp_path, enters(7))
+    assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its journal is of an older program, without a note. Only what writes to it is refused."""
+    over(tmp_path, enters(1))
+    (tmp_path / "place" / "journal" / "committed").unlink()
+    real_open = os.open
+
+    def read_only(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if "place" in Path(path).parts and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", read_only)
+    over(tmp_path, enters())
+    with pytest.raises(Refused):
+        over(tmp_path, enters(2))
+    monkeypatch.undo()
+    over(tmp_path, enters(2))
+    assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2]
 
 
 def test_a_journal_of_an_older_program_drops_nothing_at_its_first_start(tmp_path: Path) -> None:
@@ -479,6 +517,24 @@ def test_a_damaged_journal_is_read_around(tmp_path: Path) -> None:
     path = tmp_path / "journal" / segment_name(2)
     path.write_bytes(b"\0" * path.stat().st_size)
     assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1, 3]
+
+
+def test_entries_behind_damage_outlast_a_restore(tmp_path: Path) -> None:
+    """A restored database doesn't say how far the journal went. New entries don't take numbers of whole ones."""
+
+    async def one_batch(ledger: Ledger, _: LedgerJournal) -> None:
+        await ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in range(1, 7))))
+
+    over(tmp_path, one_batch)
+    path = tmp_path / "place" / "journal" / segment_name(1)
+    path.write_bytes(path.read_bytes().replace(b"req-4", b"req-x"))
+    (tmp_path / "kelvin.db").unlink()
+    again(tmp_path / "place", tmp_path / "restored").close()
+    (tmp_path / "restored" / "kelvin.db").rename(tmp_path / "kelvin.db")
+    over(tmp_path, enters(7))
+    kept = [entry.request_id for _, entry in entries_after(tmp_path / "place", 0) if isinstance(entry, RequestRecord)]
+    assert kept == ["req-1", "req-2", "req-3", "req-5", "req-6", "req-7"]
+    assert lost_after(tmp_path / "place", 0) == 1
 
 
 def test_damage_in_the_last_segment_of_a_journal_is_missing(tmp_path: Path) -> None:
