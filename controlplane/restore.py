@@ -48,7 +48,10 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
         with closing(_opened(staging / DATABASE)) as database:
             _check_pages(database)
             # The journal first: it says whether a record that was unshipped came before or after its month was closed.
-            replayed, missing = _replay_journal(database, source, index) if source.is_dir() else (0, 0)
+            if source.is_dir():
+                replayed, missing = _replay_journal(database, source, index)
+            else:
+                replayed, missing = 0, 0 if data is None else _left_out(source, index)
             waiting = _unshipped(staging / UNSHIPPED, index.made_at_us)
             unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
             unshipped = replay(database.engine, waiting) - unreadable
@@ -139,15 +142,30 @@ def _frames_in(content: bytes) -> Iterator[Frame]:
         offset = frame.end
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raise CannotRestore for an entry that a newer program wrote."""
+    try:
+        yield
+    except ValueError as error:
+        raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
+
+
 def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:
     """How many entries came after the backup, and how many should have and did not."""
     if index.journal_after is None:
         return 0, 0
-    try:
+    with _readable():
         replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
-    except ValueError as error:
-        raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
     return replayed, lost_after(place, index.journal_after)
+
+
+def _left_out(file: Path, index: BackupIndex) -> int:
+    """Return how many entries of the journal beside a backup's file come after it. They are not entered."""
+    if index.journal_after is None:
+        return 0
+    with _readable():
+        return sum(1 for _ in entries_after(file.parent, index.journal_after))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

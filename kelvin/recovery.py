@@ -129,6 +129,9 @@ def restore_command(
     if report.missing != 0:
         lost = "the journal behind it is gone" if report.missing is None else f"{report.missing} entries are missing"
         click.echo(f"the ledger is not whole: {lost}", err=True)
+        if source.is_file():
+            place = source.absolute().parent
+            click.echo(f"they are in its journal: `kelvin restore {place} --replace` enters them, too", err=True)
     if report.missing != 0 or report.unreadable:
         context.exit(MISSING_EXIT)
 

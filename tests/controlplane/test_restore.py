@@ -143,6 +143,26 @@ def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
     }
 
 
+def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -> None:
+    """Only the place is restored with its journal. A check of the file says nothing of it."""
+    files: list[Path] = []
+
+    async def scenario(world: World) -> None:
+        await world.enter(1, 2)
+        made = await world.loop().once()
+        assert made is not None
+        files.append(made)
+        assert back(made, tmp_path / "at once").missing == 0
+        await world.enter(3, 4, 5)
+
+    in_world(tmp_path, scenario)
+    assert restore(files[0], None, replace=False, accept_unsound=False).missing == 0
+    report = back(files[0], tmp_path / "file")
+    assert (report.replayed, report.missing) == (0, 3)
+    report = back(tmp_path / "place", tmp_path / "file", replace=True)
+    assert (report.replayed, report.missing) == (3, 0)
+
+
 @pytest.mark.deep
 def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
     """Whatever was durable when it began is in it: a hundred records, entered one by one beside five backups."""
