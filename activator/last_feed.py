@@ -2,7 +2,8 @@
 
 Digests of keys, no key. Written whole, mode 0600, on a change at most each `EVERY_S`, and else each `AGAIN_S` while the
 control plane is heard, since it tells when that was. Older than `max_age_s`, on disk or in memory, it counts for
-nothing: that bounds for how long an activator that is cut off takes a key that was revoked meanwhile.
+nothing: that bounds for how long an activator that is cut off takes a key that was revoked meanwhile. The age of a file
+of this boot is measured by the monotonic clock, so a step of the wall clock neither ages nor renews it.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from activator import dependencies
 from activator.table import Table
 from contracts.control import Feed, ReplicaRow
 from contracts.wire import BadJson, Wire, decoder, encode
+from service.processes import boot_id
 from service.unix import SocketDirectory
 from service.way import is_remote
 from service.whole_file import remove_drafts, write_whole
@@ -28,7 +30,7 @@ NAME: Final = "feed"
 FORMAT: Final = 1
 EVERY_S: Final = 2.0
 AGAIN_S: Final = 30.0
-AHEAD_S: Final = 60.0  # that a clock may have been set back
+AHEAD_S: Final = 60.0  # that a clock may have been set back between two boots
 
 
 class _Kept(Wire, frozen=True):
@@ -37,6 +39,8 @@ class _Kept(Wire, frozen=True):
     format: int
     heard_at_s: Annotated[float, Meta(ge=0)]  # of 1970
     feed: Feed
+    boot: str = ""  # id of the boot in which it was heard; "" if unknown
+    heard_monotonic_s: float | None = None  # all processes of one boot share the monotonic clock
 
 
 class LastFeed:
@@ -57,6 +61,7 @@ class LastFeed:
         self._max_age_s = max_age_s
         self._clock = clock
         self._wall_s = wall_s
+        self._boot = boot_id()
         self._heard_s: float | None = None  # of the clock
         self._replicas: dict[str, ReplicaRow] = {}
         self._written_s = float("-inf")
@@ -97,7 +102,7 @@ class LastFeed:
         except (OSError, BadJson) as error:
             log.warning("the feed that was kept can't be read", extra={"error": str(error)})
             return None
-        age_s = self._wall_s() - kept.heard_at_s
+        age_s = self._age_on_disk_s(kept)
         if kept.format != FORMAT or not -AHEAD_S <= age_s <= self._max_age_s:
             log.warning("the feed that was kept does not count", extra={"format": kept.format, "age_s": int(age_s)})
             return None
@@ -125,7 +130,7 @@ class LastFeed:
         """Off the loop but for the gathering: the disk may be slow, and nobody waits for it."""
         feed = msgspec.structs.replace(self._table.rows(), replicas=tuple(self._replicas.values()))
         self._written_s = self._clock()
-        kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed)
+        kept = _Kept(FORMAT, self._wall_s() - self.age_s(), feed, self._boot, self._heard_s)
         try:
             await asyncio.to_thread(lambda: write_whole(self._path, encode(kept), 0o600))
         except OSError as error:
@@ -135,6 +140,13 @@ class LastFeed:
             self._due.set()
         else:
             self._fails = False
+
+    def _age_on_disk_s(self, kept: _Kept) -> float:
+        if self._boot and kept.boot == self._boot and kept.heard_monotonic_s is not None:
+            age_s = self._clock() - kept.heard_monotonic_s
+            if age_s >= 0:  # else another clock: containers may have a monotonic clock of their own
+                return age_s
+        return self._wall_s() - kept.heard_at_s
 
     def _follow(self, line: Feed) -> None:
         if line.full:

@@ -103,20 +103,35 @@ def test_replicas_on_other_hosts_are_kept(tmp_path: Path, clocks: _Clocks) -> No
 
 
 @pytest.mark.parametrize(
-    ("later_s", "back_s", "counts"),
+    ("later_s", "back_s", "same_boot", "counts"),
     [
-        pytest.param(0, 0, True, id="at once"),
-        pytest.param(MAX_AGE_S, 0, True, id="up to its age"),
-        pytest.param(MAX_AGE_S + 1, 0, False, id="past it"),
-        pytest.param(0, 59, True, id="a clock that was set back a little"),
-        pytest.param(0, 61, False, id="a clock that was set back: nobody knows how old it is"),
+        pytest.param(0, 0, True, True, id="at once"),
+        pytest.param(MAX_AGE_S, 0, True, True, id="up to its age"),
+        pytest.param(MAX_AGE_S + 1, 0, True, False, id="past it"),
+        pytest.param(0, 7200, True, True, id="a clock that was set back in the same boot"),
+        pytest.param(0, -7200, True, True, id="a clock that was set forward in the same boot"),
+        pytest.param(MAX_AGE_S + 1, 60, True, False, id="past it, and a clock that was set back"),
+        pytest.param(MAX_AGE_S, 0, False, True, id="after another boot, up to its age"),
+        pytest.param(MAX_AGE_S + 1, 0, False, False, id="after another boot, past it"),
+        pytest.param(0, 59, False, True, id="after another boot, a clock that was set back a little"),
+        pytest.param(0, 61, False, False, id="after another boot, a clock that was set back: the age is unknown"),
     ],
 )
-def test_when_it_counts(tmp_path: Path, clocks: _Clocks, later_s: float, back_s: float, counts: bool) -> None:
-    """By the wall clock from one process to the next, by a clock that is never set within one."""
+def test_when_it_counts(
+    tmp_path: Path,
+    clocks: _Clocks,
+    monkeypatch: pytest.MonkeyPatch,
+    later_s: float,
+    back_s: float,
+    same_boot: bool,
+    counts: bool,
+) -> None:
+    """Within one boot its age goes by the clock that is never set, after another boot by the wall clock."""
     _write(tmp_path, clocks, snapshot())
     clocks.s += later_s
     clocks.back_s = back_s
+    if not same_boot:
+        monkeypatch.setattr(last_feed, "boot_id", lambda: "another")
     last = _last(tmp_path, clocks)
     assert not last.counts()
     assert (last.try_load() is not None) == last.counts() == counts
