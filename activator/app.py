@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -282,7 +283,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             **({} if counted.store else {"handover": lambda: _hand_over(handover, answers, directory, stop)}),
             "response cache": cache.run,
             **({} if shared is None else {"shared answers": shared.run}),
-            "leftover spools": lambda: _recover(settings, post),
+            "leftover spools": lambda: ship_leftovers(settings.spools, post),
             **counted.loops,
             **told.loops,
             "certificates": lambda: certificates.follow(table.tenants, tenants),
@@ -373,12 +374,12 @@ async def _flush(shipper: Shipper) -> None:
         log.warning("records stay in the spool; the next activator ships them", extra={"shipper": repr(shipper)})
 
 
-async def _recover(settings: ActivatorSettings, post: Post) -> None:
-    """Ship what activators before us left, until nothing remains."""
+async def ship_leftovers(spools: Path, post: Post) -> None:
+    """Ship what other activators left, until cancelled.
+
+    One that ends while this one serves, as at a restart, may leave records that it could not ship in time.
+    """
     while True:
-        report = await recover(settings.spools, lambda source: post if source.startswith(PREFIX) else None)
-        for recovered in report:
+        for recovered in await recover(spools, lambda source: post if source.startswith(PREFIX) else None):
             log.info("shipped a leftover spool", extra={"recovered": repr(recovered)})
-        if not any(recovered.remaining for recovered in report):
-            return
         await asyncio.sleep(RECOVER_AGAIN_S)
