@@ -52,7 +52,10 @@ class Caller:
         self.task: asyncio.Task[None] | None = None
 
     def begin(self, app: ASGIApp) -> None:
-        """Ask."""
+        """Ask. Does nothing if the caller has left before."""
+        if self.is_over:
+            return
+        self.asked_s = asyncio.get_running_loop().time()
         wish = self.wish
         body = json.dumps({
             "model": wish.model, "stream": wish.stream, "max_tokens": wish.max_tokens, "user": wish.tag,
@@ -75,7 +78,7 @@ class Caller:
         try:
             await app(scope, self._receive, self._send)
         finally:
-            self.ended_s = asyncio.get_running_loop().time()
+            self.ended_s = self.ended_s or asyncio.get_running_loop().time()
             how = "left" if self.has_left else "cut" if self.is_aborted else "whole" if self.is_complete else "OPEN"
             self._note(f"{self.wish.tag}: {self.status}, {how}, {len(self.body)} bytes of {self.wish.model}")
 
@@ -88,6 +91,15 @@ class Caller:
         """Close the connection."""
         if not self.is_over:
             self.has_left = True
+            if self.task is None:
+                self.ended_s = asyncio.get_running_loop().time()
+            self._lose()
+
+    def cut(self) -> None:
+        """The process at the other end is dead."""
+        if not self.is_over and self.task is not None:
+            self.is_aborted = True
+            self.ended_s = asyncio.get_running_loop().time()
             self._lose()
 
     def _lose(self) -> None:

@@ -92,13 +92,14 @@ class FakeControl:
     rows: dict[str, ReplicaRow] = field(default_factory=dict)
     replicas: dict[str, FakeReplica] = field(default_factory=dict)
     records: dict[str, RequestRecord] = field(default_factory=dict)
+    doubled: list[RequestRecord] = field(default_factory=list)  # second records of one request
     deleted: set[VersionKey] = field(default_factory=set)
     is_away: bool = False
     start_fails: float = 0.0
     revision: int = 1
     _spent: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)  # by spool
-    _reader: _Stream | None = None
+    _readers: list[_Stream] = field(default_factory=list)
     _starting: dict[VersionKey, asyncio.Task[None]] = field(default_factory=dict)
     _made: int = 0
 
@@ -107,8 +108,11 @@ class FakeControl:
     def publish(self, **rows: Any) -> None:
         """Say a change."""
         self.revision += 1
-        if self._reader is not None:
-            self._reader.put(Feed(revision=self.revision, **rows))
+        self._tell(Feed(revision=self.revision, **rows))
+
+    def _tell(self, line: Feed) -> None:
+        for reader in self._readers:
+            reader.put(line)
 
     def snapshot(self) -> Feed:
         """Say all that stands."""
@@ -231,6 +235,10 @@ class FakeControl:
         else:
             self.add_replica(key, self.random.randint(1, 3))
 
+    def spent(self, tenant: str) -> int:
+        """Micro-units, by the ledger."""
+        return self._spent.get(tenant, 0)
+
     def _spending(self, tenant: str) -> SpendingRow:
         ends_at_us = int((self.clocks.wall() // 2_592_000 + 1) * 2_592_000e6)
         return SpendingRow(
@@ -240,7 +248,9 @@ class FakeControl:
 
     def _charge(self, record: RequestRecord) -> None:
         self._seen[record.source] = max(self._seen.get(record.source, 0), record.sequence)
-        if record.request_id in self.records:
+        if (known := self.records.get(record.request_id)) is not None:
+            if (known.source, known.sequence) != (record.source, record.sequence):
+                self.doubled.append(record)
             return
         self.records[record.request_id] = record
         if record.outcome == "ok" or record.completion_tokens:
@@ -250,17 +260,20 @@ class FakeControl:
     # What clients call.
 
     def cut_feed(self) -> None:
-        """The reader's connection breaks."""
-        if self._reader is not None:
-            self._reader.cut()
-            self._reader = None
+        """All readers' connections break."""
+        for reader in self._readers:
+            reader.cut()
+        self._readers.clear()
+
+    def close_feed(self, reader: object) -> None:
+        """This reader has gone."""
+        self._readers = [each for each in self._readers if each is not reader]
 
     async def beat(self) -> None:
         """Heartbeats, for ever."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if self._reader is not None:
-                self._reader.put(Feed(revision=self.revision))
+            self._tell(Feed(revision=self.revision))
 
     async def answer(self, method: str, path: str, body: bytes) -> Any:
         """One call of an activator's. Raises Refused while it is away."""
@@ -269,9 +282,10 @@ class FakeControl:
             raise Refused(Unavailable("the control plane"))
         match method, path:
             case "GET", "/internal/v1/feed":
-                self._reader = _Stream()
-                self._reader.put(self.snapshot())
-                return self._reader
+                reader = _Stream()
+                reader.put(self.snapshot())
+                self._readers.append(reader)
+                return reader
             case "POST", "/internal/v1/stats":
                 for stat in decode(body, Stats).stats:
                     if stat.concurrency > 0:
@@ -282,6 +296,7 @@ class FakeControl:
                     self._charge(record)
                 if records:
                     self.publish(spending=tuple(map(self._spending, {record.tenant: None for record in records})))
+                await asyncio.sleep(self.network.delay_s())  # a caller that dies meanwhile does not hear of it
         return _Empty()
 
     def close(self) -> None:
@@ -295,7 +310,12 @@ class ControlClient(ServiceClient):
 
     def __init__(self, control: FakeControl) -> None:
         self._fake = control
+        self._is_dead = False
         self.base = ""
+
+    def die(self) -> None:
+        """The process that calls is dead."""
+        self._is_dead = True
 
     async def call(
         self,
@@ -308,7 +328,7 @@ class ControlClient(ServiceClient):
         headers: Mapping[str, str] | None = None,
     ) -> T:
         """As ServiceClient, of what is answered without a body."""
-        await self._fake.answer(method, path, b"" if body is None else encode(body))
+        await self._answer(method, path, b"" if body is None else encode(body))
         return decode(b"null", kind)
 
     @asynccontextmanager
@@ -322,7 +342,16 @@ class ControlClient(ServiceClient):
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """As ServiceClient."""
-        yield await self._fake.answer(method, path, payload or b"")
+        answer = await self._answer(method, path, payload or b"")
+        try:
+            yield answer
+        finally:
+            self._fake.close_feed(answer)
+
+    async def _answer(self, method: str, path: str, body: bytes) -> Any:
+        if self._is_dead:
+            raise Refused(Unavailable("the control plane"))
+        return await self._fake.answer(method, path, body)
 
     async def close(self) -> None:
         """Nothing is open."""

@@ -41,10 +41,6 @@ class Network:
     servers: dict[str, Server] = field(default_factory=dict)
     connections: list["Connection"] = field(default_factory=list)
 
-    def to(self, address: str, role: Role) -> "FakeWay":
-        """As `service.way.Ways` says."""
-        return FakeWay(self, address)
-
     def delay_s(self) -> float:
         """One way between two processes."""
         return self.random.uniform(0.0001, 0.002)
@@ -55,13 +51,32 @@ class Network:
             connection.abort_by_peer()
 
 
+@dataclass(eq=False)
+class NearSide:
+    """The connections of one process. After its death it has none and opens none."""
+
+    network: Network
+    is_dead: bool = False
+
+    def to(self, address: str, role: Role) -> "FakeWay":
+        """As `service.way.Ways` says."""
+        return FakeWay(self, address)
+
+    def die(self) -> None:
+        """Break all its connections."""
+        self.is_dead = True
+        for connection in [each for each in self.network.connections if each.near is self]:
+            connection.abort()
+
+
 class FakeWay:
     """To one address."""
 
     base = "http://kelvin"
 
-    def __init__(self, network: Network, address: str) -> None:
-        self._network = network
+    def __init__(self, near: NearSide, address: str) -> None:
+        self._near = near
+        self._network = near.network
         self._address = address
 
     async def connect(self, protocol: Callable[[], P]) -> P:
@@ -72,8 +87,10 @@ class FakeWay:
             raise ConnectionRefusedError(f"nobody listens at {self._address}")
         if server.is_deaf:
             await asyncio.Event().wait()
+        if self._near.is_dead:
+            raise ConnectionRefusedError("this process is dead")
         made = protocol()
-        Connection(self._network, self._address, server, made)
+        Connection(self._near, self._address, server, made)
         return made
 
     def connector(self, limit: int) -> aiohttp.BaseConnector:
@@ -84,10 +101,11 @@ class FakeWay:
 class Connection(asyncio.Transport):
     """Both ends of one connection: the near side's transport, and where the far side writes."""
 
-    def __init__(self, network: Network, address: str, server: Server, protocol: asyncio.Protocol) -> None:
+    def __init__(self, near: NearSide, address: str, server: Server, protocol: asyncio.Protocol) -> None:
         super().__init__()
+        self.near = near
         self.address = address
-        self._network = network
+        self._network = network = near.network
         self._server = server
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()

@@ -118,6 +118,13 @@ def close_files(directory: Path) -> None:
             os.close(int(name))
 
 
+def freeze_spool(spool: Spool) -> None:
+    """The process that writes it dies: nothing is committed any more. Close its files once nothing uses them."""
+    wakes: Any = spool._wakes
+    wakes.step = None
+    spool._closing = True
+
+
 def open_spool(directory: Path, source: str, disk: FaultyDisk) -> Spool:
     """Open one on that disk."""
     with without_threads():

@@ -108,9 +108,10 @@ class World(ABC):
         self._loops.append(task)
         return task
 
-    async def end_loops(self) -> None:
-        """Cancel what `live` began."""
-        loops, self._loops = self._loops, []
+    async def end_loops(self, loops: "list[asyncio.Task[Any]] | None" = None) -> None:
+        """Cancel what `live` began, or these of them."""
+        loops = self._loops if loops is None else loops
+        self._loops = [task for task in self._loops if task not in loops]
         for task in loops:
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)

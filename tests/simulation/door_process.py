@@ -1,0 +1,315 @@
+"""One process of the front door: the modules as `activator.app.run` puts them together, its start, its end, its death.
+
+What outlives it lies in `run` (the feed that was kept, the socket for handovers) and in `spools`.
+"""
+
+import asyncio
+import errno
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final
+
+from activator import app, last_feed
+from activator.allowances import Allowances
+from activator.answers_handover import HandoverReceiver, HandoverSender
+from activator.attempts import Attempts
+from activator.authenticate import Authenticator
+from activator.backlogs import Backlogs
+from activator.budgets import Budgets
+from activator.cache import ResponseCache
+from activator.completions import Completions
+from activator.door import Door
+from activator.endings import Endings
+from activator.errands import Errands
+from activator.feed import FeedClient
+from activator.hedges import Hedges
+from activator.kept_answers import OwnAnswers
+from activator.key_uses import KeyUses
+from activator.keys import VersionKey
+from activator.ladder import Ladders
+from activator.last_feed import LastFeed
+from activator.lists import Lists
+from activator.meters import Meters
+from activator.once import Once
+from activator.open_inference import OpenInference
+from activator.passthrough import Passthrough
+from activator.policy.admission import QueueLimits
+from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS
+from activator.policy.retries import LIMITS as RETRY_LIMITS
+from activator.policy.retries import Budgets as RetryBudgets
+from activator.proxy import Upstreams
+from activator.rates import InProcess, Rates
+from activator.reporter import Reporter
+from activator.sending import Sender
+from activator.settings import RequestLimits
+from activator.shares import Room, Shares
+from activator.sinks import ControlSink
+from activator.table import Table
+from activator.throttler import Throttler
+from activator.timelines import Timelines
+from activator.under_way import UnderWay
+from activator.usage import Usage, poster
+from activator.wake import Waker
+from contracts.control import Feed
+from service.unix import SocketDirectory
+from spool import Shipper
+from telemetry.telemetry import local
+from tests.simulation.door_caller import Caller
+from tests.simulation.door_control import ControlClient, FakeControl
+from tests.simulation.network import NearSide, Network
+from tests.simulation.spools import FaultyDisk, close_files, freeze_spool, open_spool
+from tests.simulation.world import InjectedError, World
+
+REQUEST_LIMITS: Final = RequestLimits(
+    body_bytes=4096, body_bytes_in_all=64 << 10, upload_bytes=4096, body_s=5.0, deadline_s=60.0, stall_s=20.0,
+    requests=200,
+)  # fmt: skip
+FEED_AGE_S: Final = 14_400.0
+LOOK_S: Final = 1.0
+SECRET: Final = b"s" * 32
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all processes of one history have in common."""
+
+    queue: QueueLimits
+    hedges: bool
+
+
+class _FaultyPoke:
+    """What tells the decider, out of descriptors at times."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.fails = False
+        self.poked_s: dict[VersionKey, float] = {}
+
+    async def poke(self, key: VersionKey) -> bool:
+        self.poked_s[key] = asyncio.get_running_loop().time()
+        if self.fails:
+            raise InjectedError(errno.EMFILE, "Too many open files")
+        return await self._reporter.poke(key)
+
+
+class _Sockets(SocketDirectory):
+    """The run directory. Replicas listen on the simulated network."""
+
+    def __init__(self, path: Path, network: Network) -> None:
+        super().__init__(path)
+        self._network = network
+
+    def connect(self, name: str, *_: Any, **__: Any) -> Any:
+        """As SocketDirectory."""
+        if name not in self._network.servers:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {name}")
+        return SimpleNamespace(close=lambda: None)
+
+
+class DoorProcess:
+    """Accepts requests from `accepts` on, until it ends or dies."""
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        settings: Settings,
+        network: Network,
+        control: FakeControl,
+        disk: FaultyDisk,
+        random: Random,
+    ) -> None:
+        """Raises OSError where the disk does not take its spool."""
+        self._world = world
+        self.name = f"{app.PREFIX}{number}"
+        clocks = world.clocks
+        self.callers: list[Caller] = []
+        self.accepts = asyncio.Event()
+        self.stop = asyncio.Event()  # it takes nothing new
+        self.is_dead = False
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.spools = world.directory / "spool"
+        self.spool = open_spool(self.spools, self.name, disk)
+        self._near = NearSide(network)
+        self._directory = _Sockets(world.directory / "run", network)
+        self._control = control
+        self._client = client = ControlClient(control)
+        telemetry = local("activator")
+        page = telemetry.page
+        self.shipper = Shipper(self.spool, poster(client))
+        self.errands = Errands()
+        self.upstreams = Upstreams(self._near, self.errands)  # type: ignore[arg-type]
+        self.table, timelines, self.under_way = Table(), Timelines(), UnderWay()
+        backlogs = Backlogs(
+            self.table.backlog_s, lambda key: self.throttler.queued(key), lambda key: self.throttler.pace(key)
+        )
+        self.reporter = Reporter(ControlSink(client, self.name), backlogs, clock=clocks.monotonic)
+        self.poke = _FaultyPoke(self.reporter)
+        self.waker = Waker(self.poke, clock=clocks.monotonic)
+        self.throttler = Throttler(
+            settings.queue, self.waker, longest_rest_s=5.0, clock=clocks.monotonic,
+            draw=Random(random.random()).randrange,
+        )  # fmt: skip
+        meters = Meters(page)
+        self.budgets = Budgets(self.name, wall_s=clocks.wall)
+        usage = Usage(self.spool, timelines, ended=Endings(meters, telemetry), wall=clocks.wall)
+        self.last = LastFeed(self._directory, self.table, FEED_AGE_S, clock=clocks.monotonic, wall_s=clocks.wall)
+        self.feed = FeedClient(client, self._hear, self.name)
+        self._uses = KeyUses(client)
+        authenticator = Authenticator(self.table, self._uses, counts=self.last.counts, wall_s=clocks.wall)
+        sender, retries = Sender(self.upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
+        hedges = Hedges(self.throttler, sender, retries, meters) if settings.hedges else None
+        attempts = Attempts(self.throttler, sender, retries, meters, hedges, draw=Random(random.random()).random)
+        self.answers = OwnAnswers(DEFAULT_LIMITS, clocks.monotonic)
+        self.cache = ResponseCache(SECRET, CACHE_LIMITS, page)
+        self.once = Once(SECRET, self.answers, DEFAULT_LIMITS, page)
+        self.handover = HandoverSender(self.answers, self.once.running)
+        self.shares = Shares()
+        allowances = Allowances(
+            self.shares, Rates(InProcess(clocks.monotonic), InProcess(clocks.monotonic)), self.budgets
+        )
+        unread = Room(REQUEST_LIMITS.requests, "the room for unread request bodies")
+        completions = Completions(
+            authenticator, self.table, self.throttler, self.reporter, attempts, usage, REQUEST_LIMITS, allowances,
+            self.under_way, self.once, self.cache,
+            Ladders(self.table, self.throttler, self.reporter, self.cache.last, clocks.monotonic), unread,
+        )  # fmt: skip
+        self.door = Door(
+            completions, Lists(authenticator, self.table, timelines, client, self.under_way, unread),
+            Passthrough(authenticator, {}, REQUEST_LIMITS), OpenInference(authenticator, self.table, unread),
+            "kelvin.local", REQUEST_LIMITS, meters,
+        )  # fmt: skip
+        self.wanted_since_s: dict[VersionKey, float] = {}
+        self.began_s = world.loop.time()
+        self.has_kept_feed = (self._directory.path / last_feed.NAME).exists()
+        self._ending: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<DoorProcess {self.name}>"
+
+    async def start(self) -> None:
+        """Return once it accepts, which is with the first feed or some seconds without one."""
+        receiver = await HandoverReceiver.connect(self.answers, self._directory)
+        if self.is_dead:
+            if receiver is not None:
+                receiver._writer.close()
+            return
+        self._live("feed", self.feed.run())
+        self._live("feed file", self.last.run())
+        self._live("reporter", self.reporter.run())
+        self._live("key uses", self._uses.run())
+        self._live("answers", self.answers.run())
+        self._live("cache", self.cache.run())
+        self._live("shipper", self.shipper.run())
+        self._live("look", self._look())
+        self._start("kept feed", self.feed.begin_without(self.last.try_load, self._apply))
+        if receiver is not None:
+            self._start("inherited answers", receiver.receive())
+        self._live("leftover spools", app.ship_leftovers(self.spools, poster(self._client)))
+        stop: Any = self.stop
+        self._start("handover", app._hand_over(self.handover, self.answers, self._directory, stop))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(app.FIRST_FEED_S):
+                await self.feed.synced.wait()
+        if not self.is_dead:
+            self.accepts.set()
+
+    def take(self, caller: Caller) -> None:
+        """Accept the caller's connection."""
+        self.callers.append(caller)
+        caller.begin(self.door)
+
+    def begin_end(self, drain_s: float) -> None:
+        """Stop accepting. Finish what is under way for so long, hand over, and ship what is in the spool."""
+        self.stop.set()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(drain_s), name=f"end of {self.name}")
+
+    async def ended(self) -> None:
+        """Wait until it has ended, or is dead."""
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
+
+    async def _end(self, drain_s: float) -> None:
+        under_way = [caller.task for caller in self.callers if caller.task is not None and not caller.is_over]
+        if under_way:
+            await asyncio.wait(under_way, timeout=drain_s)
+        await self._end_requests()
+        await self._end_loops(but="shipper")
+        await self.once.close()
+        await self.handover.close()
+        await self.waker.close()
+        await self.errands.close()
+        await self.upstreams.close()
+        await app._flush(self.shipper)
+        await self._end_loops()
+        self.spool.close()
+        self._directory.close()
+
+    async def kill(self) -> None:
+        """End it at this moment. From now on nothing of it reaches a disk, a replica, the control plane or a caller."""
+        self.is_dead = True
+        self.stop.set()
+        if self._ending is not None:
+            self._ending.cancel()
+            await self.ended()
+        self._client.die()
+        self._near.die()
+        freeze_spool(self.spool)
+        for caller in self.callers:
+            caller.cut()
+        if (server := self.handover._server) is not None:
+            server.close()
+        for writer in self.handover._successors.values():
+            writer.transport.abort()
+        await self._end_requests()
+        await self._end_loops()
+        await self.once.close()
+        await self.waker.close()
+        await self.errands.close()
+        await self.upstreams.close()
+        close_files(self.spool.path)
+        self._directory.close()
+
+    async def _end_requests(self) -> None:
+        tasks = [caller.task for caller in self.callers if caller.task is not None and not caller.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _live(self, name: str, loop: Awaitable[Any]) -> None:
+        self._tasks.append(self._world.live(loop, f"{name} of {self.name}"))
+
+    def _start(self, name: str, work: Awaitable[Any]) -> None:
+        """Run what ends by itself."""
+        task = asyncio.ensure_future(work)
+        task.set_name(f"{name} of {self.name}")
+        self._tasks.append(task)
+
+    async def _end_loops(self, but: str = "") -> None:
+        ending = [task for task in self._tasks if not but or not task.get_name().startswith(but)]
+        self._tasks = [task for task in self._tasks if task not in ending]
+        await self._world.end_loops(ending)
+
+    def _hear(self, line: Feed) -> None:
+        self._apply(line)
+        self.last.heard(line)
+
+    def _apply(self, line: Feed) -> None:
+        self.throttler.apply(line)
+        self.table.apply(line)
+        self.budgets.apply(line)
+        if line.full or line.removed_replicas:
+            self.upstreams.retain(self.throttler.addresses())
+
+    async def _look(self) -> None:
+        """Note since when versions are wanted."""
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            wanted = {key for key in self._control.versions if self.throttler.is_wanted(key)}
+            self.wanted_since_s = {key: self.wanted_since_s.get(key, now_s) for key in wanted}
+            await asyncio.sleep(LOOK_S)
