@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -53,9 +53,12 @@ def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = True) 
 
 
 def remove_drafts(directory: Path, names: str) -> None:
-    """Those that a killed process left of files whose names fit this pattern. Raises OSError."""
+    """Those that a killed process left of files whose names fit this pattern. One that can't be removed stays: the disk
+    may be read-only by now.
+    """
     for draft in directory.glob(f".{names}.{'[0-9a-f]' * 16}"):
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def sync(path: Path) -> None:
