@@ -23,7 +23,6 @@ from snapshotter.publish import Report
 log = logging.getLogger(__name__)
 
 RUNNING_LIMIT: Final = 8
-RUNNING_OF_TENANT: Final = 4
 RESULTS_KEPT: Final = 256
 ABANDONED_S: Final = 60.0  # a client asks again every few seconds
 
@@ -74,8 +73,9 @@ class _Commit:
 
 
 class Commits:
-    """At most `RUNNING_LIMIT` run at once, `RUNNING_OF_TENANT` of one tenant. Close it where you opened it: what runs
-    is cancelled; a retry resumes it.
+    """At most `RUNNING_LIMIT` run at once. A tenant may run no more than it leaves free to others, but for its first
+    (dynamic thresholds, as `activator/shares.py` has them): one tenant alone gets half of the list, and it takes four
+    to fill it. Close it where you opened it: what runs is cancelled; a retry resumes it.
     """
 
     def __init__(self, publish: Publish) -> None:
@@ -117,11 +117,9 @@ class Commits:
         """Begin the commit of a plan that has none, for the client of this name. Raises `Refused(Overloaded)`."""
         assert record.plan_id not in self._commits
         running = self._running()
-        if len(running) >= RUNNING_LIMIT:
+        of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
+        if of_tenant >= free:
             raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
-        if sum(each.tenant == record.tenant for each in running) >= RUNNING_OF_TENANT:
-            what = "this tenant's part of the list of running commits"
-            raise Refused(Overloaded(what, RUNNING_OF_TENANT, 5.0))
         commit = _Commit(record.tenant, digests, client)
         commit.task = asyncio.create_task(
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"

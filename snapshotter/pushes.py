@@ -49,6 +49,7 @@ from snapshotter.turns import ByteRoom, Turns
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20
 PLANS_AT_ONCE: Final = 2
+PLAN_TURN_S: Final = 120.0  # for a turn: in that time the gate ends the plan of another tenant that is being judged
 ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies while they are received, half of it one tenant's; more for large chunks
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0

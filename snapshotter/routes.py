@@ -36,7 +36,7 @@ from service.openapi import described
 from service.principal import holder_of
 from snapshotter.bodies import read_body, read_exactly
 from snapshotter.pusher import asked_with
-from snapshotter.pushes import PLAN_BYTES, Pushes
+from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, Pushes
 
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
 DIGESTS_BYTES: Final = 48 << 20
@@ -80,7 +80,8 @@ def push_routes(pushes: Pushes) -> APIRouter:
     @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
         reading = partial(read_body, request, PLAN_BYTES)
-        async with pushes.body_room.receive(tenant, reading) as body, pushes.plan_turns.take(tenant):
+        turn = pushes.plan_turns.take(tenant, PLAN_TURN_S)
+        async with pushes.body_room.receive(tenant, reading, turn) as body:
             return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
 
     @router.post(
@@ -99,7 +100,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
     async def put_chunk(tenant: Tenant, plan_id: str, digest: str, request: Request) -> Response:
         nbytes = await pushes.chunk_bytes(tenant, plan_id, digest)
         reading = partial(read_exactly, request, nbytes, "chunk")
-        async with pushes.body_room.receive(tenant, reading) as body, pushes.chunk_turns.take(tenant):
+        async with pushes.body_room.receive(tenant, reading, pushes.chunk_turns.take(tenant)) as body:
             await pushes.put_chunk(tenant, plan_id, digest, bytes(body))
         return Response(status_code=204)
 

@@ -7,7 +7,7 @@ nothing holds nothing.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -38,7 +38,8 @@ class ByteRoom:
     """Memory for bodies while they are received or sent: at most `limit_bytes` in all, and half of that for one tenant.
 
     Where it is full, the tenant that holds most gives way: the body that it began first of those that are still on
-    their way is cut. So slow clients, or those that stop, keep nobody out, however many tenants have them.
+    their way is cut. So slow clients, or those that stop, keep nobody out, however many tenants have them. Nor do
+    bodies that wait for a turn: these may be cut too. A body can't be cut once it has its turn, which is bounded.
     """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
@@ -51,18 +52,25 @@ class ByteRoom:
         return f"<ByteRoom {self._what} held={self._held.total()}/{self._limit_bytes}>"
 
     @asynccontextmanager
-    async def receive(self, tenant: str, read: Read) -> AsyncIterator[bytearray]:
-        """Read a body, and hold its bytes until the block ends. Raises as `read`, and `Refused(Overloaded)`."""
+    async def receive(
+        self, tenant: str, read: Read, turn: AbstractAsyncContextManager[None] | None = None
+    ) -> AsyncIterator[bytearray]:
+        """Read a body, then wait for `turn`, and hold both until the block ends. The body may be cut before the block
+        begins. Raises as `read` and `turn`, and `Refused(Overloaded)`.
+        """
         with self._body_of(tenant) as body:
-            try:
-                async with asyncio.timeout(None) as body.timeout:
-                    content = await read(take=partial(self._take, body))
-            except TimeoutError:
-                raise self._full() from None
-            if body.timeout is None:  # cut just as it was complete
-                raise self._full()
-            body.timeout = None
-            yield content
+            async with AsyncExitStack() as held_turn:
+                try:
+                    async with asyncio.timeout(None) as body.timeout:
+                        content = await read(take=partial(self._take, body))
+                        if turn is not None:
+                            await held_turn.enter_async_context(turn)
+                except TimeoutError:
+                    raise self._full() from None
+                if body.timeout is None:  # cut just as it was complete
+                    raise self._full()
+                body.timeout = None
+                yield content
 
     @asynccontextmanager
     async def lend(self, tenant: str, nbytes: int) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ from contracts.errors import Conflict, Refused, Unavailable
 from contracts.push import CommitStep, Committed, Committing
 from contracts.traffic_errors import Overloaded
 from snapshotter import commits as commits_module
-from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, RUNNING_OF_TENANT, Commits
+from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, Commits
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.eventually import eventually
@@ -120,12 +120,11 @@ def test_bounds() -> None:
     """So many run, no more; so many results are kept, the oldest go."""
 
     async def scenario(gate: Gate, commits: Commits) -> None:
-        plans = [record(tenant) for tenant in ("acme", "umbrella") for _ in range(RUNNING_OF_TENANT)]
-        assert len(plans) == RUNNING_LIMIT
+        plans = [record(f"tenant-{number}") for number in range(RUNNING_LIMIT)]
         for plan in plans:
             commits.start(plan, DIGESTS)
         with pytest.raises(Refused) as caught:
-            commits.start(record("third"), DIGESTS)
+            commits.start(record("another"), DIGESTS)
         assert isinstance(caught.value.failure, Overloaded)
         gate.go.set()
         for plan in plans:
@@ -140,17 +139,25 @@ def test_bounds() -> None:
     run(scenario)
 
 
-def test_tenant_with_many_commits_keeps_no_other_out() -> None:
-    """What it has beyond its part is told to come back."""
+def test_tenants_with_many_commits_keep_no_other_out() -> None:
+    """A tenant runs no more than it leaves free to others, but for its first. So it takes four tenants to fill the
+    list, and what the first of them gives back is not theirs again.
+    """
 
     async def scenario(gate: Gate, commits: Commits) -> None:
-        for _ in range(RUNNING_OF_TENANT):
-            commits.start(record("many"), DIGESTS)
-        with pytest.raises(Refused, match="this tenant's part") as caught:
-            commits.start(record("many"), DIGESTS)
-        assert isinstance(caught.value.failure, Overloaded)
-        commits.start(record("acme"), DIGESTS)
-        assert commits.is_running("acme")
+        def fill(tenant: str) -> int:
+            """Start as many as are taken."""
+            for number in range(RUNNING_LIMIT):
+                try:
+                    commits.start(record(tenant), DIGESTS)
+                except Refused:
+                    return number
+            return RUNNING_LIMIT
+
+        assert [fill(tenant) for tenant in ("a", "b", "c")] == [4, 2, 1]
+        assert [fill(tenant) for tenant in ("a", "b", "c")] == [0, 0, 0]
+        commits.start(record("victim"), DIGESTS)
+        assert commits.is_running("victim")
 
     run(scenario)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Send
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
 from snapshotter.bodies import read_body
-from snapshotter.pushes import PLAN_BYTES
+from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, PLANS_AT_ONCE
 from snapshotter.store_routes import Lent
 from snapshotter.turns import ByteRoom, Turns
 from tests.snapshotter.test_bodies import SlowRequest
@@ -129,8 +129,10 @@ def test_who_waits_longest_is_next() -> None:
     assert "".join(order[3:]) in ("abaaa", "baaaa")
 
 
-def _receive(room: ByteRoom, tenant: str, *pieces: tuple[float, bytes]) -> AbstractAsyncContextManager[bytearray]:
-    return room.receive(tenant, partial(read_body, cast(Request, SlowRequest(pieces)), PLAN_BYTES))
+def _receive(
+    room: ByteRoom, tenant: str, *pieces: tuple[float, bytes], turn: AbstractAsyncContextManager[None] | None = None
+) -> AbstractAsyncContextManager[bytearray]:
+    return room.receive(tenant, partial(read_body, cast(Request, SlowRequest(pieces)), PLAN_BYTES), turn)
 
 
 def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
@@ -208,5 +210,66 @@ def test_answers_that_are_not_read_give_way() -> None:
             each.cancel()
         await asyncio.gather(*stalled, return_exceptions=True)
         assert "held=0/100" in repr(room)
+
+    run_virtually(scenario())
+
+
+def test_plans_of_two_tenants_keep_no_third_from_its_turn() -> None:
+    """They fill the memory with whole plans that are slow to judge, and send the next as soon as one is answered.
+    A plan that waits for its turn gives way, and the third tenant has the next turn.
+    """
+    judged_s = 100.0
+
+    async def scenario() -> None:
+        room, turns, loop = ByteRoom("the bench", 400), Turns("plans", PLANS_AT_ONCE), asyncio.get_running_loop()
+
+        async def push(tenant: str, seconds: float) -> None:
+            async with _receive(room, tenant, (0.0, bytes(100)), turn=turns.take(tenant, PLAN_TURN_S)):
+                await asyncio.sleep(seconds)
+
+        async def attack(tenant: str, begins_s: float) -> None:
+            await asyncio.sleep(begins_s)
+            while True:
+                with suppress(Refused):
+                    await push(tenant, judged_s)
+                await asyncio.sleep(0.01)
+
+        attacks = [asyncio.create_task(attack(tenant, at_s)) for at_s, tenant in enumerate("aabb")]
+        await asyncio.sleep(50)
+        for _ in range(5):
+            assert "held=400/400" in repr(room)
+            began_s = loop.time()
+            await push("third", 1.0)
+            assert loop.time() - began_s <= judged_s
+            await asyncio.sleep(5)
+        for each in attacks:
+            each.cancel()
+        await asyncio.gather(*attacks, return_exceptions=True)
+        assert "held=0/400" in repr(room)
+        assert "tenants=0" in repr(turns)
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("leaves_s", [0.5, 1.5, 2.5], ids=["while it is sent", "while it waits", "while it is judged"])
+def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> None:
+    """Wherever its request is then."""
+
+    async def scenario() -> None:
+        room, turns = ByteRoom("the bench", 100), Turns("plans", 1)
+
+        async def push(tenant: str, seconds: float) -> None:
+            async with _receive(room, tenant, (0.0, b"x"), (1.0, b"y"), turn=turns.take(tenant, PLAN_TURN_S)):
+                await asyncio.sleep(seconds)
+
+        first = asyncio.create_task(push("a", 1.0))
+        await asyncio.sleep(0)
+        leaving = asyncio.create_task(push("b", 1000.0))
+        await asyncio.sleep(leaves_s)
+        leaving.cancel()
+        await asyncio.gather(first, leaving, return_exceptions=True)
+        assert "held=0/100" in repr(room)
+        async with turns.take("c", wait_s=0):
+            pass
 
     run_virtually(scenario())
