@@ -12,6 +12,7 @@ from fastapi import Request
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from contracts.control import Principal, Scope
+from contracts.scopes import allows
 from contracts.secrets import redact
 from contracts.wire import Decoder, Wire, decoder
 from controlplane import schema
@@ -116,7 +117,10 @@ def record(
 
 
 def events(connection: Connection, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
-    """The tenant's latest entries before a sequence number, the newest first. Another tenant's keys are not named."""
+    """The tenant's latest entries before a sequence number, the newest first.
+
+    Keys and requests of another tenant than the reader's are named to operators alone.
+    """
     table = schema.audit
     wanted = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
     if before is not None:
@@ -126,16 +130,17 @@ def events(connection: Connection, tenant: str, reader: Principal, limit: int, b
 
 def _event(row: RowMapping, reader: Principal) -> Event:
     expired = row["expired_at_s"] is not None
+    named = row["actor_tenant"] == reader.tenant or allows(reader.scopes, Scope.OPERATOR)
     return Event(
         sequence=row["sequence"],
         at_s=row["at_s"],
         tenant=row["tenant"],
-        actor="" if expired else _actor(row["actor_tenant"], row["actor"], reader),
+        actor="" if expired else _actor(row["actor"], named=named),
         action=row["action"],
         subject=row["subject"],
         detail=row["detail"],
         changed=_CHANGED.decode(row["changed"] or "{}"),
-        request_id=row["request_id"] if row["actor_tenant"] == reader.tenant else "",
+        request_id=row["request_id"] if named else "",
         window=row["window_name"],
         link=row["link"],
         chain=row["chain"],
@@ -146,7 +151,7 @@ def _event(row: RowMapping, reader: Principal) -> Event:
 _CHANGED: Final[Decoder[Any]] = decoder(dict[str, tuple[Value, Value]])
 
 
-def _actor(tenant: str, key_id: str, reader: Principal) -> str:
+def _actor(key_id: str, *, named: bool) -> str:
     if not key_id:
         return "installation"
-    return key_id if tenant == reader.tenant else "operator"
+    return key_id if named else "operator"

@@ -319,7 +319,10 @@ def test_an_admin_rules_the_own_tenant_alone(data: Path) -> None:
 
 
 def test_the_audit_says_who(data: Path) -> None:
-    """By key id; the installation itself; an operator without a name to another tenant. In pages, the newest first."""
+    """By key id; the installation itself; an operator without a name to another tenant. In pages, the newest first.
+
+    An operator is told every key, the tenant's own as well: what a tenant did is not taken for an operator's act.
+    """
 
     async def main() -> None:
         async with opened(data) as door:
@@ -336,6 +339,11 @@ def test_the_audit_says_who(data: Path) -> None:
             first = (await ask(door, ACME, "GET", "/audit?limit=1"))["events"]
             rest = (await ask(door, ACME, "GET", f"/audit?limit=1&before={first[0]['sequence']}"))["events"]
             assert [*first, *rest] == mine
+            every = (await ask(door, OPERATOR, "GET", "/audit?tenant=acme"))["events"]
+            assert [(each["actor"], each["action"]) for each in every[-2:]] == [
+                ("acme-k", "key.created"),
+                ("oper", "tenant.created"),
+            ]
 
     asyncio.run(main())
 

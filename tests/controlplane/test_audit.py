@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from contracts.audit import AuditChain
-from contracts.control import Principal
+from contracts.control import Principal, Scope
 from controlplane.audit import Actor, Event, events, record
 from controlplane.audit_expiry import expire, tenants_of
 from controlplane.audit_guards import TABLES
@@ -84,6 +84,13 @@ def test_another_tenants_reader_learns_no_key_and_no_request(engine: Engine) -> 
     note(engine, Action.TENANT_SUSPENDED)
     (seen,) = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=()))
     assert (seen.actor, seen.request_id) == ("operator", "")
+
+
+def test_an_operator_is_told_the_key_and_the_request_of_a_tenants_own_act(engine: Engine) -> None:
+    """A tenant's act is not shown as an operator's."""
+    filled(engine)
+    seen = shown(engine, reader=Principal(key_id="x", tenant="third", scopes=(Scope.OPERATOR,)))[0]
+    assert (seen.actor, seen.request_id) == ("acme-k", "req_7")
 
 
 @pytest.mark.parametrize(
