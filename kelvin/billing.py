@@ -36,7 +36,7 @@ def billing_command() -> None:
 
 
 @billing_command.command("report")
-@click.option("--tenant", help="Whose bill. [default: the key's own]")
+@click.option("--tenant", help="Whose bill; it needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: the current one]")
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 @click.pass_context
@@ -62,7 +62,7 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
 
 
 @billing_command.command("close")
-@click.option("--tenant", help="Whose month. [default: the key's own]")
+@click.option("--tenant", help="Whose month; it needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", required=True, help="Calendar month, UTC; over for an hour at least.")
 @click.pass_context
 def close_command(context: click.Context, tenant: str | None, month: str) -> None:
@@ -82,7 +82,7 @@ def close_command(context: click.Context, tenant: str | None, month: str) -> Non
 
 
 @billing_command.command("verify")
-@click.option("--tenant", help="Whose ledger. [default: the key's own]")
+@click.option("--tenant", help="Whose ledger; it needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.pass_context
 def verify_command(context: click.Context, tenant: str | None, month: str | None) -> None:
@@ -193,7 +193,10 @@ def print_tables(report: BillingReport, console: Console) -> None:
             table.columns[number].justify = "right"
         print_table(table, console)
     if report.open_runtimes:
-        console.print(f"replicas still open, charged at their end: {', '.join(report.open_runtimes)}", soft_wrap=True)
+        console.print(
+            f"replicas without a recorded end, charged once it is recorded: {', '.join(report.open_runtimes)}",
+            soft_wrap=True,
+        )
     if report.closed_at_us is not None:
         closed_at = datetime.fromtimestamp(report.closed_at_us / 1e6, UTC)
         console.print(f"closed at {closed_at:%Y-%m-%d %H:%M} UTC", soft_wrap=True)

@@ -105,7 +105,8 @@ def start_lines(model: str, version: dict[str, Any]) -> list[str]:
     lines = [f"{model}@{version['version'][:12]}{aliases}"]
     expected = version["expected"]
     if expected is None:
-        lines.append("  the weight cache does not answer: nothing is known of its bytes")
+        why = "the weight cache does not answer, or the manifest is damaged or missing (kelvin fsck)"
+        lines.append(f"  nothing is known of its bytes: {why}")
     else:
         lines += _expected(expected, version["standbys"])
     if version["wake_s"] is not None:

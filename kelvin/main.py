@@ -83,7 +83,7 @@ def main(context: click.Context) -> None:
     "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE, else in DATA]"
 )
 def up_command(port: int | None, store: str | None) -> None:
-    """Run an installation on this machine until SIGTERM or Ctrl-C."""
+    """Run an installation on this machine until SIGTERM, SIGHUP or Ctrl-C."""
     from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers
     from kelvin.supervisor.up import NotReady, run_up
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
 from contracts.numbers import whole_number
+from contracts.timeline import Stage
 from contracts.wire import BadJson, decode_any, decoder
 from kelvin.client import DoorClosed, json_of, target
 from kelvin.floors import BadReport, read_floor_us
@@ -305,7 +306,8 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
         raise DoorClosed(f"the timeline does not decode: {error}") from error
     except BadReport as error:
         raise click.UsageError(str(error)) from error
-    kind = "cold" if answer.cold else "warm"
+    reached = any(stamp.stage == Stage.DISPATCHED for stamp in answer.stamps)
+    kind = "cold" if answer.cold else "warm" if reached else "reached no replica"
     click.echo(f"{answer.request_id}  {answer.model}@{(answer.version or '')[:12]}  {kind}")
     click.echo(waterfall(answer.stamps, floor_us))
     if answer.start_problem is not None:

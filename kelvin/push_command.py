@@ -139,7 +139,7 @@ def _tell_pushed(pushed: Pushed, as_json: bool) -> None:
         click.echo(json.dumps({"dry_run": False, **msgspec.to_builtins(committed), **sent}))
         return
     _tell_ignored(pushed.ignored)
-    news = "a new version" if committed.created else "no change: this version was there already"
+    news = "a new version" if committed.created else "this version was there already"
     if committed.restored:
         news = "this version was deleted, and is back"
     size = (
@@ -156,7 +156,7 @@ def _tell_rehearsed(model: str, rehearsed: Rehearsed, as_json: bool) -> None:
         click.echo(json.dumps({"dry_run": True, "model": model, **msgspec.to_builtins(rehearsed)}))
         return
     _tell_ignored(rehearsed.ignored)
-    news = "no change: this version is there already" if rehearsed.exists else "would be a new version"
+    news = "this version is there already" if rehearsed.exists else "would be a new version"
     size = (
         f"{rehearsed.missing_chunks} chunks, {rehearsed.missing_bytes / 1e6:.1f} "
         f"of {rehearsed.total_bytes / 1e6:.1f} MB would be sent"

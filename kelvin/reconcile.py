@@ -15,7 +15,7 @@ DIFFERENT_EXIT: Final = 2
 
 
 @click.command("reconcile")
-@click.option("--tenant", help="Whose ledger. [default: the key's own]")
+@click.option("--tenant", help="Whose ledger; it needs a key of that tenant. [default: the key's own]")
 @click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context

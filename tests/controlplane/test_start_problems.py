@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contracts.control import StartProblem
 from contracts.errors import Unavailable
+from contracts.problem import from_wire, to_wire
 from contracts.usage import LifetimeRecord
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
@@ -44,14 +45,16 @@ def problems(feed: FeedHub) -> dict[tuple[str, str, str], StartProblem]:
 
 
 def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Path) -> None:
-    """A failed start is shown with its sentence; the first ready replica takes it away everywhere."""
+    """A failed start is shown with its code and sentence; the first ready replica takes it away everywhere."""
 
     async def main() -> None:
         async with outcomes_of(tmp_path) as (outcomes, feed, registry):
-            outcomes.failed(key(), Unavailable("the zygote"))
+            told_by_runtime = from_wire(to_wire(Unavailable("the weight cache")))
+            outcomes.failed(key(), told_by_runtime)
             status = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes)
             assert status.versions[0].start_problem == problems(feed)[VERSION]
             assert problems(feed)[VERSION].reason == "failed"
+            assert problems(feed)[VERSION].message == f"unavailable: {told_by_runtime.message}"
             outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
             assert problems(feed) == {}
             assert outcomes.problem(key()) is None

@@ -39,7 +39,7 @@ def test_command(house: House, tmp_path: Path) -> None:
     assert first.stdout.splitlines()[-1] == version
     assert "a new version" in first.stdout
     assert first.stderr == "left out: README.md\n"
-    assert "no change" in run(house, str(directory), "--name", "toy").stdout
+    assert "this version was there already" in run(house, str(directory), "--name", "toy").stdout
 
 
 def test_command_in_json(house: House, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_dry_run_leaves_nothing(house: House, tmp_path: Path) -> None:
     assert what.startswith("toy: would be a new version; 4 chunks, ")
     assert {path.name for path in house.data.rglob("*") if path.is_file()} == {"attest.key", "attest.pub"}
     assert run(house, str(directory), "--name", "toy").stdout.splitlines()[-1] == version
-    assert "no change" in run(house, str(directory), "--name", "toy", "--dry-run").stdout
+    assert "this version is there already" in run(house, str(directory), "--name", "toy", "--dry-run").stdout
 
 
 def test_limits(house: House, tmp_path: Path) -> None:

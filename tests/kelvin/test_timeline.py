@@ -42,3 +42,11 @@ def test_timeline_says_why_no_replica_came() -> None:
         "no replica came (missing_secret): the namespace kelvin-acme lacks the secret kelvin-store"
     )
     assert "no replica came" not in _printed(WARM)
+
+
+def test_timeline_calls_a_request_warm_only_if_a_replica_was_given_it() -> None:
+    """A request that was refused before that was neither cold nor warm."""
+    refused = msgspec.structs.replace(WARM, cold=False)
+    assert _printed(refused).splitlines()[0].endswith("  reached no replica")
+    answered = msgspec.structs.replace(refused, stamps=(*refused.stamps, Stamp(Stage.DISPATCHED, 2_000)))
+    assert _printed(answered).splitlines()[0].endswith("  warm")
