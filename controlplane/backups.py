@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from contracts.backup import BACKUP_FORMAT, BackupIndex, BackupVersion
+from contracts.errors import Conflict, Refused
 from controlplane import schema
 from controlplane.archive import Packing
-from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, pieces_of
+from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, OlderDatabase, pieces_of
+from controlplane.ledger_schema import journal_position
 from controlplane.store import Database
 from spool.frame import encode_frame
 from spool.looking import unshipped
@@ -85,14 +87,28 @@ class Backups:
         self._database.check_copied()
 
     async def begin(self) -> Moment:
-        """Read what moves, in the order in which it moves. Raises OSError."""
+        """Read what moves, in the order in which it moves. Raises OSError; Refused(Conflict) if the database lacks what
+        was committed, as the next restore would then begin behind it.
+        """
         made_at_us = time.time_ns() // 1000
         waiting = await asyncio.to_thread(_unshipped, self._data / "spool")
         # On the writer's thread no transaction is half way: what the journal has is in the database, too.
-        after = await self._database.write(lambda _: None if self._journal is None else self._journal.committed)
+        after = await self._database.write(self._journal_end)
         found = await self._database.read(lambda connection: connection.execute(_VERSIONS).all())
         versions = tuple(BackupVersion(tenant=t, model=m, version=v, total_bytes=b) for t, m, v, b in found)
         return Moment(made_at_us, waiting, after, versions)
+
+    def _journal_end(self, connection: Connection) -> int | None:
+        if self._journal is None:
+            return None
+        c = journal_position.c
+        position = connection.execute(select(c.position).where(c.id == self._journal.number)).scalar_one_or_none()
+        if position is not None:
+            try:
+                self._journal.check(position)
+            except OlderDatabase as older:
+                raise Refused(Conflict("backup", f"{older}: use `kelvin restore`")) from older
+        return self._journal.committed
 
     def pieces(self, moment: Moment, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
         """The archive. Blocking; the database's copy lies in `scratch` meanwhile, which needs room for it.

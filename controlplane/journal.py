@@ -209,13 +209,17 @@ class LedgerJournal:
             self._journal.skip_to(used)
             self._append([_DROPPED + encode(Dropped(after=used, until=used))])  # drops nothing: a frame that stays
 
+    def check(self, position: int) -> None:
+        """Raise OlderDatabase if the database ends at `position` and was known to be further."""
+        if position < self._known:
+            raise OlderDatabase(position, self._known)
+
     def drop_after(self, position: int) -> None:
         """Mark entries behind `position` as dropped: the database says that its last transaction ended there.
 
         Raises as `append`, and OlderDatabase if the database was known to be further: what it lacks was acknowledged.
         """
-        if position < self._known:
-            raise OlderDatabase(position, self._known)
+        self.check(position)
         self._note_committed(position)
         if self.committed <= max(position, self._marked):
             return

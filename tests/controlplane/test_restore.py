@@ -16,6 +16,7 @@ import pytest
 
 from contracts.backup import RestoreReport
 from contracts.control import RequestBatch
+from contracts.errors import Refused
 from contracts.wire import encode
 from controlplane import placing
 from controlplane.backup_place import backups_in, claim_place, name_of, write_backup
@@ -51,6 +52,10 @@ class World:
             (self.data / name).parent.mkdir(exist_ok=True)
             (self.data / name).write_text(f"the {name}")
         claim_place(self.place, self.data)
+        self.open(journal=journal)
+
+    def open(self, *, journal: bool = True) -> None:
+        """As at a start."""
         self.database = Database(sqlite_engine(self.data / "kelvin.db"))
         self.journal = LedgerJournal(self.place) if journal else None
         self.ledger = Ledger(self.database, self.journal)
@@ -161,6 +166,25 @@ def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -
     assert (report.replayed, report.missing) == (0, 3)
     report = back(tmp_path / "place", tmp_path / "file", replace=True)
     assert (report.replayed, report.missing) == (3, 0)
+
+
+def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> None:
+    """Its start was not refused: the database was locked then. A backup would say that it holds the whole journal."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1)
+        world.close()
+        copy = (world.data / "kelvin.db").read_bytes()
+        world.open()
+        for number in (2, 3, 4):
+            await world.enter(number)
+        world.close()
+        (world.data / "kelvin.db").write_bytes(copy)
+        world.open()
+        with pytest.raises(Refused, match="ends at entry 1 of the journal, and had entry 3 before"):
+            await world.loop().once()
+
+    in_world(tmp_path, scenario)
 
 
 @pytest.mark.deep

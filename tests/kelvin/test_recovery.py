@@ -50,6 +50,25 @@ def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
     assert (new / "kelvin.db").exists()
 
 
+def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
+    """It is in place all the same. The command does what it says."""
+    files: list[Path] = []
+
+    async def scenario(world: World) -> None:
+        made = await world.loop().once()
+        assert made is not None
+        files.append(made)
+        await world.enter(1)
+
+    in_world(tmp_path, scenario)
+    new = str(tmp_path / "new")
+    code, said = kelvin("restore", str(files[0]), "--data", new)
+    assert code == 2
+    assert "1 entries are missing" in said
+    assert f"`kelvin restore {tmp_path / 'place'} --replace`" in said
+    assert kelvin("restore", str(tmp_path / "place"), "--replace", "--data", new)[0] == 0
+
+
 @pytest.mark.parametrize(
     "is_file", [pytest.param(False, id="PostgreSQL"), pytest.param(True, id="the control: a file")]
 )
