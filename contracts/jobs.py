@@ -149,6 +149,7 @@ class SealJob(Fact, frozen=True):
     tenant: str
     version: str
     total_bytes: int = 0  # of the draft, which bound what the job may take; 0 of an older build
+    distinct_bytes: int = 0  # of its distinct chunks, which its pusher really sent; 0: as many as `total_bytes`
 
 
 class KnownTensor(Wire, frozen=True):

@@ -24,7 +24,7 @@ T = TypeVar("T")
 MAX_WAITING: Final = 64
 MAX_WAITING_OF_TENANT: Final = 8
 GATE_S: Final = 60.0
-SEAL_S: Final = 60.0  # and what a draft's bytes take, from a slow store to a replica's answer
+SEAL_S: Final = 60.0  # and what the bytes of a draft's distinct chunks take, from a slow store to a replica's answer
 SEAL_BYTES_S: Final = 20 << 20
 LONGEST_S: Final = 900.0
 GATE_BYTES: Final = 1 << 30  # growth of the process
@@ -86,7 +86,8 @@ class JobDesk:
 
     async def seal(self, job: SealJob) -> SealAttestation:
         """Record a draft's known answers. Raises Refused as `gate`."""
-        limit_s = min(SEAL_S + _draft_bytes(job) / SEAL_BYTES_S, LONGEST_S)
+        # A chunk that repeats is sent once: to claim a long draft must not buy time.
+        limit_s = min(SEAL_S + (job.distinct_bytes or _draft_bytes(job)) / SEAL_BYTES_S, LONGEST_S)
         return await self._run(
             self._seals, job.tenant, limit_s, seal_bytes(job), lambda process: process.seal(job, LONGEST_S)
         )

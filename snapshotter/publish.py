@@ -199,7 +199,7 @@ class Publisher:
 
     async def _ensure_version(self, tenant: str, version: str, content: Manifest, inputs: str, report: Report) -> bool:
         """Whether this call made the version. Recognised inputs are not sealed again."""
-        raw, total_bytes = encode_manifest(content), content.total_bytes
+        raw = encode_manifest(content)
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)
         created = False
@@ -208,7 +208,7 @@ class Publisher:
                 await self._ensure_object(draft, raw)
                 if not sealed:
                     report(CommitStep.SEALING)
-                    await self._seal(tenant, version, total_bytes)
+                    await self._seal(tenant, version, content)
                 # Manifest last: a reader can never see half a version.
                 created = await self._ensure_object(manifest, raw)
             except Refused:
@@ -218,8 +218,13 @@ class Publisher:
         await self._store.delete(draft)
         return created
 
-    async def _seal(self, tenant: str, version: str, total_bytes: int) -> None:
-        seal = await self._jobs.seal(SealJob(tenant=tenant, version=version, total_bytes=total_bytes))
+    async def _seal(self, tenant: str, version: str, content: Manifest) -> None:
+        total, distinct = content.total_bytes, sum({chunk.digest: chunk.length for chunk in content.chunks}.values())
+        # An older control plane knows nothing of `distinct_bytes`, so say it only where it differs.
+        job = SealJob(
+            tenant=tenant, version=version, total_bytes=total, distinct_bytes=distinct if distinct < total else 0
+        )
+        seal = await self._jobs.seal(job)
         await self._attestations.keep_seal(tenant, version, seal)
 
     async def _ensure_object(self, key: str, raw: bytes) -> bool:

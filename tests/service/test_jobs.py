@@ -239,17 +239,18 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total_bytes", "seconds"),
+    ("sizes", "seconds"),
     [
-        pytest.param(1 << 20, 60.05, id="a small draft"),
-        pytest.param(1 << 30, 111.2, id="a gigabyte"),
-        pytest.param(1 << 40, 900, id="no longer than this"),
-        pytest.param(0, 900, id="a size that an older snapshotter does not tell"),
+        pytest.param({"total_bytes": 1 << 20}, 60.05, id="a small draft"),
+        pytest.param({"total_bytes": 1 << 30}, 111.2, id="a gigabyte"),
+        pytest.param({"total_bytes": 1 << 40}, 900, id="no longer than this"),
+        pytest.param({}, 900, id="a size that an older snapshotter does not tell"),
+        pytest.param({"total_bytes": 1 << 40, "distinct_bytes": 1 << 20}, 60.05, id="one chunk again and again"),
     ],
 )
 @in_loop
 async def test_time_of_a_seal_follows_its_bytes(
-    monkeypatch: pytest.MonkeyPatch, total_bytes: int, seconds: float
+    monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], seconds: float
 ) -> None:
     """Nobody holds the turn for a quarter of an hour with a draft of a megabyte."""
     found: list[float] = []
@@ -261,5 +262,5 @@ async def test_time_of_a_seal_follows_its_bytes(
                 work.close()
 
     monkeypatch.setattr(JobDesk, "_bounded", bounded)
-    await JobDesk(Standbys(DIES).one).seal(SealJob(tenant="acme", version="ab" * 32, total_bytes=total_bytes))
+    await JobDesk(Standbys(DIES).one).seal(SealJob(tenant="acme", version="ab" * 32, **sizes))
     assert found == [pytest.approx(seconds, abs=0.1)]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from blobstore.files import FileStore
@@ -98,7 +98,7 @@ class DirectJobs:
     """`Jobs` without the wire: the same fake answers; reads the draft as a runtime would."""
 
     root: Path
-    seals: int = 0
+    seals: list[SealJob] = field(default_factory=list)
     registered: list[VersionRegistration] | None = None
     failure: Failure | None = None
     other_version: bool = False
@@ -107,7 +107,7 @@ class DirectJobs:
         return gate_facts(job)
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        self.seals += 1
+        self.seals.append(job)
         if self.failure is not None:
             raise Refused(self.failure)
         files, tensors = read_version(self.root, job.tenant, job.version, kind="drafts")

@@ -197,7 +197,7 @@ def test_a_push_seals_anew_what_nobody_trusts(tmp_path: Path) -> None:
         path.write_bytes(raw)
         again = Bench.over(tmp_path)
         push(again, Model())
-        assert again.jobs.seals == 1
+        assert len(again.jobs.seals) == 1
         assert read_seal(path.read_bytes(), version).key_id is not None
 
 

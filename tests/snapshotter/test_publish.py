@@ -18,7 +18,7 @@ from contracts.wire import encode
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.snapshotter.bench import TENANT, Bench, MortalStore, push
-from tests.snapshotter.models import Model, default_weights, weight
+from tests.snapshotter.models import Model, Weight, default_weights, weight
 from tests.snapshotter.reader import assert_whole, versions_of
 from tests.snapshotter.sender import digests_of, send_missing
 
@@ -79,8 +79,19 @@ def test_pushed_again(tmp_path: Path) -> None:
     assert (second.version, second.created, second.new_chunks) == (first.version, False, 0)
     other = asyncio.run(bench.push(Model().files(), encode(Model().request("other"))))
     assert (other.model, other.version, other.created) == ("other", first.version, False)
-    assert bench.jobs.seals == 1
+    assert len(bench.jobs.seals) == 1
     assert [each.model for each in bench.jobs.registered or []] == ["toy", "toy", "other"]
+
+
+def test_chunks_that_repeat_give_a_seal_no_more_time(tmp_path: Path) -> None:
+    """Its job tells how many bytes differ, which its pusher had to send. It tells nothing where all of them do."""
+    bench = Bench.over(tmp_path)
+    push(bench, Model())
+    zeros = Weight("F32", (64, 1024), bytes(64 * 4096))
+    push(bench, Model(shards={"model.safetensors": default_weights() | {"model.zeros.weight": zeros}}))
+    plain, repeating = bench.jobs.seals
+    assert (plain.total_bytes > 0, plain.distinct_bytes) == (True, 0)
+    assert plain.total_bytes < repeating.distinct_bytes < repeating.total_bytes - 30 * 8192
 
 
 def test_a_changed_tensor(tmp_path: Path) -> None:
@@ -119,7 +130,7 @@ def test_concurrent_pushes_converge(tmp_path: Path) -> None:
     assert len({each.version for each in same}) == 1
     assert other.version != same[0].version
     assert any(each.created for each in same)
-    assert bench.jobs.seals == 2
+    assert len(bench.jobs.seals) == 2
     assert_whole(tmp_path / "store", TENANT)
 
 
