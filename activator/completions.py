@@ -56,7 +56,7 @@ class Completions:
         ladders: Ladders,
         unread: Room,
     ) -> None:
-        """`unread` has a place for each request whose body has not arrived."""
+        """`unread` has a place for each request that waits for its body."""
         self._authenticator = authenticator
         self._table = table
         self._throttler = throttler
@@ -80,8 +80,7 @@ class Completions:
         place = await self._allowances.place(principal.tenant, own)
         with place, self._room.take(principal.tenant, exchange.body_bound(body_bytes)) as taken:
             await self._allowances.enter(exchange, principal.tenant, own)
-            with self._unread.take(principal.tenant, 1):
-                raw = await exchange.read_body(body_bytes, self._limits.body_s)
+            raw = await exchange.read_body(body_bytes, self._limits.body_s, self._unread, principal.tenant)
             taken.shrink(len(raw))
             call = open_call(exchange, asked, raw, principal, own, self._table, self._limits.deadline_s)
             if exchange.header(HEADER) is None:

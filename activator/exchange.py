@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 from activator.alarm import Alarm
+from activator.shares import Room
 from contracts.deadline import Deadline
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
 from contracts.numbers import whole_number
@@ -196,16 +197,20 @@ class Exchange:
 
         self._send = told
 
-    async def read_body(self, limit_bytes: int, within_s: float) -> bytes:
-        """The whole body. Raises Refused: BodyTooLarge, DeadlineExceeded; ClientGone."""
+    async def read_body(self, limit_bytes: int, within_s: float, unread: Room, tenant: str) -> bytes:
+        """Return the whole body. While it has to wait for it, it takes a place of the tenant in `unread`.
+
+        Raises Refused: BodyTooLarge, DeadlineExceeded, Overloaded; ClientGone.
+        """
         self.check_length(limit_bytes)
         body = self.connection.try_body() if self._more else b""
         if body is None:
-            try:
-                async with asyncio.timeout(within_s):
-                    return await self._parts(limit_bytes)
-            except TimeoutError:
-                raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
+            with unread.take(tenant, 1):
+                try:
+                    async with asyncio.timeout(within_s):
+                        return await self._parts(limit_bytes)
+                except TimeoutError:
+                    raise Refused(DeadlineExceeded(within_s, "reading the request's body")) from None
         self._more = False  # nothing was waited for
         if len(body) > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))

@@ -103,7 +103,9 @@ class Line:
     def may_take(self, tenant: str, weight: int) -> bool:
         """Return whether the tenant may have a free slot."""
         free = self.free
-        return free > 0 and (tenant == self.shares.owner or self.shares.may_take(tenant, weight, self.slots, free))
+        if tenant == self.shares.owner:
+            return free > 0
+        return free > 0 and self.shares.may_take(tenant, weight, self.slots, free, self.pace.running)
 
 
 def next_waiter(line: Line, may_take: Callable[[str], bool] | None = None) -> tuple[Waiter, Ask] | None:

@@ -52,7 +52,7 @@ class Lists:
         under_way: UnderWay,
         unread: Room,
     ) -> None:
-        """`unread` has a place for each request whose body has not arrived."""
+        """`unread` has a place for each request that waits for its body."""
         self._authenticator = authenticator
         self._table = table
         self._timelines = timelines
@@ -95,8 +95,7 @@ class Lists:
     async def cancel(self, exchange: Exchange, asked: CancelRequest) -> None:
         """204 once it has ended, also where it had before; 202 where that takes longer than we wait."""
         caller = await self._caller(exchange, asked.target)
-        with self._unread.take(caller.tenant, 1):
-            await exchange.read_body(0, TIMEOUT_S)
+        await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
         entries = self._under_way.cancel(caller, asked.name)
         if entries is None:
             await self._past(caller, asked.name)
@@ -119,8 +118,7 @@ class Lists:
         return found
 
     async def _answer(self, exchange: Exchange, caller: Principal, body: bytes) -> None:
-        with self._unread.take(caller.tenant, 1):
-            await exchange.read_body(0, TIMEOUT_S)
+        await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)
         await exchange.respond(200, _JSON, body)
 
     async def _caller(self, exchange: Exchange, target: Target) -> Principal:

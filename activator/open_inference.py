@@ -29,7 +29,7 @@ class OpenInference:
     """Serves `/v2`, `/v2/health/…` and `/v2/models/M…` but for `infer`."""
 
     def __init__(self, authenticator: Authenticator, table: Table, unread: Room) -> None:
-        """`unread` has a place for each request whose body has not arrived."""
+        """`unread` has a place for each request that waits for its body."""
         self._authenticator = authenticator
         self._table = table
         self._unread = unread
@@ -77,6 +77,5 @@ class OpenInference:
         return entry, resolve(reference, entry)
 
     async def _answer(self, exchange: Exchange, caller: Principal, content: dict[str, object]) -> None:
-        with self._unread.take(caller.tenant, 1):
-            await exchange.read_body(0, BODY_S)
+        await exchange.read_body(0, BODY_S, self._unread, caller.tenant)
         await exchange.respond(200, _JSON, encode(content))

@@ -75,10 +75,10 @@ class Shedding:
 
     def next_in_time(self, line: Line, now: float) -> tuple[Waiter, Ask] | None:
         """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
-        slots, free = line.slots, line.free
+        slots, free, running = line.slots, line.free, line.pace.running
 
         def may_take(tenant: str) -> bool:
-            return line.shares.may_take(tenant, line.waiting.weight_of(tenant), slots, free)
+            return line.shares.may_take(tenant, line.waiting.weight_of(tenant), slots, free, running)
 
         while (found := next_waiter(line, may_take)) is not None:
             waiter, ask = found

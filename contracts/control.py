@@ -20,7 +20,7 @@ from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
 from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord, RequestRecord
-from contracts.wire import BadJson, Fact, Wire, decoder
+from contracts.wire import BadJson, Fact, Wire, decoder, encode
 
 
 class Scope(StrEnum):
@@ -265,16 +265,22 @@ class LifetimeBatch(Fact, frozen=True):
     records: tuple[LifetimeRecord, ...]
 
 
-def batch_of(payloads: Sequence[bytes]) -> object:
+def batch_of(payloads: Sequence[bytes]) -> Raw:
     """Return the body of a batch of records that are encoded already. One that is no JSON becomes a string."""
-    return {"records": [_json_of(payload) for payload in payloads]}
+    if not _is_json(joined := b",".join(payloads), len(payloads)):
+        joined = b",".join(
+            payload if _is_json(payload, 1) else encode(payload.decode(errors="backslashreplace"))
+            for payload in payloads
+        )
+    return Raw(b'{"records":[%b]}' % joined)
 
 
-def _json_of(payload: bytes) -> object:
+def _is_json(joined: bytes, number: int) -> bool:
+    """Return whether these are so many JSON values with a comma between them."""
     try:
-        return decoder(Raw).decode(payload)
+        return len(decoder(list[Raw]).decode(b"[%b]" % joined)) == number
     except BadJson:
-        return payload.decode(errors="backslashreplace")
+        return False
 
 
 class LivesSoFar(Fact, frozen=True):

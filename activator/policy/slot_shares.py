@@ -20,12 +20,11 @@ class SlotShares:
     """Slot shares of one version. Times are seconds of one clock."""
 
     owner: str
-    owner_running: int = 0  # slots that the owner has
-    guests_running: int = 0  # slots that all guests have
+    owner_running: int = 0  # slots that the owner has, counted by whoever gives them out
+    ends_s: float = 0.0  # when this window ends
     _weight: int = 1  # the owner's
     _peak: int = 0  # most requests of the owner at once in this window, queued ones included
     _peak_before: int = 0  # in the window before
-    _since_s: float = 0.0  # when this window began
     _paused_s: float = float("-inf")  # when the last window ended in which the owner needed a slot
 
     def ask(self, tenant: str, weight: int, waiting: int) -> bool:
@@ -40,54 +39,41 @@ class SlotShares:
         self._weight = weight
         return changed
 
-    def take(self, tenant: str) -> None:
-        """Record that the tenant got a slot, after `ask`."""
-        if tenant == self.owner:
-            self.owner_running += 1
-        else:
-            self.guests_running += 1
-
-    def give_back(self, tenant: str, slots: int = 1) -> None:
-        """Record that the tenant released slots."""
-        if tenant == self.owner:
-            self.owner_running -= slots
-        else:
-            self.guests_running -= slots
-
     def refresh(self, now_s: float, waiting: int) -> None:
         """Begin a new window if it is time. The owner has `waiting` requests in the queue."""
-        ends_s = self._since_s + WINDOW_S
-        if now_s < ends_s:
+        if now_s < self.ends_s:
             return
         if self._peak:
-            self._paused_s = ends_s
-        self._peak_before = self._peak if now_s < ends_s + WINDOW_S else 0
+            self._paused_s = self.ends_s
+        self._peak_before = self._peak if now_s < self.ends_s + WINDOW_S else 0
         self._peak = self.owner_running + waiting
-        self._since_s = now_s
+        self.ends_s = now_s + WINDOW_S
 
     def refresh_in_s(self, now_s: float) -> float:
         """Return the seconds until `refresh` begins a new window."""
-        return max(0.0, self._since_s + WINDOW_S - now_s)
+        return max(0.0, self.ends_s - now_s)
 
-    def may_take(self, tenant: str, weight: int, slots: int, free: int) -> bool:
-        """Return whether the tenant of that weight may have one of the `free` slots, of `slots` in all."""
+    def may_take(self, tenant: str, weight: int, slots: int, free: int, running: int) -> bool:
+        """Return whether the tenant of that weight may have one of the `free` slots, of `slots` in all.
+
+        `running` is how many slots are taken, the owner's included.
+        """
         if free <= 0 or tenant == self.owner:
             return free > 0
         reserved = self._reserved(weight, slots)
         # The two conditions differ beside a replica that drains (only its running requests count) or that is on trial
         # (all its slots count, and only one is free). A guest may have a slot where either one holds.
-        return self.guests_running < slots - reserved or free > reserved - self.owner_running
+        return running - self.owner_running < slots - reserved or free > reserved - self.owner_running
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a count or bound is wrong."""
         assert self.owner_running >= 0
-        assert self.guests_running >= 0
         assert max(self._peak, self._peak_before) >= self.owner_running
 
     def _reserved(self, guest_weight: int, slots: int) -> int:
         """Return how many slots a guest of that weight leaves to the owner, those included that the owner has."""
         need = max(self._peak, self._peak_before)
-        if not need and slots >= MANY and self._since_s < self._paused_s + PAUSE_S:
+        if not need and slots >= MANY and self.ends_s < self._paused_s + PAUSE_S + WINDOW_S:
             need = 1
         share = max(1, slots * self._weight // (self._weight + guest_weight))
         return min(need, share, slots - 1)

@@ -19,8 +19,8 @@ def main() -> None:
         if tells != "body":
             log.debug("asked", extra={"told": repr(getattr(self, tells))})
 
-    async def read_body(self: exchange.Exchange, limit_bytes: int, within_s: float) -> bytes:
-        body = await read(self, limit_bytes, within_s)
+    async def read_body(self: exchange.Exchange, *given: Any) -> bytes:
+        body = await read(self, *given)
         if tells == "body":
             log.debug("read", extra={"told": body.decode(errors="replace")})
         return body

@@ -140,7 +140,7 @@ class _Blind(FairQueue[object]):
 class _NoShares(SlotShares):
     """Anybody may have any slot."""
 
-    def may_take(self, tenant: str, weight: int, slots: int, free: int) -> bool:
+    def may_take(self, tenant: str, weight: int, slots: int, free: int, running: int) -> bool:
         return free > 0
 
 
