@@ -24,8 +24,8 @@ from contracts.traffic_errors import DeadlineExceeded
 
 MALFORMED: Final = b"Invalid HTTP request received."
 # The parser also accepts other protocols, other versions or none, several spaces, and fragments in a target.
-# One empty line before the request is allowed (RFC 9112, 2.2).
-_REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?[!-~]+ [!\"$-~]+ HTTP/1\.[01]\r\n")
+# One empty line before the request is allowed (RFC 9112, 2.2). CONNECT is refused: its target is no path.
+_REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?(?!CONNECT )[!-~]+ [!\"$-~]+ HTTP/1\.[01]\r\n")
 
 
 class HttpProtocol(Client, EdgeConnection):
@@ -161,7 +161,7 @@ class HttpProtocol(Client, EdgeConnection):
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(
             lenient_data_after_close=True,  # data after the last request is ignored
-            # `_is_clear` checks these headers in a head. In a trailer the parser would refuse the body for them.
+            # `_is_chunked` checks these headers in a head. In a trailer the parser would refuse the body for them.
             lenient_chunked_length=True,
             lenient_transfer_encoding=True,
         )
@@ -228,7 +228,8 @@ class HttpProtocol(Client, EdgeConnection):
     def on_headers_complete(self) -> None:
         if self._ignoring:
             return
-        if not self._is_clear():
+        # The head has to be unambiguous: every parser finds the same request and the same end of its body.
+        if _REQUEST_LINE.match(self._request_line) is None or (self._codings and not self._is_chunked()):
             self._refuse(malformed(MALFORMED, self._request_id()), 400)
             return
         if self._parser.should_upgrade():  # `_parse_without_upgrade` comes next
@@ -249,12 +250,8 @@ class HttpProtocol(Client, EdgeConnection):
             return
         self._begin()
 
-    def _is_clear(self) -> bool:
-        """Return whether the head is unambiguous: every parser finds the same request and the same end of its body."""
-        if _REQUEST_LINE.match(self._request_line) is None or self._parser.get_method() == b"CONNECT":
-            return False
-        if not self._codings:
-            return True
+    def _is_chunked(self) -> bool:
+        """Return whether its Transfer-Encoding headers say "chunked", and nothing else is said of the body's length."""
         has_length = any(name == b"content-length" for name, _ in self._headers)
         codings = [value.rstrip(b" ").lower() for value in self._codings]
         return codings == [b"chunked"] and not has_length and self._parser.get_http_version() == "1.1"
@@ -267,7 +264,9 @@ class HttpProtocol(Client, EdgeConnection):
         request_id, own = new_request_id(), self._own_address
         scope = scope_of(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
         is_old = version < "1.1"  # neither stays nor is invited (RFC 9110, 10.1.1)
-        expected = [] if is_old else [value.lower() for name, value in headers if name == b"expect"]
+        expected: list[bytes] = []
+        if not is_old and b"expect" in dict(headers):
+            expected = [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
         may_stay = not is_old and parser.should_keep_alive() and not self._gate.relieved
         self._cycle = HttpCycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)

@@ -133,7 +133,10 @@ class Exchange:
         self._is_stream = scope.get("http_version") == "2"
         if self._is_stream:
             self._more = scope["extensions"][UNFRAMED]
-        self.hosts = [value for name, value in self.headers if name == b"host"]
+        host = first.get(b"host")
+        self.hosts = [] if host is None else [host]
+        if self._repeats:
+            self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[NAMED]
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
         self.rates: Headers = []  # where its tenant stands with what it may use in a minute

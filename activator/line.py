@@ -23,7 +23,7 @@ class Replica:
     appeared_us: int
     poked_us: int | None
     running: int = 0
-    held: dict[str, int] = field(default_factory=dict)  # of these, by tenant
+    owner_running: int = 0  # of these, requests of the version's owner
     breaker: Breaker | None = None  # since it was lost, until it answers
     lease: SlotLease | None = None  # of its slots, where other activators have some
     is_preferred: bool = True  # to those that others prefer

@@ -124,11 +124,13 @@ class Meters:
             further = account.delivered_tokens - 1
             if account.stream and further > 0:
                 self._per_token.observe(names.whose, (at_us[Stage.DONE] - first_us) / 1e6 / further)
-        seen = account.seen
-        counts = (seen.prompt_tokens, seen.cached_tokens, account.delivered_tokens)
-        for labels, count in zip(names.tokens, counts, strict=True):
-            if count:
-                self._tokens.add(labels, count)
+        prompt, cached, completion = names.tokens
+        if account.seen.prompt_tokens:
+            self._tokens.add(prompt, account.seen.prompt_tokens)
+        if account.seen.cached_tokens:
+            self._tokens.add(cached, account.seen.cached_tokens)
+        if account.delivered_tokens:
+            self._tokens.add(completion, account.delivered_tokens)
 
     def _names(self, tenant: str, model: str, outcome: str, status: int, is_cold: bool) -> _Names:
         whose = self._cap.fold((tenant, model))

@@ -144,7 +144,7 @@ class Roster:
         line.ring.remove(runtime_id)
         gone.gone = True  # its requests end by their own connections
         line.pace.lost(self._clock(), gone.running)
-        line.shares.owner_running -= gone.held.get(key.tenant, 0)
+        line.shares.owner_running -= gone.owner_running
         if self._keeper.is_wanted(key):
             self._waking.ensure(key)
         self._keeper.grant(key, line)  # shares of fewer slots are other ones

@@ -80,16 +80,17 @@ class Room:
     def add(self, tenant: str, amount: int) -> None:
         """Take so many more, or give them back (below 0). Raises Refused(Overloaded) where they do not fit."""
         before = self._of_tenants.get(tenant, 0)
+        taken = self._taken + amount
         if amount > 0:
-            if self._taken + amount > self._limit:
+            if taken > self._limit:
                 raise Refused(Overloaded(self._what, self._limit, RETRY_AFTER_S))
-            if before and before + amount > (part := self._limit - self._taken):
-                raise Refused(Overloaded(f"{self._what} of your tenant", part, RETRY_AFTER_S))
-        self._taken += amount
-        if before + amount:
-            self._of_tenants[tenant] = before + amount
-        else:
-            self._of_tenants.pop(tenant, None)
+            if before and before + taken > self._limit:
+                raise Refused(Overloaded(f"{self._what} of your tenant", self._limit - self._taken, RETRY_AFTER_S))
+        self._taken = taken
+        if after := before + amount:
+            self._of_tenants[tenant] = after
+        elif before:
+            del self._of_tenants[tenant]
 
 
 class Taken:

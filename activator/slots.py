@@ -101,8 +101,8 @@ def take_other(line: Line, than: Replica, tenant: str) -> Replica | None:
 
 def _taken_by_one_more(line: Line, replica: Replica, tenant: str) -> Replica:
     replica.running += 1
-    replica.held[tenant] = replica.held.get(tenant, 0) + 1
     if tenant == line.shares.owner:
+        replica.owner_running += 1
         line.shares.owner_running += 1
     if replica.lease is not None:
         replica.lease.used(replica.running)

@@ -225,16 +225,14 @@ class Throttler:
         """Likewise, where the queue was told, or hears of another slot, what the ask took."""
         assert replica.running > 0
         replica.running -= 1
-        held = replica.held[ask.tenant] = replica.held[ask.tenant] - 1
-        if not held:
-            del replica.held[ask.tenant]
+        is_owner = ask.tenant == key.tenant
+        replica.owner_running -= is_owner
         if replica.breaker is not None:
             replica.breaker.leave(ask)
         line = self._lines.get(key)
         if line is not None:
             if not replica.gone:
-                if ask.tenant == key.tenant:
-                    line.shares.owner_running -= 1
+                line.shares.owner_running -= is_owner
                 line.pace.came_back(self._clock(), cost(ask.tokens), took)
             if len(line.waiting) or not line.replicas:
                 self.grant(key, line)
@@ -253,7 +251,7 @@ class Throttler:
                 assert not line.may_take(tenant, weight), f"{key} has a free slot, and {tenant} waits for it"
             running = sum(replica.running for replica in line.replicas.values())
             assert line.pace.running == running
-            assert line.shares.owner_running == sum(r.held.get(key.tenant, 0) for r in line.replicas.values())
+            assert line.shares.owner_running == sum(each.owner_running for each in line.replicas.values())
             assert all(replica.running >= 0 for replica in line.replicas.values())
         assert total == self.loads.in_all.entries
         self._roster.check_integrity()

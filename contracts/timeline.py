@@ -54,8 +54,9 @@ class Timeline(msgspec.Struct):
 
     def graft(self, spans: Iterable[Span], call_began_us: int) -> None:
         """Take over another process's spans, whose zero was `call_began_us` here (the hop's latency is in it)."""
+        zero_us = call_began_us - self.began_us
         for span in spans:
-            self.stamp(span.stage, call_began_us + span.after_us)
+            self._at_us.setdefault(span.stage, zero_us + span.after_us)
 
     @property
     def at_us(self) -> Mapping[Stage, int]:
