@@ -305,19 +305,19 @@ class DoorWorld(World):
 
     # The door's life.
 
-    @operation(3)
+    @operation(2)
     async def kill_door(self, random: Random) -> None:
         """A process of the door is killed; the next one starts soon. Some of its callers ask again."""
         if self.doors:
             await self._kill(random.choice(self.doors), random)
 
-    @operation(3)
+    @operation(2)
     async def restart_door(self, random: Random) -> None:
         """The door is restarted: the next process starts before the old one ends, or behind it."""
         if self.restarting is None or self.restarting.done():
             self.restarting = self._spawn(self._restart(random))
 
-    @operation(3)
+    @operation(2)
     async def step_clock(self, random: Random) -> None:
         """The wall clock is set, by up to a day, or is put right again."""
         self.clocks.ahead_s = 0.0 if self.clocks.ahead_s else random.choice(STEPS_S)

@@ -13,7 +13,7 @@ from tests.simulation.play import search
 from tests.simulation.undone import names, undone
 from tests.simulation.worlds import WORLDS
 
-PATIENCE_S: Final = 240.0  # of the processor, for each patch; the rarest is found once in 20 s
+PATIENCE_S: Final = 400.0  # of the processor, for each patch; the rarest is found once in 40 s
 
 
 @pytest.mark.deep
