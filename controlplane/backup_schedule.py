@@ -117,7 +117,10 @@ class BackupLoop:
         kept = keep((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
         for moment, path in there:
             if moment not in kept and path not in newest:
-                path.unlink()
+                try:
+                    path.unlink()
+                except OSError as error:  # the others are removed, and the journal is trimmed
+                    log.warning("an old backup can't be removed", extra={"file": path.name, "error": str(error)})
         reached = [_journal_after(path) for path in newest]
         if len(reached) == NEWEST:
             self._journal.trim(min(reached))

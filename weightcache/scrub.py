@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from service.loops import isolated
 from weightcache.arena import Arena
 from weightcache.counters import Counters
 from weightcache.examine import Examiner
@@ -70,7 +71,8 @@ class Scrubber:
         for tier, key, length in tuple(self._examiner.kept()):
             while self._is_busy():
                 await self._sleep(BUSY_S)
-            await self._examiner.examine(tier, *key)
+            with isolated(key):
+                await self._examiner.examine(tier, *key)
             await self._sleep(length / BYTES_PER_S)
         self._counters.sweeps += 1
 

@@ -61,6 +61,34 @@ def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
     assert back(tmp_path / "place", tmp_path / "new").missing == 0
 
 
+def test_old_backup_that_cannot_be_removed_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named in the log. Other old ones go, and so does the journal behind the newest."""
+
+    async def scenario(world: World) -> None:
+        loop = world.loop()
+        stuck = world.place / name_of(1000)
+        unlink = Path.unlink
+
+        def unlink_others(path: Path, missing_ok: bool = False) -> None:
+            if path == stuck:
+                raise PermissionError(errno.EPERM, "it is immutable")
+            unlink(path, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", unlink_others)
+        for moment in range(1000, 1000 + 2 * NEWEST):
+            (world.place / name_of(moment)).touch()
+        for number in range(1, NEWEST + 1):
+            await world.enter(number)
+            assert await loop.once() is not None
+        assert extent_of(world.place).trimmed == 1
+        assert len(backups_in(world.place)) <= NEWEST + NEWEST
+        assert any(stuck.name in str(each.__dict__) for each in caplog.records)
+
+    in_world(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("is_older_program", [False, True], ids=["this program's", "an older program's"])
 def test_the_newest_is_the_last_one_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_older_program: bool

@@ -240,6 +240,26 @@ def test_its_rate_and_its_patience(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind it are looked at."""
+
+    async def main() -> None:
+        async with opened(tmp_path) as cache:
+            examine, examined = cache.examiner.examine, list[str]()
+
+            async def fail_first(tier: str, tenant: str, digest: str) -> Outcome:
+                examined.append(digest)
+                if len(examined) == 1:
+                    raise ZeroDivisionError
+                return await examine(tier, tenant, digest)
+
+            monkeypatch.setattr(cache.examiner, "examine", fail_first)
+            await swept(cache)
+            assert len(examined) == 2 * (COUNT + len(OTHER.digests))
+
+    asyncio.run(main())
+
+
 def ask(agent: RunningAgent) -> Any:
     async def main() -> Any:
         client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
