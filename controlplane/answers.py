@@ -10,6 +10,7 @@ from contracts.ladder import Rung
 from contracts.timeline import Span
 from contracts.wire import Wire
 from controlplane.facts import ScaleSettings
+from service.exits import ProcessExits
 
 
 class Deploy(Wire, frozen=True):
@@ -274,6 +275,7 @@ class Status(Wire, frozen=True):
     """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
 
     `cache` is null while the cache does not answer, and on a cluster, as `device` is; `pools` are of a cluster alone.
+    `replica_exits` counts replicas and standbys that were killed because they hung; null if there were none.
     """
 
     processes: tuple[ProcessStatus, ...]
@@ -282,3 +284,4 @@ class Status(Wire, frozen=True):
     models: tuple[ModelStatus, ...]
     pending: tuple[PendingReplicas, ...] = ()
     pools: tuple[PodPool, ...] = ()
+    replica_exits: ProcessExits | None = None

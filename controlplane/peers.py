@@ -18,7 +18,7 @@ from controlplane.facts import VersionKey
 from controlplane.prefetch import Wish
 from service.born import socket_name
 from service.client import ServiceClient
-from service.exits import ProcessExits, read_exits
+from service.exits import REPLICAS, ProcessExits, read_exits
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
 
@@ -89,6 +89,10 @@ class Peers:
         exits = await asyncio.to_thread(self._exits)
         found = sorted((own, zygote, *asked), key=lambda each: each.name)
         return tuple(_with_exits(each, exits.get(each.name)) for each in found)
+
+    async def replica_exits(self) -> ProcessExits | None:
+        """Return how replicas and standbys ended that were killed because they hung; None if there were none."""
+        return (await asyncio.to_thread(self._exits)).get(REPLICAS)
 
     def _exits(self) -> dict[str, ProcessExits]:
         try:

@@ -60,7 +60,7 @@ def status_command(as_json: bool) -> None:
         for row in found["processes"]:
             processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
         print_table(processes)
-        for line in exit_lines(found["processes"]):
+        for line in exit_lines(found["processes"], found.get("replica_exits")):
             click.echo(line)
         if found["device"] is not None:  # a cluster has them on its nodes
             click.echo(cache_line(found["cache"]))
@@ -196,12 +196,20 @@ def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"pods that wait ({row['name']}): {row['wanted']} wanted; {there or 'none there'}"
 
 
-def exit_lines(processes: list[dict[str, Any]]) -> Iterator[str]:
-    """Of each process that ended since the installation began: how often, when last, and how."""
-    for row in processes:
-        if row.get("last_exit"):  # a control plane of an older build does not say
-            times = "once" if row["exits"] == 1 else f"{row['exits']} times"
-            yield f"{row['name']}: ended {times}, last {instant(row['last_exit_at_s'])} UTC: {row['last_exit']}"
+def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None = None) -> Iterator[str]:
+    """Of each process that ended since the installation began: how often, when last, and how. Likewise of replicas that
+    were killed because they hung.
+    """
+    ended = [
+        (row["name"], row["exits"], row["last_exit_at_s"], row["last_exit"])
+        for row in processes
+        if row.get("last_exit")  # a control plane of an older build does not say
+    ]
+    if replicas is not None:
+        ended.append((replicas["name"], replicas["count"], replicas["last_at_s"], replicas["last"]))
+    for name, count, at_s, how in ended:
+        times = "once" if count == 1 else f"{count} times"
+        yield f"{name}: ended {times}, last {instant(at_s)} UTC: {how}"
 
 
 def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:

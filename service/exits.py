@@ -10,6 +10,7 @@ from contracts.wire import Wire, decode, encode
 from service.whole_file import write_whole
 
 _FILE: Final = "exits.json"
+REPLICAS: Final = "replicas"  # the name under which replicas and standbys are noted that were killed because they hung
 
 
 class ProcessExits(Wire, frozen=True):

@@ -29,7 +29,7 @@ from kelvin.supervisor.watchdog import Watchdog, Watched, asking
 from kelvin.tail import last_lines
 from service.born import socket_name
 from service.client import ServiceClient
-from service.exits import ExitNotes
+from service.exits import REPLICAS, ExitNotes
 from service.listener import LISTENER_VARIABLE, listen
 from service.log import configure_logging
 from service.loops import Loops
@@ -80,7 +80,7 @@ class Supervisor:
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         self._children = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self._notes = ExitNotes(settings.data / "run")
-        self._killed: dict[int, str] = {}  # why processes that hung are being killed, by pid
+        self._killed: dict[int, tuple[str, str]] = {}  # name of processes that hung and are being killed, and why
         self._loops = Loops()
         self._deaths = asyncio.Event()
         self._draining = False
@@ -114,15 +114,17 @@ class Supervisor:
 
     def on_hung(self, hung: Watched, why: str) -> None:
         """Remember why a process is being killed: `collect` notes it when the process has ended."""
-        self._killed[hung.pid] = why
+        self._killed[hung.pid] = hung.name, why
 
     def collect(self) -> None:
         """Reap what died: replicas become lifetime records, processes of ours come back."""
         for reaped in reap():
-            why = self._killed.pop(reaped.pid, None)
+            name, why = self._killed.pop(reaped.pid, ("", None))
             child = next((child for child in self._children if child.pid == reaped.pid), None)
             if child is None:
                 self._graves.bury(reaped)
+                if why is not None:
+                    self._note(REPLICAS, reaped.status, f"{name}: {why}")
                 continue
             child.buried(reaped.status)
             log_end(child, reaped.status, is_expected=self._draining or not child.is_kept)

@@ -46,7 +46,8 @@ def test_every_hung_process_is_replaced(kelvin: Installation) -> None:
     assert complete(kelvin, "llama", "w1", max_tokens=1).status == 200
     before = _pids(kelvin)
     assert before.keys() == SERVICES
-    replica = psutil.Process(sole_replica(kelvin, "llama")["pid"])
+    row = sole_replica(kelvin, "llama")
+    replica = psutil.Process(row["pid"])
     # One that has never answered has more time.
     kelvin.wait(lambda: time.time() - replica.create_time() > ASKED_S, "the watchdog has asked the replica")
     exits = _exits(kelvin)
@@ -64,4 +65,5 @@ def test_every_hung_process_is_replaced(kelvin: Installation) -> None:
     kelvin.wait(lambda: complete(kelvin, "llama", "w1", max_tokens=1).status == 200, "it answers again")
     told = run(kelvin, "status")
     assert told.count("killed by signal 9: it did not answer for") == len(SERVICES), told
+    assert f"killed by signal 9: {row['runtime_id']}: it did not answer for" in told, told
     assert _exits(kelvin) == {name: count + 1 for name, count in exits.items()}, told
