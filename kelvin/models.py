@@ -49,7 +49,7 @@ def status_command(as_json: bool) -> None:
                 raise
             raise DoorClosed(
                 f"{closed.message}: the activator answers, the control plane does not. It is started again by itself; "
-                "`kelvin logs controlplane` shows why it ended",
+                "`kelvin logs controlplane` shows what happened",
                 closed.status,
             ) from closed
     if as_json:

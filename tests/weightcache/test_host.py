@@ -285,7 +285,7 @@ def test_what_is_only_expected_stays_within_the_quota() -> None:
     [
         pytest.param(
             [("x", SLAB + PAGE)],
-            CapacityExceeded("bytes of a slab of the weight cache", SLAB + PAGE, SLAB),
+            CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", SLAB + PAGE, SLAB),
             id="a chunk longer than a slab",
         ),
         pytest.param(

@@ -126,7 +126,9 @@ class HostIndex:
         wanted = wanted_of(chunks)
         longest = max((chunk.length for chunk in wanted), default=0)
         if longest > self.slab_bytes:
-            raise Refused(CapacityExceeded("bytes of a slab of the weight cache", longest, self.slab_bytes))
+            raise Refused(
+                CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", longest, self.slab_bytes)
+            )
         alone = fresh_needed(wanted, (), self.slab_bytes)
         if alone > self.max_slabs:
             raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
