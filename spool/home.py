@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from spool.disk import Disk, segment_name, segments
-from spool.reader import POSITION, encode_position, last_sequence, read_position
+from spool.disk import Disk, segments
+from spool.reader import POSITION, encode_position, last_sequence, read_position, remove_segment
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,15 @@ def readable_sources(root: Path) -> list[str]:
             _denied.add(path)
             log.warning("a directory that can't be read is taken for no spool", extra={"directory": source})
     return found
+
+
+def is_shipped(directory: Path) -> bool:
+    """Whether only files are left that a recovery does not remove: damaged segments, or a stranger's."""
+    try:
+        names = os.listdir(directory)
+        return bool(names) and POSITION not in names and not segments(directory)
+    except FileNotFoundError:
+        return True
 
 
 class Home:
@@ -138,13 +147,17 @@ class Home:
         return self._fd >= 0
 
     def remove_if_shipped(self) -> bool:
-        """Remove the directory if every record in it was acknowledged."""
+        """Remove the directory if every record in it was acknowledged. Segments with unreadable bytes stay in it."""
         if last_sequence(self.path) > read_position(self.path):
             return False
         for first in segments(self.path):
-            (self.path / segment_name(first)).unlink(missing_ok=True)
+            try:
+                remove_segment(self.path, first)
+            except OSError as error:  # with its position, or everything would be shipped again
+                log.error("a shipped spool can't be removed", extra={"source": self.source, "error": repr(error)})
+                return False
         (self.path / POSITION).unlink(missing_ok=True)
-        with suppress(OSError):  # a stranger's file is in it
+        with suppress(OSError):  # a damaged segment is kept in it, or a stranger's file
             self.path.rmdir()
         return True
 

@@ -15,7 +15,7 @@ from contracts.errors import Refused, Unavailable
 from contracts.traffic_errors import Overloaded
 from spool.disk import Disk, segment_name, segments
 from spool.frame import encode_frame
-from spool.reader import last_unbroken_sequence
+from spool.reader import last_unbroken_sequence, remove_segment
 from spool.recent import Recent
 
 log = logging.getLogger(__name__)
@@ -148,9 +148,9 @@ class Journal:
         # Each segment counts whole: the limit is on reserved space.
         if (len(segments(self._directory)) + 1) * self._segment_bytes > self._limit_bytes:
             raise Refused(Overloaded("the usage spool", self._limit_bytes, 1.0))
-        path = self._directory / segment_name(self.committed + 1)
-        path.unlink(missing_ok=True)  # of that name there can only be one without a committed record
-        self._fd = self._disk.create(path, self._segment_bytes)
+        # A segment of that name has no record that can be read.
+        remove_segment(self._directory, self.committed + 1)
+        self._fd = self._disk.create(self._directory / segment_name(self.committed + 1), self._segment_bytes)
         self._first, self._offset = self.committed + 1, 0
 
     def _abandon_segment(self) -> None:

@@ -3,15 +3,15 @@
 A record is known by its sequence. The segment that is named by the next sequence always wins over what follows in the
 segment before it: a writer whose commit failed abandons the segment, and what it left there was never acknowledged.
 
-Damaged records are skipped and counted, and their segment stays under another name (`DAMAGED`) for an operator.
+Damaged records are skipped and counted. A segment with bytes that can't be read is never deleted: `remove_segment`
+renames it (`DAMAGED`) for an operator.
 """
 
 import logging
 import os
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -23,7 +23,7 @@ from spool.recent import Recent
 log = logging.getLogger(__name__)
 
 POSITION: Final = "position"
-DAMAGED: Final = ".damaged"  # the suffix of a second link to a segment
+DAMAGED: Final = ".damaged"  # the suffix of a segment that is kept for an operator
 _POSITION: Final = struct.Struct("<QI")
 
 
@@ -77,7 +77,8 @@ class Tail:
                 if beyond is None:
                     return None
                 skipped += beyond - 1 - sequence
-                self._keep_damaged(sequence + 1, beyond - 1)
+                lost = {"source": self.directory.name, "first": sequence + 1, "last": beyond - 1}
+                log.error("records of a spool are lost", extra=lost)
                 sequence = beyond - 1
                 if frame is None:
                     continue
@@ -100,7 +101,11 @@ class Tail:
         for first, following in pairwise(firsts):
             if following > last + 1:
                 break
-            (self.directory / segment_name(first)).unlink(missing_ok=True)
+            try:
+                remove_segment(self.directory, first)
+            except OSError as error:  # it stays, and the next acknowledgement tries again: shipping goes on
+                stays = {"source": self.directory.name, "segment": segment_name(first), "error": repr(error)}
+                log.error("a shipped segment can't be removed", extra=stays)
 
     def close(self) -> None:
         """Idempotent."""
@@ -113,18 +118,6 @@ class Tail:
         if self._position_fd < 0:
             self._position_fd = os.open(self.directory / POSITION, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._position_fd, encode_position(last), 0)
-
-    def _keep_damaged(self, first: int, last: int) -> None:
-        """Log lost records. Keep the bytes that can't be read when their segment is removed."""
-        lost = {"source": self.directory.name, "first": first, "last": last}
-        log.error("records of a spool are lost", extra=lost)
-        if self._content[self._offset :].strip(b"\0"):
-            path = self.directory / segment_name(self._segment)
-            try:
-                with suppress(FileExistsError, FileNotFoundError):
-                    os.link(path, path.with_name(path.name + DAMAGED))
-            except OSError as error:  # a full disk, or one without hard links: the records behind are worth more
-                log.error("a damaged segment can't be kept", extra={"file": path.name, **lost, "error": repr(error)})
 
     def _frame_after(self, sequence: int, until: int) -> Frame | None:
         """Return the first whole frame behind `sequence`, up to `until`. Look only in the segment of the next one."""
@@ -204,11 +197,47 @@ def last_unbroken_sequence(directory: Path) -> int:
 
     A power cut can tear a group of records in the middle. None of them was acknowledged, and their numbers are free.
     """
-    content, found = _newest_segment(directory)
+    content, before = _newest_segment(directory)
+    return max(read_position(directory), _unbroken(content, before)[1])
+
+
+def remove_segment(directory: Path, first: int) -> None:
+    """Delete a segment that is no longer needed, or rename it (`DAMAGED`) and log that if bytes in it can't be read.
+
+    A power cut may have torn them, then nobody was told that they were durable. Or they are damaged records, and only
+    an operator can tell. A rename needs neither free space nor hard links. Raises OSError.
+    """
+    path = directory / segment_name(first)
     offset = 0
-    while (frame := decode_frame(content, offset)) is not None and frame.sequence == found + 1:
-        offset, found = frame.end, frame.sequence
-    return max(read_position(directory), found)
+    try:
+        content = path.read_bytes()
+        offset, _ = _unbroken(content, first - 1)
+        unread = len(content[offset:].rstrip(b"\0"))
+    except FileNotFoundError:
+        return
+    except OSError:  # the disk can't read it
+        unread = path.stat().st_size
+    if not unread:
+        path.unlink(missing_ok=True)
+        return
+    kept = path.with_name(path.name + DAMAGED)
+    # A writer that begins a segment again gives its name twice.
+    names = (path.with_name(f"{path.name}.{number}{DAMAGED}") for number in count(2))
+    while kept.exists():
+        kept = next(names)
+    path.rename(kept)
+    log.warning(
+        "a segment has bytes that can't be read: torn by a power cut, or damaged; it is kept",
+        extra={"source": directory.name, "segment": path.name, "kept": kept.name, "offset": offset, "bytes": unread},
+    )
+
+
+def _unbroken(content: bytes, before: int) -> tuple[int, int]:
+    """Return where the whole frames that follow sequence `before` without a gap end, and the last one's sequence."""
+    offset = 0
+    while (frame := decode_frame(content, offset)) is not None and frame.sequence == before + 1:
+        offset, before = frame.end, frame.sequence
+    return offset, before
 
 
 def _newest_segment(directory: Path) -> tuple[bytes, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from contracts.errors import Refused
 from service.loops import record_error
-from spool.home import Home, readable_sources
+from spool.home import Home, is_shipped, readable_sources
 from spool.looking import frames_after
 from spool.reader import Tail, last_sequence, read_position
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post, in_thread
@@ -23,7 +23,7 @@ class Recovered:
 
     source: str
     shipped: int
-    lost: int  # records that are unreadable: the ledger will name the hole
+    lost: int  # records that can't be read, before one that can: the ledger will name the hole
     remaining: int  # not taken by the receiver now; call again
 
 
@@ -65,7 +65,7 @@ async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> li
         if post is None:
             continue
         try:
-            home = Home.try_claim(directory, source)
+            home = None if is_shipped(directory / source) else Home.try_claim(directory, source)
             if home is None:
                 continue
             try:
@@ -87,7 +87,7 @@ async def _ship(home: Home, post: Post) -> Recovered:
             await in_thread(partial(tail.acknowledge, batch.last))
             shipped += len(batch.payloads)
             lost += batch.skipped
-        # What is left behind the last readable record was never acknowledged to its writer, or the disk lost it.
+        # Nobody can count what lies behind the last readable record. `remove_if_shipped` keeps it, and logs it.
         lost += last - tail.acknowledged
         await in_thread(partial(tail.acknowledge, last))
     except (Refused, OSError) as error:

@@ -83,7 +83,8 @@ def test_what_was_told_survives_sigkill(tmp_path: Path, seed: int) -> None:
     sequences = recovered(tmp_path)[f"w-{seed}"]
     assert sequences == list(range(1, len(sequences) + 1))
     assert len(sequences) >= told
-    assert list(tmp_path.iterdir()) == []
+    # A kill may tear a write that nobody was told of.
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".damaged"}
 
 
 def test_the_check_finds_a_writer_that_answers_too_early(tmp_path: Path) -> None:

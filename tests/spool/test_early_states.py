@@ -12,7 +12,7 @@ from spool.disk import segment_name
 from spool.frame import HEADER_BYTES, encode_frame
 from spool.home import Home
 from spool.looking import frames_after, unshipped
-from spool.reader import POSITION, Tail, last_sequence
+from spool.reader import DAMAGED, POSITION, Tail, last_sequence
 from spool.recovery import Recovered, left_records, recover, spools_of
 from spool.shipper import Post
 from spool.spool import Spool
@@ -55,7 +55,7 @@ def _collect(into: list[bytes]) -> Callable[[str], Post]:
 
 @pytest.mark.parametrize(("files", "records"), STATES)
 def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
-    """Each reader sees the whole records and nothing else; the source is shipped and its directory removed."""
+    """Each reader sees the whole records and nothing else; the source is shipped. Only a torn segment stays of it."""
     source = tmp_path / "supervisor-1"
     _lay(source, files)
     assert list(left_records(tmp_path, lambda _: True)) == records
@@ -67,7 +67,10 @@ def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], reco
     shipped: list[bytes] = []
     assert asyncio.run(recover(tmp_path, _collect(shipped))) == [Recovered("supervisor-1", len(records), 0, 0)]
     assert shipped == records
-    assert list(tmp_path.iterdir()) == []
+    torn = {name: content for name, content in files.items() if name != POSITION and content.rstrip(b"\0") != FRAME}
+    kept = {f"{name}{DAMAGED}": content for name, content in torn.items() if content.strip(b"\0")}
+    assert {path.name: path.read_bytes() for path in source.glob("*")} == kept
+    assert source.exists() == bool(kept)
 
 
 @pytest.mark.parametrize(("files", "records"), STATES)

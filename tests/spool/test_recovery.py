@@ -4,16 +4,19 @@ import asyncio
 import errno
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from contracts.errors import Refused, Unavailable
 from spool.disk import segment_name, segments
 from spool.frame import encode_frame
 from spool.home import Home, sources
-from spool.looking import frames_after
-from spool.recovery import Recovered, has_owner, recover
+from spool.looking import frames_after, unshipped
+from spool.recovery import Recovered, has_owner, left_records, recover, spools_of
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.spool.test_journal import make
@@ -148,25 +151,164 @@ def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: in
     assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 4, 1, 0)]
     assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
     assert [(path.name, path.read_bytes()) for path in home.iterdir()] == [(segment_name(1) + ".damaged", content)]
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 0)]
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == []
     assert len(list(home.iterdir())) == 1
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EMLINK])
-def test_records_behind_damage_are_shipped_where_no_damaged_segment_can_be_kept(
+def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """The disk is full, or has no hard links."""
+    """The records behind the damage are shipped, too."""
 
     def link(source: Path, *_: object) -> None:
         raise OSError(code, os.strerror(code), str(source))
 
     monkeypatch.setattr(os, "link", link)
     leave(tmp_path, "dead-1", 5)
-    flip(tmp_path / "dead-1" / segment_name(1), 2 * len(encode_frame(1, make("x" * 10)(1))))
+    home = tmp_path / "dead-1"
+    content = flip(home / segment_name(1), 2 * len(encode_frame(1, make("x" * 10)(1))))
     receiver = Receiver()
     assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 4, 1, 0)]
     assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
+    assert kept_in(home) == {segment_name(1) + ".damaged": content}
+
+
+@pytest.mark.parametrize("segments_bytes", [pytest.param(4096, id="three segments"), pytest.param(1 << 20, id="one")])
+def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, segments_bytes: int
+) -> None:
+    """The disk is read-only. All that can be read is shipped, once, and nothing is lost."""
+    spool = Spool.open(tmp_path, "dead-1", segment_bytes=segments_bytes)
+    for _ in range(20):
+        spool.append_blocking(make("x" * 500))
+    spool.close()
+    home = tmp_path / "dead-1"
+    content = flip(home / segment_name(1), 700)
+    rename = Path.rename
+
+    def refusing(path: Path, target: Path) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    receiver = Receiver()
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 19, 1, 0)]
+    assert (home / segment_name(1)).read_bytes() == content
+    assert "a shipped spool can't be removed" in caplog.messages
+    monkeypatch.setattr(Path, "rename", rename)
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 0)]
+    assert len(receiver.taken["dead-1"]) == 19
+    assert kept_in(home) == {segment_name(1) + ".damaged": content}
+
+
+def kept_in(home: Path) -> dict[str, bytes]:
+    """Every file of a source."""
+    return {path.name: path.read_bytes() for path in home.iterdir()}
+
+
+WHOLE = b"".join(encode_frame(sequence, b"%d" % sequence) for sequence in range(1, 5))
+FRAME_BYTES = len(WHOLE) // 4
+
+
+@pytest.mark.parametrize(
+    ("segment", "shipped", "offset"),
+    [
+        pytest.param(bytes(FRAME_BYTES - 1) + b"!" + WHOLE[FRAME_BYTES:-1], 2, 0, id="the first and the last record"),
+        pytest.param(WHOLE[:-1] + b"!", 3, 3 * FRAME_BYTES, id="the last record"),
+        pytest.param(WHOLE[:-1], 3, 3 * FRAME_BYTES, id="the last record is torn"),
+        pytest.param(WHOLE[:-1] + b"!" + bytes(4096), 3, 3 * FRAME_BYTES, id="the last record, in reserved space"),
+        pytest.param(WHOLE + bytes(512) + b"!" + bytes(64), 4, 4 * FRAME_BYTES, id="a sector behind a lost one"),
+        pytest.param(b"!" * 4096, 0, 0, id="every byte"),
+        pytest.param(WHOLE.translate(bytes(255 - byte for byte in range(256))), 0, 0, id="every record"),
+        pytest.param(b"!", 0, 0, id="one byte"),
+    ],
+)
+def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, segment: bytes, shipped: int, offset: int
+) -> None:
+    """Nobody can tell a torn write from damaged records. The kept file holds up neither recoveries nor backups."""
+    home = tmp_path / "dead-1"
+    home.mkdir()
+    (home / segment_name(1)).write_bytes(segment)
+    receiver = Receiver()
+    (report,) = asyncio.run(recover(tmp_path, receiver.post_for))
+    assert (report.shipped, report.remaining) == (shipped, 0)
+    assert kept_in(home) == {segment_name(1) + ".damaged": segment}
+    (line,) = [record for record in caplog.records if "torn by a power cut, or damaged" in record.message]
+    named = vars(line)
+    assert (named["source"], named["segment"]) == ("dead-1", segment_name(1))
+    assert (named["offset"], named["bytes"]) == (offset, len(segment.rstrip(b"\0")) - offset)
+    caplog.clear()
+    assert asyncio.run(recover(tmp_path, receiver.post_for)) == []
+    assert list(unshipped(tmp_path)) == []
+    assert list(left_records(tmp_path, lambda _: True)) == []
+    assert dict(spools_of(tmp_path)) == {"dead-1": (0, 0)}
+    assert caplog.records == []
+    assert kept_in(home) == {segment_name(1) + ".damaged": segment}
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=1, max_value=1500), min_size=1, max_size=20),
+    flips=st.lists(st.integers(min_value=0), max_size=4),
+    acknowledged=st.integers(min_value=0, max_value=20),
+)
+@settings(max_examples=60)
+def test_damage_anywhere_loses_no_record(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], flips: list[int], acknowledged: int
+) -> None:
+    """Each record is shipped as it was written, or lies in a file that is kept. Without damage nothing is kept."""
+    root = tmp_path_factory.mktemp("spool")
+    spool = Spool.open(root, "dead-1", segment_bytes=4096)
+    for size in sizes:
+        spool.append_blocking(make("x" * size))
+    spool.tail.acknowledge(min(acknowledged, len(sizes) - 1))
+    spool.close()
+    home = root / "dead-1"
+    damaged: dict[str, bytes] = {}
+    for at in flips:
+        paths = [home / segment_name(first) for first in segments(home)]
+        path = paths[at % len(paths)]
+        if path.name not in damaged:
+            damaged[path.name] = flip(path, at % path.stat().st_size)
+    receiver = Receiver()
+    asyncio.run(recover(root, receiver.post_for))
+    taken = receiver.taken.get("dead-1", [])
+    assert set(taken) <= {make("x" * size)(sequence) for sequence, size in enumerate(sizes, 1)}
+    assert (kept_in(home) if damaged else list(root.iterdir())) == (
+        {name + ".damaged": content for name, content in damaged.items()} if damaged else []
+    )
+    assert asyncio.run(recover(root, receiver.post_for)) == []
+
+
+def test_a_writer_that_goes_on_overwrites_nothing_unreadable(tmp_path: Path) -> None:
+    """Not even where it begins the same segment again, and again can't read it."""
+    spool_of = partial(Spool.open, tmp_path, "journal")
+    home = tmp_path / "journal"
+    first, second = b"!" * 100, b"?" * 100
+    home.mkdir()
+    for content in (first, second):
+        (home / segment_name(1)).write_bytes(content)
+        spool = spool_of()
+        assert spool.append_blocking(make("x")) == 1
+        spool.close()
+    files = kept_in(home)
+    assert files[segment_name(1) + ".damaged"] == first
+    assert files[segment_name(1) + ".2.damaged"] == second
+
+
+def test_a_torn_end_before_a_writer_went_on_is_kept_once_its_segment_is_shipped(tmp_path: Path) -> None:
+    """It may have been the records that come next by number: the writer gave their numbers again."""
+    leave(tmp_path, "journal", 3)
+    home = tmp_path / "journal"
+    segment = home / segment_name(1)
+    content = segment.read_bytes() + b"torn"
+    segment.write_bytes(content)
+    spool = Spool.open(tmp_path, "journal")
+    assert spool.append_blocking(make("x")) == 4
+    spool.tail.acknowledge(3)
+    spool.close()
+    assert segments(home) == [4]
+    assert kept_in(home)[segment_name(1) + ".damaged"] == content
 
 
 def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> None:
@@ -184,13 +326,13 @@ def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> No
     spool.close()
 
 
-def test_a_torn_tail_is_no_loss(tmp_path: Path) -> None:
-    """Half a record with nothing readable behind it: a power cut took it before it was acknowledged."""
+def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
+    """Half a record with nothing readable behind it: most likely a power cut took it before it was acknowledged."""
     leave(tmp_path, "dead-1", 3)
     segment = tmp_path / "dead-1" / segment_name(1)
     segment.write_bytes(segment.read_bytes() + encode_frame(4, b"x" * 2000)[:-500] + bytes(4096))
     assert asyncio.run(recover(tmp_path, Receiver().post_for)) == [Recovered("dead-1", 3, 0, 0)]
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in (tmp_path / "dead-1").iterdir()] == [segment_name(1) + ".damaged"]
 
 
 def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
