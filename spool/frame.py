@@ -5,6 +5,7 @@ frame lies behind it (see `find_frame`), and a torn tail otherwise.
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
@@ -14,6 +15,7 @@ _SEQUENCE: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEADER.size
 MAX_RECORD_BYTES: Final = 256 * 1024
 MAX_SEQUENCE: Final = 2**64 - 1
+_NEAR_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,14 @@ def decode_frame(segment: bytes, offset: int) -> Frame | None:
     return Frame(sequence, payload, start + length)
 
 
+def _offsets(segment: bytes, start: int) -> Iterator[int]:
+    """Yield where a frame has room, up to the zeros at the end. They are searched for only if no frame is near."""
+    last = len(segment) - HEADER_BYTES
+    near = min(start + _NEAR_BYTES, last)
+    yield from range(start, near)
+    yield from range(max(start, near), min(len(segment.rstrip(b"\0")), last))
+
+
 def find_frame(segment: bytes, offset: int, first: int, last: int) -> Frame | None:
     """Return the first whole frame at or behind `offset` whose sequence is `first` to `last`. Skip what is damaged.
 
@@ -62,7 +72,7 @@ def find_frame(segment: bytes, offset: int, first: int, last: int) -> Frame | No
     frame = decode_frame(segment, offset)
     if frame is not None and frame.sequence == first:
         return frame
-    for at in range(offset + 1, min(len(segment.rstrip(b"\0")), len(segment) - HEADER_BYTES)):
+    for at in _offsets(segment, offset + 1):
         (sequence,) = _SEQUENCE.unpack_from(segment, at + HEADER_BYTES - _SEQUENCE.size)
         if first <= sequence <= min(last, first + (at - offset) // (HEADER_BYTES + 1)):
             frame = decode_frame(segment, at)

@@ -29,7 +29,7 @@ _POSITION: Final = struct.Struct("<QI")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records; `last` is the sequence of the last one, `skipped` counts records lost before the first."""
+    """Records in order. The batch covers every sequence up to `last`; `skipped` of them are lost."""
 
     payloads: tuple[bytes, ...]
     last: int
@@ -48,6 +48,7 @@ class Tail:
         self._content = b""
         self._offset = 0  # where the frame of the sequence after `_offset_after` begins in `_content`
         self._offset_after = -1
+        self._is_fresh = False  # whether `_content` was read since this `read` began: it has all that is durable
 
     def __repr__(self) -> str:
         return f"<Tail {self.directory.name} acknowledged={self.acknowledged}>"
@@ -59,6 +60,8 @@ class Tail:
         """
         payloads: list[bytes] = []
         size, sequence, skipped = 0, self.acknowledged, 0
+        first_lost = last_lost = 0
+        self._is_fresh = False
         for kept in self._recent.after(sequence, min(max_records, until - sequence)):
             if payloads and size + len(kept.payload) > max_bytes:
                 break
@@ -70,24 +73,25 @@ class Tail:
             return Batch(tuple(payloads), sequence, skipped)
         while len(payloads) < max_records and sequence < until:
             frame = self._frame_after(sequence, until)
-            if frame is None or frame.sequence != sequence + 1:
-                if payloads:
-                    break
-                beyond = self._segment_beyond(sequence) if frame is None else frame.sequence
-                if beyond is None:
-                    return None
-                skipped += beyond - 1 - sequence
-                lost = {"source": self.directory.name, "first": sequence + 1, "last": beyond - 1}
-                log.error("records of a spool are lost", extra=lost)
-                sequence = beyond - 1
-                if frame is None:
-                    continue
-            if payloads and size + len(frame.payload) > max_bytes:
+            if frame is not None and payloads and size + len(frame.payload) > max_bytes:
                 break
+            beyond = self._segment_beyond(sequence) if frame is None else frame.sequence
+            if beyond is None:
+                break
+            beyond = min(beyond, until + 1)  # records behind `until` were not looked for
+            if beyond > sequence + 1:
+                skipped += beyond - 1 - sequence
+                first_lost, last_lost = first_lost or sequence + 1, beyond - 1
+                sequence = last_lost
+            if frame is None:
+                continue
             payloads.append(frame.payload)
             size += len(frame.payload)
             sequence = frame.sequence
             self._offset, self._offset_after = frame.end, sequence
+        if skipped:  # one line a batch, as each record may be damaged
+            lost = {"source": self.directory.name, "first": first_lost, "last": last_lost, "lost": skipped}
+            log.error("records of a spool are lost", extra=lost)
         return Batch(tuple(payloads), sequence, skipped) if payloads else None
 
     def acknowledge(self, last: int) -> None:
@@ -132,10 +136,10 @@ class Tail:
         if self._offset_after != sequence:
             self._seek(wanted)
         frame = decode_frame(self._content, self._offset)
-        if frame is None:  # written since, perhaps
-            self._reload()
-        elif frame.sequence == wanted:
+        if frame is not None and frame.sequence == wanted:
             return frame
+        if not self._is_fresh:  # written since, perhaps
+            self._reload()
         beyond = self._segment_beyond(sequence)
         return find_frame(self._content, self._offset, wanted, until if beyond is None else min(until, beyond - 1))
 
@@ -151,6 +155,7 @@ class Tail:
         self._reload()
 
     def _reload(self) -> None:
+        self._is_fresh = True
         try:
             self._content = (self.directory / segment_name(self._segment)).read_bytes()
         except FileNotFoundError:

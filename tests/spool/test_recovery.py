@@ -16,6 +16,7 @@ from spool.disk import segment_name, segments
 from spool.frame import encode_frame
 from spool.home import Home, sources
 from spool.looking import frames_after, unshipped
+from spool.reader import Tail
 from spool.recovery import Recovered, has_owner, left_records, recover, spools_of
 from spool.shipper import Post
 from spool.spool import Spool
@@ -312,18 +313,81 @@ def test_a_torn_end_before_a_writer_went_on_is_kept_once_its_segment_is_shipped(
 
 
 def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> None:
-    """The position may lie before, in or behind the hole."""
+    """The position may lie before, in or behind the hole. A hole ends no batch."""
     spool = Spool.open(tmp_path, "live-1", recent_bytes=0)
     for _ in range(5):
         spool.append_blocking(make("x"))
     flip(spool.path / segment_name(1), 2 * len(encode_frame(1, b"1:x")) + 17)
-    for before, shipped, skipped in ((0, (1, 2), 0), (2, (4, 5), 1), (4, (5,), 0)):
+    for before, shipped, skipped in ((0, (1, 2, 4, 5), 1), (2, (4, 5), 1), (3, (4, 5), 0), (4, (5,), 0)):
         spool.tail.acknowledge(before)
         batch = spool.tail.read(spool.committed, 100, 1000)
         assert batch is not None
         assert batch.payloads == tuple(make("x")(sequence) for sequence in shipped)
         assert batch.skipped == skipped
     spool.close()
+
+
+@pytest.mark.parametrize("reserved", [pytest.param(0, id="closed"), pytest.param(1 << 19, id="reserved space behind")])
+def test_a_segment_with_much_damage_is_shipped_in_full_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reserved: int
+) -> None:
+    """Every second of 4,000 records is damaged. That costs neither a post nor a log line for each of them."""
+    frames = [bytearray(encode_frame(sequence, b"%d" % sequence)) for sequence in range(1, 4001)]
+    for frame in frames[1::2]:
+        frame[-1] ^= 0xFF
+    (tmp_path / "dead-1").mkdir()
+    (tmp_path / "dead-1" / segment_name(1)).write_bytes(b"".join(frames) + bytes(reserved))
+    posts: list[Sequence[bytes]] = []
+
+    async def post(records: Sequence[bytes]) -> None:
+        posts.append(records)
+
+    # The last record is damaged, too: it is behind each one that can be read, and not counted.
+    assert asyncio.run(recover(tmp_path, lambda _: post)) == [Recovered("dead-1", 2000, 1999, 0)]
+    assert [int(record) for records in posts for record in records] == list(range(1, 4000, 2))
+    assert len(posts) == 4
+    lost = [vars(record) for record in caplog.records if record.message == "records of a spool are lost"]
+    assert sum(line["lost"] for line in lost) == 1999
+    assert len(lost) == 4
+    assert (lost[0]["first"], lost[-1]["last"]) == (2, 3998)
+
+
+def test_a_hole_that_ends_a_batch_is_counted_once(tmp_path: Path) -> None:
+    """Whether the batch is full by records or by bytes, or the hole lies at the end of a segment."""
+    leave(tmp_path, "dead-1", 12, size=1000)  # three segments of three and four records
+    home = tmp_path / "dead-1"
+    second = segments(home)[1]
+    frame_bytes = len(encode_frame(1, make("x" * 1000)(1)))
+    flip(home / segment_name(1), frame_bytes + 20)
+    flip(home / segment_name(1), (second - 2) * frame_bytes + 20)
+    readable = [sequence for sequence in range(1, 13) if sequence not in (2, second - 1)]
+    for max_records, max_bytes in ((1, 10**6), (2, 10**6), (3, 10**6), (500, 1), (500, 2100), (500, 10**6)):
+        tail = Tail(home)
+        taken: list[bytes] = []
+        skipped = 0
+        tail.acknowledged = 0
+        while (batch := tail.read(12, max_records, max_bytes)) is not None:
+            taken += batch.payloads
+            skipped += batch.skipped
+            tail.acknowledged = batch.last
+        assert taken == [make("x" * 1000)(sequence) for sequence in readable]
+        assert (skipped, tail.acknowledged) == (2, 12)
+        tail.close()
+
+
+def test_a_hole_at_the_end_of_what_is_asked_for_takes_no_record_behind_it_along(tmp_path: Path) -> None:
+    """A writer goes on while a shipper reads up to the record that was the last one, which is damaged."""
+    frames = b"".join(encode_frame(sequence, b"%d" % sequence) for sequence in range(1, 6))
+    (tmp_path / segment_name(1)).write_bytes(frames)
+    flip(tmp_path / segment_name(1), 3 * FRAME_BYTES - 1)
+    (tmp_path / segment_name(6)).write_bytes(encode_frame(6, b"6"))
+    tail = Tail(tmp_path)
+    for until, shipped, skipped in ((3, (b"1", b"2"), 1), (6, (b"4", b"5", b"6"), 0)):
+        batch = tail.read(until, 100, 1000)
+        assert batch is not None
+        assert (batch.payloads, batch.last, batch.skipped) == (shipped, until, skipped)
+        tail.acknowledge(batch.last)
+    tail.close()
 
 
 def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
