@@ -220,7 +220,8 @@ class LedgerJournal:
         Raises as `append`, and OlderDatabase if the database was known to be further: what it lacks was acknowledged.
         """
         self.check(position)
-        self._note_committed(position)
+        if position >= self._marked:  # else, if this transaction fails, the next start would drop what counts here
+            self._note_committed(position)
         if self.committed <= max(position, self._marked):
             return
         log.warning("entries of the journal were not committed", extra={"after": position, "until": self.committed})

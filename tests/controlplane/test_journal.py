@@ -403,6 +403,30 @@ def test_a_journal_with_a_damaged_note_drops_nothing_of_a_database_that_was_put_
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("note", [None, b""], ids=["an older program's", "damaged"])
+def test_a_first_start_that_does_not_commit_leaves_no_note_by_which_the_next_one_drops_entries(
+    tmp_path: Path, note: bytes | None
+) -> None:
+    """The note would say that the database was never further than it is."""
+
+    async def start_fails(ledger: Ledger, _: LedgerJournal) -> None:
+        commits_fail(ledger.database, 1)
+        with pytest.raises(OperationalError):
+            await ledger.settle_journal()
+
+    over(tmp_path, enters(1, 2, 3))
+    copy = (tmp_path / "kelvin.db").read_bytes()
+    over(tmp_path, enters(4, 5, 6))
+    (tmp_path / "kelvin.db").write_bytes(copy)
+    path = tmp_path / "place" / "journal" / "committed"
+    path.unlink()
+    if note is not None:
+        path.write_bytes(note)
+    over(tmp_path, start_fails)
+    over(tmp_path, enters(7))
+    assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its journal is of an older program, without a note. Only what writes to it is refused."""
     over(tmp_path, enters(1))
