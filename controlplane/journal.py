@@ -279,10 +279,15 @@ def extent_of(place: Path) -> Extent:
 
 
 def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
-    """Yield sequence and entry of everything that was committed and can be read. Raises OSError.
+    """Yield sequence and entry of everything that was committed and can be read. Raises as `entry_of`, and OSError.
 
     Sequences that are missing were lost or never committed.
     """
+    return ((sequence, entry_of(payload)) for sequence, payload in payloads_after(place, after))
+
+
+def payloads_after(place: Path, after: int) -> Iterator[tuple[int, bytes]]:
+    """As `entries_after`, but yield entries undecoded, also those that only a newer program can decode."""
     directory = place / DIRECTORY
     dropped = deque[Dropped]()
     for _, payload in joined(frames_after(directory, after)):
@@ -296,7 +301,7 @@ def entries_after(place: Path, after: int) -> Iterator[tuple[int, Entry]]:
             dropped.popleft()
         is_dropped = bool(dropped) and dropped[0].after < sequence
         if payload[:1] not in (_DROPPED, _GAP) and not is_dropped:
-            yield sequence, entry_of(payload)
+            yield sequence, payload
 
 
 def lost_after(place: Path, after: int) -> int | None:

@@ -20,7 +20,7 @@ from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
-from controlplane.journal import Entry, entries_after, entry_of, joined, lost_after
+from controlplane.journal import Entry, entries_after, entry_of, joined, lost_after, payloads_after
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import journal_position
 from controlplane.migrations import NewerDatabase
@@ -142,21 +142,14 @@ def _frames_in(content: bytes) -> Iterator[Frame]:
         offset = frame.end
 
 
-@contextmanager
-def _readable() -> Iterator[None]:
-    """Raise CannotRestore for an entry that a newer program wrote."""
-    try:
-        yield
-    except ValueError as error:
-        raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
-
-
 def _replay_journal(database: Database, place: Path, index: BackupIndex) -> tuple[int, int | None]:
     """How many entries came after the backup, and how many should have and did not."""
     if index.journal_after is None:
         return 0, 0
-    with _readable():
+    try:
         replayed = replay(database.engine, (entry for _, entry in entries_after(place, index.journal_after)))
+    except ValueError as error:
+        raise CannotRestore(f"the journal holds {error}: restore with the program that wrote it") from error
     return replayed, lost_after(place, index.journal_after)
 
 
@@ -164,8 +157,7 @@ def _left_out(file: Path, index: BackupIndex) -> int:
     """Return how many entries of the journal beside a backup's file come after it. They are not entered."""
     if index.journal_after is None:
         return 0
-    with _readable():
-        return sum(1 for _ in entries_after(file.parent, index.journal_after))
+    return sum(1 for _ in payloads_after(file.parent, index.journal_after))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -168,6 +168,26 @@ def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -
     assert (report.replayed, report.missing) == (3, 0)
 
 
+def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) -> None:
+    """Only a restore of the place has to read its entries. Here they are counted."""
+    files: list[Path] = []
+
+    async def scenario(world: World) -> None:
+        made = await world.loop().once()
+        assert made is not None
+        files.append(made)
+        await world.enter(1)
+
+    in_world(tmp_path, scenario)
+    journal = Journal(tmp_path / "place" / "journal")
+    journal.commit([lambda _: b"Xof a newer program"])
+    journal.close()
+    with pytest.raises(CannotRestore, match="restore with the program that wrote it"):
+        back(tmp_path / "place", tmp_path / "whole")
+    report = back(files[0], tmp_path / "file")
+    assert (report.replayed, report.missing) == (0, 2)
+
+
 def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> None:
     """Its start was not refused: the database was locked then. A backup would say that it holds the whole journal."""
 
