@@ -42,6 +42,8 @@ class Tail:
     def __init__(self, directory: Path, recent: Recent | None = None) -> None:
         self.directory = directory
         self._recent = recent or Recent()  # of a spool that nobody writes there is nothing
+        # Segments that may have bytes that can't be read; None: all. A writer knows what it has written itself.
+        self._suspect = None if recent is None else set(segments(directory))
         self.acknowledged = read_position(directory)
         self._position_fd = -1
         self._segment = 0  # first sequence of the segment that is cached
@@ -80,6 +82,8 @@ class Tail:
                 break
             beyond = min(beyond, until + 1)  # records behind `until` were not looked for
             if beyond > sequence + 1:
+                if self._suspect is not None:
+                    self._suspect.update(first for first in segments(self.directory) if first < beyond)
                 skipped += beyond - 1 - sequence
                 first_lost, last_lost = first_lost or sequence + 1, beyond - 1
                 sequence = last_lost
@@ -106,7 +110,10 @@ class Tail:
             if following > last + 1:
                 break
             try:
-                remove_segment(self.directory, first)
+                if self._suspect is None or first in self._suspect:
+                    remove_segment(self.directory, first)
+                else:
+                    (self.directory / segment_name(first)).unlink(missing_ok=True)
             except OSError as error:  # it stays, and the next acknowledgement tries again: shipping goes on
                 stays = {"source": self.directory.name, "segment": segment_name(first), "error": repr(error)}
                 log.error("a shipped segment can't be removed", extra=stays)

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import Refused, Unavailable
+from spool import reader
 from spool.disk import segment_name, segments
 from spool.frame import encode_frame
 from spool.home import Home, sources
 from spool.looking import frames_after, unshipped
-from spool.reader import Tail
+from spool.reader import DAMAGED, Tail, remove_segment
 from spool.recovery import Recovered, has_owner, left_records, recover, spools_of
 from spool.shipper import Post
 from spool.spool import Spool
@@ -324,6 +325,31 @@ def test_records_behind_damage_are_shipped_by_a_live_spool(tmp_path: Path) -> No
         assert batch is not None
         assert batch.payloads == tuple(make("x")(sequence) for sequence in shipped)
         assert batch.skipped == skipped
+    spool.close()
+
+
+def test_live_spool_keeps_segments_that_are_damaged_and_reads_no_others_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading each segment before it is removed would cost the door's requests a few per cent."""
+    looked: list[int] = []
+
+    def look(directory: Path, first: int) -> None:
+        looked.append(first)
+        remove_segment(directory, first)
+
+    monkeypatch.setattr(reader, "remove_segment", look)
+    spool = Spool.open(tmp_path, "live-1", segment_bytes=4096, recent_bytes=0)
+    for _ in range(12):
+        spool.append_blocking(make("x" * 1000))
+    firsts = segments(spool.path)
+    flip(spool.path / segment_name(firsts[1]), 500)
+    while (batch := spool.tail.read(spool.committed, 1, 4096)) is not None:
+        spool.tail.acknowledge(batch.last)
+    assert looked == firsts[1:2]
+    assert sorted(path.name for path in spool.path.glob("*.seg*")) == sorted(
+        (segment_name(firsts[1]) + DAMAGED, segment_name(firsts[-1]))
+    )
     spool.close()
 
 
