@@ -5,6 +5,7 @@ there. Chunks, packs and staged pushes are damaged in `tests/snapshotter` and `t
 `tests/spool`, the journal in `tests/controlplane`, meter pages in `tests/kelvin`.
 """
 
+import shlex
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ def _start_over(killed: Killed, place: Path, file: str, damage: Damage) -> tuple
         wrong = [f"{name} was overwritten" for name in SECRETS if (data / name).read_bytes() != before[name]]
         if is_ready:
             seen, more = _started(ground, killed, file, is_short=expected is Start.SHORT)
+        elif expected is Start.RESTORED:
+            seen, more = _restored(ground, killed)
         else:
             seen, more = _refused(ground, file)
     finally:
@@ -106,6 +109,23 @@ def _refused(ground: Ground, file: str) -> tuple[Start, list[str]]:
     status, lines = ground.ended_with(), ground.errors.read_text().strip().splitlines()
     is_named = lines[-1].startswith("Error: ") and Path(file).name in lines[-1]
     return Start.REFUSED, [] if (status, is_named) == (1, True) else [f"`kelvin up` ended with {status}: {lines[-1]}"]
+
+
+def _restored(ground: Ground, killed: Killed) -> tuple[Start, list[str]]:
+    """What is wrong with the restore that the refusal names, and with the bill after it."""
+    restore = ("restore", _settings(ground.data)["KELVIN_BACKUP"], "--data", str(ground.data), "--replace")
+    refusal = ground.errors.read_text().strip().splitlines()[-1]
+    if shlex.join(("kelvin", *restore)) not in refusal:
+        return Start.REFUSED, [refusal]
+    status, _, said = ground.kelvin(*restore)
+    ground.begin()
+    if status != 0 or not ground.becomes_ready():
+        return Start.REFUSED, [said]
+    for key in KEYS:
+        shutil.copyfile(killed.data / key, ground.data / key)
+    ground.connect()
+    bill = totals_of(ground.bill())
+    return Start.RESTORED, [] if bill == killed.totals else [f"the bill was {killed.totals}, and is {bill}"]
 
 
 def _started(ground: Ground, killed: Killed, file: str, *, is_short: bool) -> tuple[Start, list[str]]:
