@@ -1,6 +1,7 @@
 """What holds for every test, which files are read and in which order, and the S3 server that some share."""
 
 import gc
+import signal
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.together import KEPT, Together, is_deep, shared_by
 # How long an example takes says more about the machine's neighbours than about the example.
 settings.register_profile("kelvin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kelvin")
+
+# Under `nohup` the processes that tests start would ignore it, too, and those that it should end would live on.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
