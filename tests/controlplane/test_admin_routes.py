@@ -84,7 +84,8 @@ def test_tenants_do_not_see_each_other(data: Path) -> None:
             await push(door)
             assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
             hidden: dict[str, object] = {
-                "processes": [], "cache": None, "device": None, "models": [], "pending": [], "pools": [], "replica_exits": None,
+                "processes": [], "cache": None, "device": None, "models": [], "pending": [], "pools": [],
+                "replica_exits": None,
             }  # fmt: skip
             assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
             assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
