@@ -196,6 +196,7 @@ def _is_elsewhere(rest: bytes, head: bytes) -> bool:
 
 
 KNOWN_METHODS: Final = rb"GET|POST|HEAD|DELETE|OPTIONS|PUT"
+CLOSE_IN_TRAILER: Final = _in_body(rb"\nconnection:[^\r]*close")
 STRICTER: Final[dict[str, Rule]] = {
     "a version other than HTTP/1.0 and HTTP/1.1": _in_head(rb"\A\S+ \S+ (?!HTTP/1\.[01]\r\n)"),
     "CONNECT": _in_head(rb"\ACONNECT "),
@@ -217,7 +218,7 @@ STRICTER: Final[dict[str, Rule]] = {
     "space around a chunk's size": _in_body(rb"(\A|\n)[0-9a-f]*[ \t]"),
     "a line feed alone in the chunks' frame": _in_body(rb"(?<!\r)\n"),
     "a malformed length or coding in a trailer": _in_body(rb"\n(content-length|transfer-encoding):"),
-    "a close in a trailer": _in_body(rb"\nconnection:[^\r]*close"),
+    "a close in a trailer": CLOSE_IN_TRAILER,
     "a control character in a chunk's extension or in a trailer": _in_body(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]"),
 }
 
@@ -262,6 +263,10 @@ def check(sent: Sent, protocol: type[HttpProtocol] = HttpProtocol) -> None:
         head = re.split(rb"(?<=\n)\r?\n", rest, maxsplit=1)[0]
         named = [name for name, rule in STRICTER.items() if rule(rest, head + b"\r\n")]
         end = (seen[complete - 1].end or 0) if complete else 0
+        if complete:  # the connection ends with the answer to a request whose trailer says so
+            before = sent.raw[seen[complete - 1].begin : first.begin]
+            head_before = re.split(rb"(?<=\n)\r?\n", before, maxsplit=1)[0]
+            named += ["a close in the trailer before"] if CLOSE_IN_TRAILER(before, head_before) else []
         named += ["empty lines before a request"] if sent.raw[end : first.begin] not in (b"", b"\r\n") else []
         assert named or _is_pipelined(sent, end), "refused for no named reason"
 
@@ -287,8 +292,15 @@ def smuggled() -> Sent:
     return Sent(head + INSIDE, (len(head),))
 
 
+def closed_by_a_trailer() -> Sent:
+    """A request whose trailer closes the connection, and another one after its answer."""
+    first = b"GET /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: a\r\n\r\n0\r\nConnection: close\r\n\r\n"
+    return Sent(first + b"GET /x HTTP/1.1\r\nContent-Length: 0\r\nHost: a\r\n\r\n", (len(first),))
+
+
 @given(connections())
 @example(smuggled())
+@example(closed_by_a_trailer())
 @settings(max_examples=400)
 def test_edge_delivers_what_h11_sees(sent: Sent) -> None:
     """400 connections: a smoke of the same check that runs for long below."""

@@ -140,7 +140,7 @@ def test_foreign_keys_fill_redis(ground: Ground) -> None:
         wait(lambda: ground.redis.ask("EXISTS kelvin:members") == b":1", "the activator is a member again")
         bystander.wait_for(10)
     assert bystander.failures == []
-    assert ground.redis.scripts_run() > scripts + 10
+    assert ground.redis.scripts_run() > scripts + 5  # twenty answers, some from one lease
     assert ground.redis.ask("EXISTS", f"kelvin:{{{ground.limited.name}}}:tokens") == b":1"
 
 
