@@ -205,9 +205,9 @@ class Exchange:
 
         Raises Refused: BodyTooLarge, DeadlineExceeded, Overloaded; ClientGone.
         """
-        self.check_length(limit_bytes)
         body = self.connection.try_body() if self._more else b""
         if body is None:
+            self.check_length(limit_bytes)
             with unread.take(tenant, 1):
                 try:
                     async with asyncio.timeout(within_s):
