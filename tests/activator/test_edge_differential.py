@@ -216,6 +216,9 @@ STRICTER: Final[dict[str, Rule]] = {
     "a transfer coding in HTTP/1.0": _in_head(rb" HTTP/1\.0\r(?s:.*)\ntransfer-encoding:"),
     "no host in HTTP/1.0": lambda rest, head: b" HTTP/1.0" in head and b"\nhost:" not in head.lower(),
     "space around a chunk's size": _in_body(rb"(\A|\n)[0-9a-f]*[ \t]"),
+    "white space or a carriage return alone in a chunk's extension": _in_body(
+        rb"(\A|\n)[0-9a-f]+;[^\n]*?([ \t]|\r(?!\n))"
+    ),
     "a line feed alone in the chunks' frame": _in_body(rb"(?<!\r)\n"),
     "a malformed length or coding in a trailer": _in_body(rb"\n(content-length|transfer-encoding):"),
     "a close in a trailer": CLOSE_IN_TRAILER,
