@@ -251,7 +251,7 @@ class HttpProtocol(Client, EdgeConnection):
         self._begin()
 
     def _is_chunked(self) -> bool:
-        """Return whether its Transfer-Encoding headers say "chunked", and nothing else is said of the body's length."""
+        """Return whether the body is chunked by one coding that every parser reads alike, without a Content-Length."""
         has_length = any(name == b"content-length" for name, _ in self._headers)
         codings = [value.rstrip(b" ").lower() for value in self._codings]
         return codings == [b"chunked"] and not has_length and self._parser.get_http_version() == "1.1"
@@ -265,7 +265,7 @@ class HttpProtocol(Client, EdgeConnection):
         scope = scope_of(version, method, self._url, headers, own, self._peer, self._extensions, request_id)
         is_old = version < "1.1"  # neither stays nor is invited (RFC 9110, 10.1.1)
         expected: list[bytes] = []
-        if not is_old and b"expect" in dict(headers):
+        if not is_old and b"expect" in dict(headers):  # few requests have one: faster than a loop over all headers
             expected = [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
         may_stay = not is_old and parser.should_keep_alive() and not self._gate.relieved

@@ -135,7 +135,7 @@ class Exchange:
             self._more = scope["extensions"][UNFRAMED]
         host = first.get(b"host")
         self.hosts = [] if host is None else [host]
-        if self._repeats:
+        if self._repeats:  # else no loop over all headers
             self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[NAMED]
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
@@ -201,7 +201,7 @@ class Exchange:
         self._send = told
 
     async def read_body(self, limit_bytes: int, within_s: float, unread: Room, tenant: str) -> bytes:
-        """Return the whole body. While it has to wait for it, it takes a place of the tenant in `unread`.
+        """Return the whole body. If it has not arrived yet, hold one of the tenant's places in `unread` meanwhile.
 
         Raises Refused: BodyTooLarge, DeadlineExceeded, Overloaded; ClientGone.
         """

@@ -105,7 +105,7 @@ class Line:
         free = self.free
         if tenant == self.shares.owner:
             return free > 0
-        return free > 0 and self.shares.may_take(tenant, weight, self.slots, free, self.pace.running)
+        return self.shares.may_take(tenant, weight, self.slots, free, self.pace.running)
 
 
 def next_waiter(line: Line, may_take: Callable[[str], bool] | None = None) -> tuple[Waiter, Ask] | None:

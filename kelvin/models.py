@@ -197,8 +197,8 @@ def pool_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def exit_lines(processes: list[dict[str, Any]], replicas: dict[str, Any] | None = None) -> Iterator[str]:
-    """Of each process that ended since the installation began: how often, when last, and how. Likewise of replicas that
-    were killed because they hung.
+    """Say how often each process has ended since the installation began, when last, and how. `replicas` counts those
+    that were killed because they hung.
     """
     ended = [
         (row["name"], row["exits"], row["last_exit_at_s"], row["last_exit"])

@@ -80,7 +80,7 @@ class Supervisor:
         self._environments = {uses: child_environment(settings, lifeline_fd, uses_store=uses) for uses in (False, True)}
         self._children = [Child(spec) for spec in specs_of(filters=settings.filters)]
         self._notes = ExitNotes(settings.data / "run")
-        self._killed: dict[int, tuple[str, str]] = {}  # name of processes that hung and are being killed, and why
+        self._killed: dict[int, tuple[str, str]] = {}  # by pid of a hung process: its name, and why it is killed
         self._loops = Loops()
         self._deaths = asyncio.Event()
         self._draining = False
