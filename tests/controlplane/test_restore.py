@@ -104,6 +104,20 @@ def in_world(root: Path, scenario: Callable[[World], Awaitable[None]], *, journa
     asyncio.run(main())
 
 
+def back_up_and_enter_one(root: Path) -> Path:
+    """Return a backup's file. The journal beside it has one entry more."""
+    files: list[Path] = []
+
+    async def scenario(world: World) -> None:
+        made = await world.loop().once()
+        assert made is not None
+        files.append(made)
+        await world.enter(1)
+
+    in_world(root, scenario)
+    return files[0]
+
+
 def ids(database: Path) -> list[str]:
     """Requests in a ledger."""
     with closing(sqlite3.connect(database)) as connection:
@@ -170,21 +184,13 @@ def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -
 
 def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) -> None:
     """Only a restore of the place has to read its entries. Here they are counted."""
-    files: list[Path] = []
-
-    async def scenario(world: World) -> None:
-        made = await world.loop().once()
-        assert made is not None
-        files.append(made)
-        await world.enter(1)
-
-    in_world(tmp_path, scenario)
+    file = back_up_and_enter_one(tmp_path)
     journal = Journal(tmp_path / "place" / "journal")
     journal.commit([lambda _: b"Xof a newer program"])
     journal.close()
     with pytest.raises(CannotRestore, match="restore with the program that wrote it"):
         back(tmp_path / "place", tmp_path / "whole")
-    report = back(files[0], tmp_path / "file")
+    report = back(file, tmp_path / "file")
     assert (report.replayed, report.missing) == (0, 2)
 
 

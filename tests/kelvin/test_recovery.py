@@ -10,7 +10,7 @@ import pytest
 from tests.controlplane.door import program
 from tests.controlplane.ground import ROOT
 from tests.controlplane.postgres_server import PostgresServer
-from tests.controlplane.test_restore import World, in_world
+from tests.controlplane.test_restore import World, back_up_and_enter_one, in_world
 from tests.runtime.processes import poll_until
 
 URL = "postgresql://kelvin@db.example/kelvin"
@@ -52,17 +52,9 @@ def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
 
 def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
     """It is in place all the same. The command does what it says."""
-    files: list[Path] = []
-
-    async def scenario(world: World) -> None:
-        made = await world.loop().once()
-        assert made is not None
-        files.append(made)
-        await world.enter(1)
-
-    in_world(tmp_path, scenario)
+    file = back_up_and_enter_one(tmp_path)
     new = str(tmp_path / "new")
-    code, said = kelvin("restore", str(files[0]), "--data", new)
+    code, said = kelvin("restore", str(file), "--data", new)
     assert code == 2
     assert "1 entries are missing" in said
     assert f"`kelvin restore {tmp_path / 'place'} --replace`" in said
