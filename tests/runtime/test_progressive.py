@@ -3,6 +3,7 @@ there from the start.
 """
 
 import asyncio
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,14 @@ class Heard:
         self.tokens += [event.token_id for event in events if isinstance(event, Generated)]
         if any(isinstance(event, Finished) for event in events):
             self.ended.set()
+
+
+@pytest.fixture(autouse=True)
+def bounded_while_it_restores() -> Iterator[None]:
+    """A restore bounds the memory of its process. Here that is the tests' worker, which goes on to others."""
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @contextmanager
