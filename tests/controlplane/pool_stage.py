@@ -1,7 +1,7 @@
 """A cluster in memory with pods that wait, of which a test says what they answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -101,8 +101,10 @@ class Ground(Place):
         self.equip("default", needs)
         self.equip("-pools", needs)
 
-    def pool(self, name: str, *pods: str, leaving: tuple[str, ...] = ()) -> None:
-        """Its pods, each at an address of its own name's number."""
+    def pool(
+        self, name: str, *pods: str, leaving: tuple[str, ...] = (), moved: Mapping[str, str] | None = None
+    ) -> None:
+        """Its pods, each at an address of its own name's number, or of the name that it `moved` to."""
         service = f"kelvin-pool--{name}"
         about = {"name": f"{service}-x", "namespace": POOLS, "uid": service}
         about["labels"] = {**OURS, "serving.knative.dev/service": service}  # type: ignore[assignment]
@@ -111,7 +113,8 @@ class Ground(Place):
             "ports": [{"name": "http", "port": 8012}] if pods else None,
             "endpoints": [
                 {
-                    "addresses": [address(each)], "conditions": {"ready": True, "terminating": each in leaving},
+                    "addresses": [address((moved or {}).get(each, each))],
+                    "conditions": {"ready": True, "terminating": each in leaving},
                     "targetRef": {"kind": "Pod", "name": each},
                 }
                 for each in pods

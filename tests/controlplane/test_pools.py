@@ -252,6 +252,30 @@ def test_pods_that_die(tmp_path: Path) -> None:
     staged(tmp_path, scenario)
 
 
+def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: Path) -> None:
+    """After its node has booted again it keeps its name. What it served is lost, and it is asked where it is now."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        await stage.run("small", "s1")
+        stage.pod("s1").goes_on.set()
+        await stage.ask()
+        (before,) = stage.scene.table.of(key())
+        await stage.heard()
+        stage.pod("s1").is_deaf = True  # nobody is at its old address
+        stage.pods.pods[orders("s9")] = Pod(life=2)
+        stage.pod("s9").goes_on.set()
+        stage.ground.pool("small", "s1", moved={"s1": "s9"})
+        await stage.scene.passes(3)
+        assert before.runtime_id in [name for line in await stage.heard() for name in line.removed_replicas]
+        await stage.ask()
+        await stage.scene.passes(3)
+        (after,) = stage.scene.table.of(key())
+        assert after.url == f"http://{address('s9')}:8012"
+
+    staged(tmp_path, scenario)
+
+
 def test_who_answers_late_holds_up_nobody(tmp_path: Path) -> None:
     """A pod that says nothing: others are found and bound, and what is reported is as it is."""
 

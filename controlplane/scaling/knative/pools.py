@@ -179,9 +179,11 @@ class Pools:
 
     def _see(self, owner: Place) -> None:
         spec, namespace = self._specs[owner], owner[0]
-        every = {pod.name: pod for whose, found in self._slices.values() if whose == owner for pod in found.pods}
+        pods = [pod for whose, found in self._slices.values() if whose == owner for pod in found.pods]
+        every, there = {pod.name: pod for pod in pods}, {(pod.name, pod.url) for pod in pods}
         for known in self.pods:
-            if (known.namespace, known.pool) == (namespace, spec.name) and known.name not in every:
+            # After its node has booted again a pod has its name still, and another address.
+            if (known.namespace, known.pool) == (namespace, spec.name) and (known.name, known.url) not in there:
                 self._actuator.gone(known)
         for pod in every.values():
             known_pod = self.pods.at((namespace, pod.name))
