@@ -47,7 +47,8 @@ def attestation() -> SealAttestation:
 
 @pytest.fixture(autouse=True)
 def _closing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A runtime keeps its lease for life; here it is given back."""
+    """A runtime keeps its lease and the bound of its memory for life; here they are given back."""
+    bound = resource.getrlimit(resource.RLIMIT_DATA)
     leases: list[Lease] = []
     acquire = client.acquire
 
@@ -59,6 +60,7 @@ def _closing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for lease in leases:
         lease.close()
+    resource.setrlimit(resource.RLIMIT_DATA, bound)
 
 
 class Progress:
@@ -98,14 +100,6 @@ class Heard:
         self.tokens += [event.token_id for event in events if isinstance(event, Generated)]
         if any(isinstance(event, Finished) for event in events):
             self.ended.set()
-
-
-@pytest.fixture(autouse=True)
-def bounded_while_it_restores() -> Iterator[None]:
-    """A restore bounds the memory of its process. Here that is the tests' worker, which goes on to others."""
-    limits = resource.getrlimit(resource.RLIMIT_DATA)
-    yield
-    resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 @contextmanager
