@@ -88,7 +88,8 @@ class Certificates:
         pause_s = LOOK_AGAIN_S
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await changed.wait()
             changed.clear()
             try:
                 await self.ensure(tenants())

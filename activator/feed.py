@@ -63,7 +63,8 @@ class FeedClient:
     async def begin_without(self, load: Callable[[], Feed | None], apply: Callable[[Feed], None]) -> None:
         """Go on from what `load` finds, where the control plane says nothing for a moment. Its own word replaces it."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.synced.wait(), PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await self.synced.wait()
         if not self.synced.is_set() and (line := load()) is not None:
             apply(line)
             self.synced.set()

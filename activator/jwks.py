@@ -60,7 +60,8 @@ class KeySet:
         if not self._pauses:
             self._wanted.set()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._round.wait(), FETCH_S + 1)
+                async with asyncio.timeout(FETCH_S + 1):
+                    await self._round.wait()
         if self.age_s() > self._source.max_age_s:
             raise Refused(Unavailable("the issuer of the token"))
         return self.current(name)
@@ -77,7 +78,8 @@ class KeySet:
             self._pauses = False
             if went_well:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wanted.wait(), self._source.refresh_s - PAUSE_S)
+                    async with asyncio.timeout(self._source.refresh_s - PAUSE_S):
+                        await self._wanted.wait()
 
     async def _fetch(self) -> bool:
         try:

@@ -59,7 +59,8 @@ async def open_when_there(
                 told = why
             say(f"the database: {_reason(error)}")
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), AGAIN_S)
+            async with asyncio.timeout(AGAIN_S):
+                await stop.wait()
     return None
 
 

@@ -77,7 +77,8 @@ class Spending:
         while True:
             left_s = AGAIN_S - (self._clock.monotonic_us() - all_at_us) / 1e6
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), max(0.0, left_s))
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._due.wait()
             self._due.clear()
             # Records that keep coming must not put off the turn of all.
             is_all = self._clock.monotonic_us() - all_at_us >= AGAIN_S * 1e6

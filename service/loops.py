@@ -186,19 +186,21 @@ class _Loop:
         try:
             await body()
             return True
-        except asyncio.CancelledError as error:
-            # Only a cancelled task may end so. Something that the body awaits may have been cancelled instead.
-            if (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            self._record(error)
-        except Exception as error:
-            self._record(error)
+        except (asyncio.CancelledError, Exception) as error:
+            # Only a cancelled task ends. A CancelledError may also come from something else that the body awaits, and
+            # the clean-up of a cancelled body may raise another error.
+            task = asyncio.current_task()
+            is_ending = task is None or task.cancelling() > 0
+            if not is_ending or not isinstance(error, asyncio.CancelledError):
+                self._record(error)
+            if is_ending:
+                raise asyncio.CancelledError from error
         return False
 
     def _record(self, error: BaseException) -> None:
         self._count(error)
         self._sound_since_s = None
-        self._log("a background loop failed and is started again", error, loop=self.title)
+        self._log("a background loop failed", error, loop=self.title)
 
     def record_part(self, error: Exception, about: object) -> None:
         """Count an error that does not end the body."""

@@ -159,12 +159,14 @@ class Pod:
     async def _end(self, child: Child, patience_s: float) -> None:
         child.signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._gone(child), patience_s)
+            async with asyncio.timeout(patience_s):
+                await self._gone(child)
             return
         log.error("killed after its time to drain", extra={"child": child.spec.name})
         child.signal(signal.SIGKILL)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._gone(child), KILL_AFTER_S)
+            async with asyncio.timeout(KILL_AFTER_S):
+                await self._gone(child)
 
     async def _gone(self, child: Child) -> None:
         while child.pid is not None:

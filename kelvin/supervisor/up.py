@@ -254,7 +254,8 @@ class Supervisor:
                 return False
             self._deaths.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._deaths.wait(), min(left, 0.2))
+                async with asyncio.timeout(min(left, 0.2)):
+                    await self._deaths.wait()
             with contextlib.suppress(OSError):  # the next round tries again
                 self.collect()
         return True

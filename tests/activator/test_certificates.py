@@ -127,3 +127,20 @@ def test_a_certificate_that_cannot_be_made_is_tried_again(tmp_path: Path, monkey
 
     asyncio.run(scenario())
     assert _shown(certificates, client, "m.t.d.e") != default
+
+
+def test_follower_ends_where_tenants_change_in_the_same_round(tmp_path: Path) -> None:
+    """A cancellation is not lost where what is waited for comes with it."""
+
+    async def scenario() -> None:
+        certificates, _ = _made(tmp_path, _Clock())
+        changed = asyncio.Event()
+        following = asyncio.create_task(certificates.follow(frozenset, changed))
+        for _ in range(5):  # rounds of the event loop, until it waits
+            await asyncio.sleep(0)
+        changed.set()
+        following.cancel()
+        await asyncio.wait((following,), timeout=5)
+        assert following.cancelled()
+
+    asyncio.run(scenario())

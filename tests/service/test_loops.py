@@ -201,6 +201,28 @@ def test_leaving_the_block_cancels_loops_and_waits() -> None:
     run_virtually(main())
 
 
+def test_failed_clean_up_of_a_cancelled_loop_does_not_start_it_again() -> None:
+    """The error is counted, and whoever closes the loops goes on."""
+
+    async def main() -> None:
+        health, begun = LoopHealth(), asyncio.Event()
+
+        async def body() -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise OSError(5, "can't be closed")
+
+        async with asyncio.timeout(60.0), Loops(health) as loops:
+            task = loops.start("feed", body)
+            await begun.wait()
+        assert task.cancelled()
+        assert health.errors == {"feed": 1}
+
+    run_virtually(main())
+
+
 def test_loop_that_returns_has_ended() -> None:
     """It is not started again: its work is done."""
 
