@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SMALL_GB: Final = (0.1, 0.5, 2.0)
 LARGE_GB: Final = (4.0, 8.0, 16.0)
 LEAST_BYTES: Final = 50_000_000  # below, the shape of the model is all vocabulary
 

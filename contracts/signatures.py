@@ -19,8 +19,6 @@ P256: Final = "ecdsa-p256"
 KeyId = Annotated[str, Meta(pattern=r"^(ed25519:[0-9a-f]{64}|ecdsa-p256:0[23][0-9a-f]{64})$(?!\n)")]
 KINDS: Final = "Ed25519, or ECDSA over P-256"
 
-PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
-
 
 def key_id_of(public: object) -> str:
     """`ed25519:` and 32 bytes, or `ecdsa-p256:` and the compressed point, in hex. Raises ValueError for other keys."""

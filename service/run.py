@@ -21,7 +21,6 @@ from service.processes import is_orphaned
 
 log = logging.getLogger(__name__)
 
-LIFELINE_VARIABLE: Final = "KELVIN_LIFELINE_FD"
 DRAIN_S: Final = 30
 ORPHAN_GRACE_S: Final = 2.0
 _FRAMING: Final = (b"content-length", b"transfer-encoding")

@@ -15,11 +15,6 @@ class Foreseen:
     def __repr__(self) -> str:
         return f"<Foreseen versions={len(self._waiting)}>"
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Brought, and not leased yet."""
-        return sum(self._waiting.values())
-
     def brought(self, key: Key, nbytes: int) -> None:
         """So many bytes of it were not in memory, and are."""
         if nbytes:

@@ -15,7 +15,6 @@ PROT_NONE: Final = 0
 PROT_READ: Final = 1
 PROT_READ_WRITE: Final = 3
 MADV_NOHUGEPAGE: Final = 15
-MADV_POPULATE_READ: Final = 22  # Linux 5.14
 MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 MADV_COLLAPSE: Final = 25  # Linux 6.1
 F_ADD_SEALS: Final = 1033

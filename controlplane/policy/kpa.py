@@ -81,13 +81,6 @@ def initial(ready_pods: int, now: float, scale_down_delay_s: float = 0.0) -> Mem
     )
 
 
-def first_decision(spec: ScalingSpec, memory: Memory) -> Decision:
-    """What holds before the first tick: scale unknown, burst capacity as the initial scale will have it."""
-    burst = spec.target_burst_capacity
-    excess = int(burst) if burst in (-1, 0) else int32(spec.initial_scale * spec.total_value - burst)
-    return Decision(UNKNOWN, excess, True, memory)
-
-
 def decide(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
     """One tick. Total: any observation gives a decision; an erroneous one is not valid and is not remembered."""
     if seen.ready_error or seen.metric_error:
@@ -107,18 +100,6 @@ def decide(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Dec
         memory = replace(memory, delay=_delayed(memory, desired, now))
         desired = memory.delay[0][1]
     return Decision(desired, _excess_burst_capacity(spec, seen), True, memory)
-
-
-def changed(before: Decision, after: Decision) -> bool:
-    """Whether others need to hear of it: another scale, or another sign of the excess burst capacity."""
-    return after.valid and (
-        before.desired != after.desired or (before.excess_burst_capacity < 0) != (after.excess_burst_capacity < 0)
-    )
-
-
-def pokes(latest_desired: int, concurrency: float) -> bool:
-    """Whether a report makes a decider tick at once: traffic while the scale is exactly zero (unknown is not zero)."""
-    return latest_desired == 0 and concurrency != 0
 
 
 def resolve_target(

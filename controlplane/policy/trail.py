@@ -19,7 +19,6 @@ Changed = Mapping[str, tuple[Value, Value]]  # a field's name -> what it was, wh
 
 DAY_S: Final = 86_400
 MAX_DAYS: Final = 36_500
-FOREVER: Final = -1
 _FORMAT: Final = "kelvin audit 1"  # another one for any other choice of fields or encoding
 
 

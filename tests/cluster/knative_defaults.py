@@ -25,14 +25,6 @@ def undecoded(why: str) -> Exception:
     return denied(WEBHOOK, f"mutation failed: cannot decode incoming new object: {why}")
 
 
-def template_of(kind: str, obj: Json) -> Json | None:
-    """The template in an object that has one, or what a Revision itself is of one."""
-    if kind in ("Service", "Configuration"):
-        found: Json | None = (obj.get("spec") or {}).get("template")
-        return found
-    return None
-
-
 def defaulted(kind: str, new: Json) -> Json:
     """The object with its defaults. Raises Refused where it cannot be decoded."""
     new = copy.deepcopy(new)

@@ -139,7 +139,7 @@ class CacheWorld(World):
         self.leases: set[asyncio.Task[None]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.wrong_in_memory: set[tuple[str, str]] = set()
-        self.disk_is_full = self.reads_fail = False
+        self.disk_is_full = False
         self.late: list[str] = []
         self.bad: list[str] = []
         self.contradictions: list[str] = []

@@ -37,7 +37,7 @@ def test_errors_have_their_number() -> None:
         libc.map_shared(0, 4096, -1, 0, writable=False)
     assert refused.value.errno in (errno.EBADF, errno.EPERM)
     with pytest.raises(OSError, match="madvise") as refused:
-        libc.advise(1, 4096, libc.MADV_POPULATE_READ)
+        libc.advise(1, 4096, libc.MADV_POPULATE_WRITE)
     assert refused.value.errno == errno.EINVAL
     with pytest.raises(OSError, match="mprotect") as refused:
         libc.protect(1, 4096, libc.PROT_READ)

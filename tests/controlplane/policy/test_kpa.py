@@ -15,11 +15,8 @@ from controlplane.policy.kpa import (
     Memory,
     Observed,
     ScalingSpec,
-    changed,
     decide,
-    first_decision,
     initial,
-    pokes,
     resolve_target,
 )
 
@@ -236,53 +233,6 @@ def test_the_delay_window(wishes: list[int], buckets: list[int], want: list[int]
     decider = Decider(replace(DELAYED, scale_down_delay_s=10.0, max_scale_down_rate=1e9), ready=0)
     got = [decider.tick(wish * 10, wish * 10, 0, 2.0 * bucket) for wish, bucket in zip(wishes, buckets, strict=True)]
     assert got == want
-
-
-@pytest.mark.parametrize(
-    ("burst", "want"),
-    [
-        pytest.param(-1.0, -1, id="unlimited"),
-        pytest.param(0.0, 0, id="none"),
-        pytest.param(211.0, -11, id="the initial scale is short of it"),
-        pytest.param(150.0, 50, id="the initial scale covers it"),
-        pytest.param(199.5, 0, id="towards zero"),
-    ],
-)
-def test_before_the_first_tick(burst: float, want: int) -> None:
-    """The scale is unknown; the burst capacity is that of the initial scale."""
-    of = ScalingSpec(initial_scale=2, total_value=100.0, target_burst_capacity=burst)
-    first = first_decision(of, Memory())
-    assert (first.desired, first.excess_burst_capacity) == (UNKNOWN, want)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "want"),
-    [
-        pytest.param((1, 5), (1, 9), False, id="more capacity of the same sign"),
-        pytest.param((1, 0), (1, 9), False, id="zero counts as positive"),
-        pytest.param((1, -1), (1, 0), True, id="the sign changes"),
-        pytest.param((1, 5), (2, 5), True, id="the scale changes"),
-    ],
-)
-def test_what_is_published(before: tuple[int, int], after: tuple[int, int], want: bool) -> None:
-    """Only what somebody acts on; never an invalid decision."""
-    old, new = Decision(*before, True, Memory()), Decision(*after, True, Memory())
-    assert changed(old, new) is want
-    assert not changed(old, replace(new, valid=False))
-
-
-@pytest.mark.parametrize(
-    ("desired", "concurrency", "want"),
-    [
-        pytest.param(0, 1.0, True, id="traffic at zero"),
-        pytest.param(0, 0.0, False, id="a report of no traffic"),
-        pytest.param(UNKNOWN, 1.0, False, id="a fresh decider is not at zero"),
-        pytest.param(1, 5.0, False, id="the next tick is soon enough"),
-    ],
-)
-def test_pokes(desired: int, concurrency: float, want: bool) -> None:
-    """Who need not wait for the next tick."""
-    assert pokes(desired, concurrency) is want
 
 
 @pytest.mark.parametrize(
