@@ -259,9 +259,9 @@ class Exchange:
         length = self.header(b"content-length")
         if length is None:
             return
-        if not length.isdigit():
+        if (nbytes := whole_number(length)) is None:
             raise Refused(InvalidRequest("content-length", repr(length[:20]), "must be a whole number"))
-        if int(length) > limit_bytes:
+        if nbytes > limit_bytes:
             raise Refused(BodyTooLarge(limit_bytes))
 
     def see_through(self, within_s: float) -> None:

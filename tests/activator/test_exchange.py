@@ -1,10 +1,14 @@
-"""A request's own name: sortable, of the documented form, never twice."""
+"""A request's own name: sortable, of the documented form, never twice. The length of its body: a whole number."""
 
 import base64
 import re
 import time
 
-from activator.exchange import new_request_id
+import pytest
+
+from activator.exchange import ARRIVED, NAMED, Exchange, arrival, new_request_id
+from contracts.errors import BodyTooLarge, InvalidRequest, Refused
+from tests.activator.test_answer import FakeConnection
 
 
 def test_request_ids_are_base32_of_time_and_chance() -> None:
@@ -15,3 +19,31 @@ def test_request_ids_are_base32_of_time_and_chance() -> None:
     times = [base64.b32hexdecode(name[4:].upper() + "======")[:6] for name in ids]
     assert times == sorted(times)
     assert abs(int.from_bytes(times[0], "big") / 1000 - time.time()) < 60
+
+
+def _exchange(length: bytes) -> Exchange:
+    async def send(message: object) -> None:
+        raise AssertionError("nothing is sent")
+
+    async def receive() -> dict[str, object]:
+        raise AssertionError("nothing is read")
+
+    headers = [(b"content-length", length)]
+    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": headers}
+    return Exchange({**scope, ARRIVED: arrival(), NAMED: "req_1"}, receive, send, FakeConnection(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("length", "want"),
+    [
+        pytest.param(b"11", BodyTooLarge, id="too large"),
+        pytest.param(b"1x", InvalidRequest, id="no number"),
+        pytest.param(b"0" * 5000 + b"5", InvalidRequest, id="more digits than Python makes a number of"),
+    ],
+)
+def test_bad_length_of_a_body_is_refused(length: bytes, want: type[Exception]) -> None:
+    """Before the body is read. The control: ten bytes are taken."""
+    assert _exchange(b"10").body_bound(10) == 10
+    with pytest.raises(Refused) as refused:
+        _exchange(length).body_bound(10)
+    assert isinstance(refused.value.failure, want)
