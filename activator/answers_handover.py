@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 SOCKET: Final = "once.sock"
 FORMAT: Final = 1
-MAX_MESSAGE: Final = 64 << 20  # over any answer that may be kept
 FLUSH_S: Final = 2.0
 _LENGTH: Final = 4
 
@@ -83,6 +82,7 @@ class HandoverSender:
         self._successors: dict[_Queue, asyncio.StreamWriter] = {}  # the next activator, and failed attempts at one
         self._all_gone = asyncio.Event()  # no successor is connected
         self._all_gone.set()
+        self._is_ending = False
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
@@ -93,14 +93,17 @@ class HandoverSender:
         self._server = await asyncio.start_unix_server(self._serve, sock=directory.listen(SOCKET))
 
     def hand_over(self) -> None:
-        """Send everything, and let the next activator decide on keys. Does nothing if none is connected."""
-        if not self._successors or self._answers.on_end is not None:
-            return
+        """Send everything, and let the next activator decide on keys, also one that connects later."""
+        self._is_ending = True
+        for queue in self._successors:
+            self._hand_over_to(queue)
+
+    def _hand_over_to(self, queue: _Queue) -> None:
         for each in self._answers.all():
-            self._send(Answer(each.tenant, each.name, each.kept.fingerprint, each.kept.sealed, each.age_s))
+            queue.put_nowait(Answer(each.tenant, each.name, each.kept.fingerprint, each.kept.sealed, each.age_s))
         for running in self._running():
-            self._send(running)
-        self._send(Complete())
+            queue.put_nowait(running)
+        queue.put_nowait(Complete())
         self._answers.on_end = self._report_end
 
     def _report_end(self, asked: Asked, kept: Kept | None) -> None:
@@ -132,8 +135,12 @@ class HandoverSender:
         queue.put_nowait(Hello(FORMAT))
         self._successors[queue] = writer
         self._all_gone.clear()
+        if self._is_ending:
+            self._hand_over_to(queue)
         try:
             await first(_write_all(queue, writer), reader.read(1))  # the read ends when the successor disconnects
+            writer.close()
+            await writer.wait_closed()  # once the socket has taken the rest
         except OSError as error:
             log.warning("the next activator has gone", extra={"error": repr(error)})
         finally:
@@ -185,18 +192,16 @@ class HandoverReceiver:
                         self._answers.remove_elsewhere(name)
                     case Complete():
                         self._answers.decides.set()
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("the handover of idempotency keys broke off", extra={"error": repr(error)[:400]})
         finally:
             self._answers.end_handover()
             self._writer.close()
 
     async def _next(self) -> Message | None:
-        """Return None at the end of the stream. Raises ValueError, OSError, msgspec.MsgspecError."""
+        """Return None at the end of the stream. Raises OSError, msgspec.MsgspecError."""
         try:
             length = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
-            if length > MAX_MESSAGE:
-                raise ValueError(f"a message of {length} bytes: {MAX_MESSAGE} at most")
             message: Message = _decoder.decode(await self._reader.readexactly(length))
             return message
         except asyncio.IncompleteReadError:
