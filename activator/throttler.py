@@ -84,8 +84,7 @@ class Throttler:
         line = self._lines.get(key)
         if line is None:
             return None
-        if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
-            self.grant(key, line)
+        self._count_request(key, line, ask)
         if not line.may_take(ask.tenant, ask.weight) or (other := take_other(line, than, ask.tenant)) is None:
             return None
         line.pace.took(self._clock())
@@ -191,8 +190,7 @@ class Throttler:
             self.breakers.check(key, now, self._why(key, ask))
         line = self.line_of(key)
         if line.waiting:
-            if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
-                self.grant(key, line)
+            self._count_request(key, line, ask)
         else:
             if now >= line.shares.ends_s:
                 line.shares.refresh(now, 0)
@@ -236,6 +234,13 @@ class Throttler:
                 line.pace.came_back(self._clock(), cost(ask.tokens), took)
             if len(line.waiting) or not line.replicas:
                 self.grant(key, line)
+
+    def _count_request(self, key: VersionKey, line: Line, ask: Ask) -> None:
+        """Count a new request in the slot shares, and give out the slots that this frees for others."""
+        if self._clock() >= line.shares.ends_s:
+            self.grant(key, line)  # begins the next window first: it would forget the request
+        if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
+            self.grant(key, line)
 
     def check_integrity(self) -> None:
         """No line has both a free slot and a waiter who may have it; loads add up; every replica is where it is said to

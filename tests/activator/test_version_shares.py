@@ -183,6 +183,31 @@ def test_slot_is_not_kept_for_an_owner_that_has_stopped_asking() -> None:
     run_virtually(scenario())
 
 
+@pytest.mark.parametrize("weight", [1, 2])
+def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
+    """Its request comes long after the last event, while guests have all slots and wait. It gets the next slot."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        throttler = Throttler(LIMITS, Bell(), clock=loop.time, draw=lambda n: 0)
+        throttler.apply(Feed(revision=1, replicas=(replica_row("a", 2),)))
+        deadline, guest = Deadline(loop.time() + 1000.0), Ask("guest", 10, 100)
+        held = [await throttler.acquire(KEY, guest, deadline) for _ in range(2)]
+        waiting = asyncio.ensure_future(throttler.acquire(KEY, guest, deadline))
+        await asyncio.sleep(3 * WINDOW_S)
+        ask = Ask("default", 10, 100, weight=weight)
+        owner = asyncio.ensure_future(throttler.acquire(KEY, ask, deadline))
+        await asyncio.sleep(0)
+        throttler.release(KEY, held[0], guest, 100)
+        throttler.check_integrity()
+        await asyncio.sleep(0)
+        assert owner.done()
+        assert not waiting.done()
+        waiting.cancel()
+
+    run_virtually(scenario())
+
+
 @pytest.mark.parametrize("tenant", ["default", "guest"])
 def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(tenant: str) -> None:
     """All replicas went, and others came: the new line has not heard of the tenant. No slot is left behind. The tenant
