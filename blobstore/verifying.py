@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from blobstore.file_packs import SUFFIX
 from blobstore.store import BlobCorrupt, BlobStat, BlobStore, Payload
+from contracts.keys import DRAFTS, MANIFESTS, PACKS
 
 _DIGEST: Final = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
 
@@ -21,7 +22,7 @@ class VerifyingStore:
     A put that doesn't match raises `BlobCorrupt` and leaves nothing; a read that doesn't match returns nothing.
     """
 
-    def __init__(self, inner: BlobStore, kinds: frozenset[str] = frozenset({"packs", "manifests", "drafts"})) -> None:
+    def __init__(self, inner: BlobStore, kinds: frozenset[str] = frozenset({PACKS, MANIFESTS, DRAFTS})) -> None:
         self._inner = inner
         self._kinds = kinds
 
@@ -34,16 +35,16 @@ class VerifyingStore:
         if digest is None:
             return await self._inner.put_if_absent(key, data)
         if isinstance(data, bytes):
-            _check(data, digest)
+            _check(key, data, digest)
             return await self._inner.put_if_absent(key, data)
-        return await self._inner.put_if_absent(key, _checked(data, digest))
+        return await self._inner.put_if_absent(key, _checked(key, data, digest))
 
     async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """See `BlobStore`. Raises `BlobCorrupt`."""
         data = await self._inner.read(key, offset, length)
         digest = self._digest_of(key)
         if digest is not None and offset == 0 and length is None:
-            _check(data, digest)
+            _check(key, data, digest)
         return data
 
     async def read_into(self, key: str, offset: int, into: memoryview) -> None:
@@ -68,16 +69,20 @@ class VerifyingStore:
         return None if named is None else named[1]
 
 
-def _check(data: bytes, digest: str) -> None:
+def _check(key: str, data: bytes, digest: str) -> None:
     if blake3(data).hexdigest() != digest:
-        raise BlobCorrupt(digest)
+        raise _corrupt(key, digest)
 
 
-async def _checked(pieces: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:
+def _corrupt(key: str, digest: str) -> BlobCorrupt:
+    return BlobCorrupt(digest, is_pack=key.split("/")[1] == PACKS)
+
+
+async def _checked(key: str, pieces: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:
     """Passes pieces on and raises after the last where they don't match: the put then leaves nothing visible."""
     hasher = blake3()
     async for piece in pieces:
         hasher.update(piece)
         yield piece
     if hasher.hexdigest() != digest:
-        raise BlobCorrupt(digest)
+        raise _corrupt(key, digest)

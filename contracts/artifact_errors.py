@@ -92,7 +92,7 @@ class ManifestCorrupt(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ManifestMissing(Failure):
-    """A version that was published has no manifest any more. A version that never was is `NotFound`."""
+    """The store has no manifest of a version that exists. A version that never existed is `NotFound`."""
 
     version: str
     code, status = "manifest_missing", 500

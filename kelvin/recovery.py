@@ -155,4 +155,4 @@ def _tell(report: RestoreReport, check: bool) -> None:
     click.echo(f"in place: {', '.join(report.placed)}")
     if report.aside is not None:
         click.echo(f"what was there: {report.aside}")
-    click.echo("next: `kelvin up`, then `kelvin fsck` if the store was restored, too")
+    click.echo("next: put back the store, which a backup does not hold; then `kelvin up` and `kelvin fsck`")

@@ -13,7 +13,7 @@ from blake3 import blake3
 from blobstore.abreast import abreast
 from blobstore.manifests import absence_of
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
-from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
+from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ProbeFailed
 from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
 from contracts.errors import CapacityExceeded, Refused
 from contracts.jobs import SealAttestation
@@ -177,7 +177,7 @@ class Attestations:
         await self._store.delete(key)
         await self._store.put_if_absent(key, raw)
         if not await self._holds(key, raw):
-            raise Refused(ChunkCorrupt(version, "store"))
+            raise Refused(AttestationInvalid(version, "the store does not return what was written"))
 
     async def _holds(self, key: str, raw: bytes) -> bool:
         try:

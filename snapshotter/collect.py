@@ -13,7 +13,7 @@ from typing import Final
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
 from blobstore.places import decode_index
-from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.collect import CollectReport
 from contracts.errors import Refused, Unavailable
@@ -171,7 +171,7 @@ class Collector:
         key, found = listed
         try:
             manifest = decode_manifest(await self._store.read(key), _last(key))
-        except (BlobNotFound, BlobCorrupt):
+        except BlobNotFound:
             return _last(key), FoundManifest(found, None)
         except Refused as refused:
             if isinstance(refused.failure, ManifestCorrupt):

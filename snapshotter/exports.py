@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -13,8 +13,8 @@ from blobstore.abreast import abreast
 from blobstore.file_packs import FileIndex, decode_file_index, file_pack
 from blobstore.manifests import absence_of
 from blobstore.places import Place, read_place
-from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore, BlobUnavailable
-from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt, PackCorrupt
+from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
+from contracts.artifact_errors import ChunkCorrupt, ManifestMissing, PackCorrupt
 from contracts.errors import NotFound, Refused
 from contracts.keys import index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
@@ -38,8 +38,9 @@ def check_version(version: str) -> None:
 class Exports:
     """Reads of one tenant's objects at a time, of none of another's. Chunks are held in memory while they travel."""
 
-    def __init__(self, store: BlobStore, catalog: Catalog) -> None:
+    def __init__(self, store: BlobStore, catalog: Catalog, named: Callable[[str], Awaitable[Iterable[str]]]) -> None:
         self._store = store
+        self._named = named
         self._catalog = catalog
         self._places: OrderedDict[str, Mapping[str, Place]] = OrderedDict()
         self.turns = Turns("the list of chunks being exported", AT_ONCE)
@@ -49,14 +50,15 @@ class Exports:
         return f"<Exports tenants={len(self._places)}>"
 
     async def manifest(self, tenant: str, version: str) -> bytes:
-        """The canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt."""
+        """The canonical manifest. Raises `Refused`: NotFound, ManifestMissing, ManifestCorrupt, Unavailable."""
         check_version(version)
         try:
             raw = await self._store.read(manifest_key(tenant, version))
         except BlobNotFound:
-            raise Refused(await absence_of(self._store, tenant, version)) from None
-        except BlobCorrupt:
-            raise Refused(ManifestCorrupt(version, "its bytes do not match the version")) from None
+            # A store that was lost, or is older than the registry, has no seal of the version either.
+            is_named = version in await self._named(tenant)
+            absence = ManifestMissing(version) if is_named else await absence_of(self._store, tenant, version)
+            raise Refused(absence) from None
         decode_manifest(raw, version)
         return raw
 

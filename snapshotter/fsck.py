@@ -65,7 +65,7 @@ class _State:
     checked_bytes: int = 0
     findings: int = 0
     leftovers: int = 0  # objects that a collection which did not end has left; the next one frees them
-    has_unread_manifest: bool = False  # nobody knows what that version needs
+    unread: set[str] = field(default_factory=set)  # versions whose manifest can't be read: what they need is unknown
     out_of_reach: set[str] = field(default_factory=set)  # keys of objects that could not be read
     seen_running: bool = False
 
@@ -156,10 +156,10 @@ class Fsck:
             except BlobNotFound:
                 continue
             except BlobUnavailable as error:
-                state.has_unread_manifest = True
+                state.unread.add(version)
                 yield _out_of_reach(key, error, state)
             except Refused as refused:
-                state.has_unread_manifest = True
+                state.unread.add(version)
                 yield FsckFinding(key=key, fault=refused.failure.message, mend=PUSH_OR_DELETE)
 
     async def _check_named(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
@@ -169,7 +169,7 @@ class Fsck:
             missing &= frozenset(await self._named(tenant))
         for version in sorted(missing):
             fault = "a model names this version, but its manifest is missing"
-            mend = f"{PUSH_AGAIN}, or `kelvin versions delete` it"
+            mend = f"restore the store from your own copy, {PUSH_AGAIN}, or `kelvin versions delete` it"
             yield FsckFinding(key=manifest_key(tenant, version), fault=fault, mend=mend)
 
     async def _check_packs(
@@ -221,7 +221,7 @@ class Fsck:
             # Only its index says which chunks a kept file holds, so any of them may hold the chunks that are missing.
             only_here = wanted & state.by_pack[pack] - indexed
             has_wanted = not wanted.isdisjoint(state.by_pack[pack])  # then no collection frees it
-            if not (has_wanted or is_lacking or state.has_unread_manifest):
+            if not (has_wanted or is_lacking or state.unread):
                 state.leftovers += 1  # a collection frees the index of a pack first
                 continue
             is_needed = bool(only_here) or (is_lacking and digest_of_file_pack(pack) is not None)
@@ -327,7 +327,7 @@ class Fsck:
                 yield _out_of_reach(key, error, state)
                 continue
             mend = "delete it; the next push of the model writes it anew"
-            if version not in known and manifest_key(tenant, version) in state.out_of_reach:
+            if version in state.unread:
                 continue
             if version not in known:
                 yield FsckFinding(key=key, fault=f"it names version {version[:64]!r}, which does not exist", mend=mend)

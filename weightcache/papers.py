@@ -3,9 +3,8 @@
 import logging
 from typing import Final
 
-from blobstore.manifests import absence_of
 from blobstore.store import BlobNotFound, BlobStore
-from contracts.artifact_errors import ManifestCorrupt
+from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.errors import Refused
 from contracts.manifest import Manifest, decode_manifest
 from weightcache.counters import Counters
@@ -32,8 +31,9 @@ class Papers:
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
-        """The canonical bytes and what they say. Raises `Refused` with `NotFound`, `ManifestMissing` or
-        `ManifestCorrupt`.
+        """Return the canonical bytes and the manifest. Raises `Refused` with `ManifestMissing` or `ManifestCorrupt`.
+
+        The registry names every version that is asked for here, so a version without a manifest has lost it.
         """
         trials: list[Trial] = []
         found: tuple[bytes, Manifest] | None = None
@@ -63,7 +63,7 @@ class Papers:
                         self._counters.healed_manifests,
                         None,
                     )
-                    raise Refused(decisive.failure or await absence_of(self._store, tenant, version))
+                    raise Refused(decisive.failure or ManifestMissing(version))
 
     async def _try(self, tier: str, tenant: str, version: str) -> tuple[Trial, tuple[bytes, Manifest] | None]:
         """One read, checked. A failure says what is wrong with the copy, or that the tier is away."""

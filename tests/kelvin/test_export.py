@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,6 +143,16 @@ def test_whole_or_not_at_all(house: House, tmp_path: Path) -> None:
     assert refusal(house, version, out) == ManifestMissing.code
     manifest.write_bytes(raw)
     exported(house, version, out)
+
+
+def test_lost_store_is_not_an_unknown_version(house: House, tmp_path: Path) -> None:
+    """A model names the version, and the store has nothing of it: `kelvin export` calls its manifest missing. A version
+    that no model names does not exist.
+    """
+    version = pushed(house, tmp_path)
+    shutil.rmtree(house.store / TENANT)
+    assert refusal(house, version, tmp_path / "out") == ManifestMissing.code
+    assert refusal(house, "0" * 64, tmp_path / "out") == "not_found"
 
 
 def test_a_pack_that_was_written_anew_is_found(house: House, tmp_path: Path) -> None:

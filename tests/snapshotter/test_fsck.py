@@ -177,6 +177,25 @@ def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> Non
     assert [line for line in lines if isinstance(line, FsckFinding)] == []
 
 
+def test_damaged_manifest_is_one_fault(tmp_path: Path, store: Store) -> None:
+    """A damaged manifest is called one, not a chunk. What refers to its version is not called wrong as well."""
+    manifest = store.first("manifests")
+    manifest.write_bytes(manifest.read_bytes()[:-1] + b"x")
+    (finding,), _ = check(tmp_path, named=(store.version,))
+    assert finding.key == store.key(manifest)
+    assert finding.fault.startswith(f"manifest of version {store.version}: ")
+    assert "chunk" not in finding.fault
+
+
+def test_lost_store_names_what_brings_it_back(tmp_path: Path, store: Store) -> None:
+    """Models name a version and the store is empty, as after `kelvin restore` without the store."""
+    for path in (tmp_path / "store" / TENANT).rglob("*"):
+        if path.is_file():
+            path.unlink()
+    (finding,), _ = check(tmp_path, named=(store.version,))
+    assert finding.mend.startswith("restore the store from your own copy")
+
+
 def test_clean(tmp_path: Path, store: Store) -> None:
     """Without a fault nothing is found, all bytes were read, and what no version uses is counted, not accused."""
     push(Bench.over(tmp_path), OTHER)

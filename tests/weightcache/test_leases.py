@@ -212,8 +212,12 @@ def ask(agent: RunningAgent, raw: bytes) -> LeaseReply:
         pytest.param(
             f'{{"tenant":"acme","version":"{VERSION.id}","x":1}}'.encode(), "invalid_request", id="a stranger"
         ),
-        pytest.param(f'{{"tenant":"acme","version":"{VERSION.id}"}}'.encode(), "not_found", id="an unknown version"),
-        pytest.param(f'{{"tenant":"nobody","version":"{VERSION.id}"}}'.encode(), "not_found", id="an unknown tenant"),
+        pytest.param(
+            f'{{"tenant":"acme","version":"{VERSION.id}"}}'.encode(), "manifest_missing", id="an unknown version"
+        ),
+        pytest.param(
+            f'{{"tenant":"nobody","version":"{VERSION.id}"}}'.encode(), "manifest_missing", id="an unknown tenant"
+        ),
     ],
 )
 def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
@@ -228,10 +232,10 @@ def test_refusals(tmp_path: Path, raw: bytes, code: str) -> None:
 
 
 def test_another_tenants_version(tmp_path: Path) -> None:
-    """A version is its tenant's alone: to another it does not exist, though it is in memory."""
+    """A version is its tenant's alone: another gets the answer for a lost version, though it is in memory."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        with agent.acquire(VERSION), pytest.raises(Refused, match="does not exist"):
+        with agent.acquire(VERSION), pytest.raises(Refused, match="is missing in the store"):
             agent.acquire(VERSION, tenant="other")
 
 

@@ -300,7 +300,7 @@ def test_a_failure_is_counted_by_its_code(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         prefetch(agent, "0" * 64)
         prefetch(agent, "0" * 64, "nvme")
-        assert settled(agent).prefetches.failed == {"not_found": 2}
+        assert settled(agent).prefetches.failed == {"manifest_missing": 2}
 
 
 def test_they_are_bounded(tmp_path: Path) -> None:
