@@ -216,7 +216,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             if asked is None
             else await ladder.enter_async_context(Firewall(asked.socket, asked.within_s, asked.unanswered, meters))
         )
-        unread = Room(limits.requests, "the room for unread request bodies")
+        unread = Room(limits.requests, "the room for unread request bodies", "requests")
         door = Door(
             Completions(
                 authenticator,

@@ -70,7 +70,7 @@ class Completions:
         self._cache = cache
         self._ladders = ladders
         self._unread = unread
-        self._room = Room(limits.body_bytes_in_all, "the room for request bodies")
+        self._room = Room(limits.body_bytes_in_all, "the room for request bodies", "bytes")
 
     async def serve(self, exchange: Exchange, asked: Complete) -> None:
         """Answer it. Raises Refused for what names no model of the caller's: such a request leaves no record."""

@@ -101,7 +101,7 @@ class Door:
             raise Refused(host)
         exchange.check_headers()
         if self.inside > self._limits.requests:
-            raise Refused(Overloaded("this activator", self._limits.requests, 1.0))
+            raise Refused(Overloaded("this activator", self._limits.requests, 1.0, "requests"))
         is_short = len(exchange.path) + len(host) <= SHORT
         return (self._known_route if is_short else route)(exchange.method, exchange.path, host, self._domain)
 

@@ -60,10 +60,11 @@ class Room:
     of which takes all that it might need, shut nobody else out (dynamic thresholds: Choudhury and Hahne, 1998).
     """
 
-    def __init__(self, limit: int, what: str) -> None:
-        """`what` names it in a refusal."""
+    def __init__(self, limit: int, what: str, unit: str = "") -> None:
+        """A refusal says that `what` is full, and gives the limit in `unit`."""
         self._limit = limit
         self._what = what
+        self._unit = unit
         self._taken = 0
         self._of_tenants: dict[str, int] = {}
 
@@ -83,9 +84,10 @@ class Room:
         taken = self._taken + amount
         if amount > 0:
             if taken > self._limit:
-                raise Refused(Overloaded(self._what, self._limit, RETRY_AFTER_S))
+                raise Refused(Overloaded(self._what, self._limit, RETRY_AFTER_S, self._unit))
             if before and before + taken > self._limit:
-                raise Refused(Overloaded(f"{self._what} of your tenant", self._limit - self._taken, RETRY_AFTER_S))
+                left = self._limit - self._taken
+                raise Refused(Overloaded(f"{self._what} of your tenant", left, RETRY_AFTER_S, self._unit))
         self._taken = taken
         if after := before + amount:
             self._of_tenants[tenant] = after

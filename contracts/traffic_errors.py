@@ -135,16 +135,18 @@ class TooLargeForRate(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Overloaded(Later):
-    """Every slot and every waiting place is taken."""
+    """Every slot and every waiting place is taken. `unit` names what is limited, where `what` does not say it."""
 
     what: str
     limit: int
     after_s: float
+    unit: str = ""
     code, status, retryable = "overloaded", 503, True
 
     @property
     def message(self) -> str:
-        return f"{self.what} is full (limit {self.limit}); retry after {self.after_s:g} s"
+        limited = f"limit of {self.unit}: " if self.unit else "limit "
+        return f"{self.what} is full ({limited}{self.limit}); retry after {self.after_s:g} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class Streams:
     def open(self, request: Request) -> Stream:
         """Hand it in under a serial of its own: a retry may meet the request it repeats. Raises `Refused`."""
         if len(self._streams) >= MAX_STREAMS:
-            raise Refused(Overloaded("this replica", MAX_STREAMS, 1.0))
+            raise Refused(Overloaded("this replica", MAX_STREAMS, 1.0, "streams"))
         self._last += 1
         serial = f"{request.request_id}#{self._last}"
         self._inbox.submit(replace(request, request_id=serial))

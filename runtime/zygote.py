@@ -98,7 +98,7 @@ class Zygote:
             return
         connection.setblocking(False)  # one that does not read its answers is dropped, not waited for
         if len(self._connections) >= MAX_CONNECTIONS:
-            _reply(connection, _refusal(Overloaded("the zygote", MAX_CONNECTIONS, 1.0)))
+            _reply(connection, _refusal(Overloaded("the zygote", MAX_CONNECTIONS, 1.0, "connections")))
             connection.close()
             return
         self._connections[connection.fileno()] = connection

@@ -272,7 +272,7 @@ class Pushes:
         """
         for plan_id in plan_ids:
             if not await asyncio.to_thread(self._staging.drop_idle, tenant, plan_id, time.time()):
-                raise Refused(Overloaded("the tenant's storage quota", limit, 1.0))
+                raise Refused(Overloaded("the tenant's storage quota", limit, 1.0, "bytes"))
             self._declared.pop((tenant, plan_id), None)
 
     async def _drop(self, tenant: str, plan_id: str) -> None:

@@ -118,7 +118,7 @@ class ByteRoom:
         body.nbytes = 0
 
     def _full(self) -> Refused:
-        return Refused(Overloaded(self._what, self._limit_bytes, 1.0))
+        return Refused(Overloaded(self._what, self._limit_bytes, 1.0, "bytes"))
 
 
 class Turns:

@@ -147,7 +147,7 @@ class Journal:
     def _begin_segment(self) -> None:
         # Each segment counts whole: the limit is on reserved space.
         if (len(segments(self._directory)) + 1) * self._segment_bytes > self._limit_bytes:
-            raise Refused(Overloaded("the usage spool", self._limit_bytes, 1.0))
+            raise Refused(Overloaded("the usage spool", self._limit_bytes, 1.0, "bytes"))
         # A segment of that name has no record that can be read.
         remove_segment(self._directory, self.committed + 1)
         self._fd = self._disk.create(self._directory / segment_name(self.committed + 1), self._segment_bytes)

@@ -53,7 +53,7 @@ class Shelf:
         length = self._nvme.index.length((tenant, digest)) if place is None else place.length
         if self.out >= self._max_out or (self.out and self.out_bytes + length > self._max_out_bytes):
             self._counters.peer_refusals += 1
-            raise Refused(Overloaded("what other nodes may have at once", self._max_out, RETRY_S))
+            raise Refused(Overloaded("what other nodes may have at once", self._max_out, RETRY_S, "chunks"))
         self.out, self.out_bytes = self.out + 1, self.out_bytes + length
         try:
             if place is None:

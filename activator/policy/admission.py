@@ -73,5 +73,5 @@ def decide(facts: AdmissionFacts, now: float) -> Admission:
         ("the queue", facts.loads.in_all, limits.in_all),
     ):
         if (full := load.lacks(ask, bound)) is not None:
-            return Hold(until_s, Overloaded(f"{queue}, in {full.unit},", full.limit, RETRY_AFTER_S))
+            return Hold(until_s, Overloaded(queue, full.limit, RETRY_AFTER_S, full.unit))
     return Hold(until_s)

@@ -148,7 +148,7 @@ class LocalActuator:
         for _ in range(replicas - live):
             if not self._begin(key, asked_us):
                 # No start was tried, so none failed: only waiting requests are told.
-                self._tell_waiting(key, Overloaded("this machine", self._table.slots, 1.0))
+                self._tell_waiting(key, Overloaded("this machine", self._table.slots, 1.0, "device slots"))
                 break
         if live > replicas:
             self._shrink(key, live - replicas)

@@ -31,10 +31,27 @@ async def _one_that_waits(here: World, body: object = None) -> asyncio.Task[Got]
 @pytest.mark.parametrize(
     ("bounds", "mine", "theirs"),
     [
-        pytest.param(Bounds(queue_requests_per_tenant=1), "tenant, in requests,", None, id="requests of a tenant"),
-        pytest.param(Bounds(queue_tokens_per_tenant=1500), "tenant, in tokens,", None, id="tokens of a tenant"),
-        pytest.param(Bounds(queue_tokens=1500), "model, in tokens,", None, id="tokens for a version"),
-        pytest.param(Bounds(queue_tokens_in_all=1500), "queue, in tokens,", "queue, in tokens,", id="tokens in all"),
+        pytest.param(
+            Bounds(queue_requests_per_tenant=1),
+            "tenant is full (limit of requests: 1)",
+            None,
+            id="requests of a tenant",
+        ),
+        pytest.param(
+            Bounds(queue_tokens_per_tenant=1500),
+            "tenant is full (limit of tokens: 1500)",
+            None,
+            id="tokens of a tenant",
+        ),
+        pytest.param(
+            Bounds(queue_tokens=1500), "model is full (limit of tokens: 1500)", None, id="tokens for a version"
+        ),
+        pytest.param(
+            Bounds(queue_tokens_in_all=1500),
+            "queue is full (limit of tokens: 1500)",
+            "queue is full (limit of tokens: 1500)",
+            id="tokens in all",
+        ),
         pytest.param(Bounds(queue_requests_per_tenant=9), None, None, id="nothing is full"),
     ],
 )
@@ -60,7 +77,7 @@ def test_a_small_answer_waits_where_a_large_one_has_no_room(tmp_path: Path) -> N
     async def scenario() -> None:
         async with world(tmp_path, queue_tokens=1500) as here:
             waiting = await _one_that_waits(here, CHAT | {"max_tokens": 10**9})
-            await _next(here, CHAT | {"max_tokens": 1000}, KEY, "model, in tokens,")
+            await _next(here, CHAT | {"max_tokens": 1000}, KEY, "model is full (limit of tokens: 1500)")
             await _next(here, CHAT | {"max_tokens": 100}, KEY, None)
             await here.replica("a")
             assert (await waiting).status == 200

@@ -37,6 +37,13 @@ def test_retry_after_is_whole_seconds_rounded_up() -> None:
     assert headers_of(Unauthenticated()) == {}
 
 
+def test_full_says_what_is_limited() -> None:
+    """A queue is measured in one thing, a machine in several, so its refusal names the one that ran out."""
+    machine, queue = Overloaded("this machine", 1, 2.0, "device slots"), Overloaded("the queue of seals", 8, 2.0)
+    assert machine.message == "this machine is full (limit of device slots: 1); retry after 2 s"
+    assert queue.message == "the queue of seals is full (limit 8); retry after 2 s"
+
+
 def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
     """Beside the whole seconds of `Retry-After`."""
     headers = headers_of(DeadlineTooShort(1.2345, 0.5, True))

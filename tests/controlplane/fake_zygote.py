@@ -117,7 +117,7 @@ class Standby:
         if bind.model == "full" and (self.run / "crowded").exists():
             self.state = RuntimeState.FAILED
             self.end_soon()
-            return Overloaded("the host tier of the weight cache", 1, 1.0)
+            return Overloaded("the host tier of the weight cache", 1, 1.0, "slabs")
         while bind.model == "held" and not (self.run / "release").exists():
             time.sleep(0.002)
         self.state = RuntimeState.READY

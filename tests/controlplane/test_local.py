@@ -335,6 +335,7 @@ def test_slots_are_never_exceeded(run: Run) -> None:
             await subscription.take()
             line = msgspec.json.decode(await subscription.take(), type=Feed)
         assert [failure.code for failure in line.failures] == ["overloaded"]
+        assert line.failures[0].message.startswith("this machine is full (limit of device slots: 2)")
         assert it.news.failures == [], "no restore was tried, so none failed"
 
     play(run, scenario, slots=2)

@@ -146,7 +146,7 @@ def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
             for tenant in "ac":
                 with pytest.raises(Refused) as refused:
                     await _receive(room, tenant, (0.0, b"x")).__aenter__()
-                assert refused.value.failure == Overloaded("the bench", 100, 1.0)
+                assert refused.value.failure == Overloaded("the bench", 100, 1.0, "bytes")
             assert "held=100/100" in repr(room)
         async with _receive(room, "a", half):
             assert "held=50/100" in repr(room)

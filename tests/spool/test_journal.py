@@ -117,7 +117,7 @@ def test_the_backlog_is_bounded(tmp_path: Path) -> None:
     journal = Journal(tmp_path, segment_bytes=SEGMENT, limit_bytes=2 * SEGMENT)
     outcomes = journal.commit([make("a" * 1000)] * 12)
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
-    assert {outcome.failure for outcome in refused} == {Overloaded("the usage spool", 2 * SEGMENT, 1.0)}
+    assert {outcome.failure for outcome in refused} == {Overloaded("the usage spool", 2 * SEGMENT, 1.0, "bytes")}
     tail = Tail(tmp_path)
     tail.read(journal.committed, 100, 10**9)
     tail.acknowledge(journal.committed)

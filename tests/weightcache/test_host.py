@@ -191,7 +191,7 @@ def test_a_living_holder_keeps_its_slab() -> None:
     index.unpin(first.slabs)
     with pytest.raises(Refused) as refused:
         index.reserve("a", [("y", SLAB)], 2.0)
-    assert refused.value.failure == Overloaded("the host tier of the weight cache", 1, 1.0)
+    assert refused.value.failure == Overloaded("the host tier of the weight cache", 1, 1.0, "slabs")
     assert index.evict(None, None) == ((), 1)
     index.drop_holder(7)
     assert index.reserve("a", [("y", SLAB)], 3.0).evicted == first.slabs

@@ -141,9 +141,9 @@ class HostIndex:
         else:
             plan = self._plan(tenant, wanted, keep_idle=True, used_at=used_at)
         if plan is None and self.slabs_by_tenant[tenant] + alone > self.quota < self.max_slabs:
-            raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S))
+            raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S, "slabs"))
         if plan is None:
-            raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S))
+            raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S, "slabs"))
         return self._apply(tenant, wanted, *plan, used_at)
 
     def mark_ready(self, tenant: str, digest: str) -> None:

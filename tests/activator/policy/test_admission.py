@@ -22,7 +22,7 @@ MINE, OURS, ALL = "the queue of this model", "the queue of your tenant", "the qu
 
 
 def full(queue: str, unit: str, limit: int) -> Hold:
-    return Hold(5.0, Overloaded(f"{queue}, in {unit},", limit, RETRY_AFTER_S))
+    return Hold(5.0, Overloaded(queue, limit, RETRY_AFTER_S, unit))
 
 
 def shared(tenant: str, load: Load) -> Loads:
