@@ -12,8 +12,8 @@ _UNBOUNDED: Final = 1 << 16  # columns
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print to standard output, or to `console`.
 
-    On a terminal a table is as wide as the terminal, or wider if its longest words need that. In a pipe or a file cells
-    are not wrapped, so that `grep` finds a whole row.
+    On a terminal cells are wrapped between words. If the longest words do not fit side by side, each row becomes a
+    block with one line per column. In a pipe or a file cells are not wrapped, so that `grep` finds a whole row.
     """
     console = Console(emoji=False) if console is None else console
     options = console.options.update(max_width=_UNBOUNDED, markup=False)
@@ -22,4 +22,18 @@ def print_table(table: Table, console: Console | None = None) -> None:
         column.min_width = max(Measurement.get(console, options, cell).minimum for cell in cells)
     if not console.is_terminal:
         console.width = console.measure(table, options=options).maximum
+    elif console.measure(table, options=options).minimum > console.width:
+        _print_blocks(table, console)
+        return
     console.print(table, crop=False, markup=False)
+
+
+def _print_blocks(table: Table, console: Console) -> None:
+    headers = [str(column.header) for column in table.columns]
+    indent = max(map(len, headers)) + 2
+    if table.title:
+        console.print(table.title, markup=False, highlight=False)
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        console.print()
+        for header, cell in zip(headers, row, strict=True):
+            console.print(f"{header:{indent}}{cell}".rstrip(), soft_wrap=True, markup=False, highlight=False)

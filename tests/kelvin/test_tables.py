@@ -1,19 +1,25 @@
 """Tables cut no word, on a narrow terminal and in a pipe."""
 
 import io
+from pathlib import Path
 
+import httpx
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from rich.table import Table
 
+from kelvin.client import Target
+from kelvin.keys import keys_command
 from kelvin.tables import print_table
 
 KEY = "key_06gvi8bhshcsc57af1k1gbef9o"
+HEADERS = ("id", "name", "scopes", "created", "last used")
 OTHERS = ("a name of some length", "inference admin billing:read", "2026-11-24 08:00:00", "never")
 
 
 def _printed(console: Console) -> str:
-    table = Table("id", "name", "scopes", "created", "last used")
+    table = Table(*HEADERS)
     table.add_row(KEY, *OTHERS)
     print_table(table, console)
     assert isinstance(console.file, io.StringIO)
@@ -26,6 +32,32 @@ def test_terminal_shows_whole_words(width: int) -> None:
     text = _printed(Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None))
     assert KEY in text
     assert "…" not in text
+
+
+def test_narrow_terminal_shows_a_row_as_a_block() -> None:
+    """`keys list` is wider than 80 columns, so each key becomes a block. One that fits stays a table."""
+    text = _printed(Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None))
+    assert max(map(len, text.splitlines())) <= 60
+    for header, cell in zip(HEADERS, (KEY, *OTHERS), strict=True):
+        assert f"\n{header:11}{cell}\n" in text
+    wide = _printed(Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None))
+    assert "━" in wide
+    assert "━" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_keys_list_cuts_no_handle(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns no line of `kelvin keys list` is longer. `keys revoke` needs the whole id."""
+    times = {"created_at_s": 1795834800, "expires_at_s": None, "last_used_at_s": 1795834800}
+    row = {"key_id": "di51m6a8wwri", "name": "admin", "state": "active", "scopes": ["admin", "operator"], "models": []}
+    answer = httpx.Response(200, json={"keys": [row | times]})
+    door = httpx.Client(transport=httpx.MockTransport(lambda _: answer), base_url="https://localhost")
+    monkeypatch.setattr(Target, "door", lambda _: door)
+    environment = {"COLUMNS": "80", "NO_COLOR": "1", "FORCE_COLOR": "1" if terminal else None}
+    done = CliRunner(env=environment).invoke(keys_command, ["list"], obj=Target(Path("/nowhere")))
+    assert done.exit_code == 0, done.output
+    assert "di51m6a8wwri" in done.output
+    assert (max(map(len, done.output.splitlines())) <= 80) is terminal
 
 
 def test_pipe_has_a_row_in_one_line() -> None:
