@@ -1,9 +1,13 @@
-"""JSON logs, one object a line, on standard error; the supervisor files them. A line under a request carries its id."""
+"""JSON logs, one object a line, on standard error; the supervisor files them. A line under a request carries its id.
+
+On a terminal the same fields are a sentence.
+"""
 
 import asyncio
 import json
 import logging
 import sys
+import time
 from typing import Final
 
 from contracts.secrets import redact
@@ -14,6 +18,7 @@ OURS: Final = (
     "activator", "blobstore", "controlplane", "kelvin", "runtime", "service", "snapshotter", "spool", "telemetry",
     "weightcache",
 )  # fmt: skip
+_LEADING: Final = ("at", "level", "process", "logger", "message")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -25,6 +30,9 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
+        return redact(json.dumps(self._fields(record), default=repr, ensure_ascii=False))
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, object]:
         line: dict[str, object] = {
             "at": round(record.created, 6),
             "level": record.levelname.lower(),
@@ -39,7 +47,26 @@ class JsonFormatter(logging.Formatter):
         line.update({key: value for key, value in vars(record).items() if key not in _STANDARD})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return redact(json.dumps(line, default=repr, ensure_ascii=False))
+        return line
+
+
+class TerminalFormatter(JsonFormatter):
+    """For a person: `14:02:11 supervisor warning: a process died (child: activator, status: -9)`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self._fields(record)
+        exception = line.pop("exception", None)
+        more = [f"{name}: {_printable(value)}" for name, value in line.items() if name not in _LEADING]
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = f"{at} {self._process} {line['level']}: {_printable(line['message'])}"
+        text += f" ({', '.join(more)})" if more else ""
+        return redact(text if exception is None else f"{text}\n{exception}")
+
+
+def _printable(value: object) -> str:
+    """Text without control characters, which a terminal would obey."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 class _CutRequests(logging.Filter):
@@ -71,7 +98,7 @@ _CUT_REQUESTS: Final = _CutRequests()
 def configure_logging(process: str, level: int = logging.INFO) -> None:
     """Replace the root's handlers; safe to call again after a fork, under another name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process))
+    handler.setFormatter(TerminalFormatter(process) if sys.stderr.isatty() else JsonFormatter(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO))

@@ -5,6 +5,7 @@ import contextvars
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from service.log import OURS, configure_logging
 from service.run import serve_until
 from service.settings import log_level
 from service.unix import SocketDirectory
+from tests.contracts.test_secrets import KEY, SECRET
 
 TRACE = TraceContext(0xABC, 0xDEF, True)
 
@@ -124,6 +126,32 @@ def test_the_level_is_for_our_own_lines(lines: Any) -> None:
     logging.getLogger("service.test").warning("ours")
     logging.getLogger("httpcore").warning("theirs")
     assert lines() == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("lines")
+def test_terminal_gets_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person who ran `kelvin up` reads sentences. What a terminal would obey is quoted, keys lose their secret."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    configure_logging("supervisor")
+    log = logging.getLogger("kelvin")
+    log.warning("a process died", extra={"child": "activator", "status": -9})
+    log.error("a name is odd", extra={"name_of_file": "a\x1b[2Jb"})
+    try:
+        raise ValueError(KEY)
+    except ValueError:
+        log.exception("a defect")
+    first, second, *traceback = terminal.getvalue().splitlines()
+    assert first[8:] == " supervisor warning: a process died (child: activator, status: -9)"
+    assert second[8:] == r" supervisor error: a name is odd (name_of_file: 'a\x1b[2Jb')"
+    assert traceback[0].endswith("supervisor error: a defect")
+    assert traceback[1].startswith("Traceback")
+    assert SECRET not in terminal.getvalue()
 
 
 def test_the_level_is_one_of_four() -> None:
