@@ -1,11 +1,14 @@
 """One request's events between the engine and its answer: bounded, and ended by whoever has a reason first.
 
 Backpressure: tokens wait here while the client's connection takes none, and go out as one piece when it does. The
-engine does not pause for a reader; where MAX_TOKENS wait, the request is cancelled as `SlowReader`.
+engine does not pause for a reader. Where MAX_TOKENS wait, and the oldest has waited for SLOW_S, the request is
+cancelled as `SlowReader`. A reader that gets no processor for a moment is none, however fast the engine is. A reader
+takes all that waits at once, so a stream holds at most what the engine makes in SLOW_S, or MAX_TOKENS.
 All of it happens on the event loop.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +21,7 @@ from runtime.engine import interface
 from runtime.engine.interface import Event, Failed, Finished, Generated, Request
 
 MAX_TOKENS: Final = 1024
+SLOW_S: Final = 5.0
 MAX_STREAMS: Final = 4096
 
 
@@ -36,11 +40,19 @@ class Inbox(Protocol):
 class Stream:
     """Leave it as a context: then the engine holds nothing for it any longer, or is about to let go."""
 
-    def __init__(self, serial: str, cancel: Callable[[str], None], max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(
+        self,
+        serial: str,
+        cancel: Callable[[str], None],
+        max_tokens: int = MAX_TOKENS,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.serial = serial
         self._cancel = cancel
         self._max_tokens = max_tokens
+        self._now_s = now_s
         self._events: deque[Event] = deque()
+        self._waits_since_s = 0.0  # the oldest event, where any waits
         self._more = asyncio.Event()
         self._failure: Failure | None = None
         self.released = False  # by the engine: its last event came
@@ -65,11 +77,16 @@ class Stream:
             return
         if isinstance(event, interface.Cancelled):
             self.abandon(Cancelled())  # by nobody here
-        elif isinstance(event, Generated) and len(self._events) >= self._max_tokens:
+        elif isinstance(event, Generated) and self._is_slow():
             self.abandon(SlowReader(self._max_tokens))
         else:
+            if not self._events:
+                self._waits_since_s = self._now_s()
             self._events.append(event)
             self._more.set()
+
+    def _is_slow(self) -> bool:
+        return len(self._events) >= self._max_tokens and self._now_s() - self._waits_since_s >= SLOW_S
 
     def release(self) -> None:
         """Record that the engine holds nothing for this request any longer."""

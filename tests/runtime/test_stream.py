@@ -11,7 +11,7 @@ from contracts.frames import Counts
 from contracts.traffic_errors import Cancelled, DeadlineExceeded, Overloaded, SlowReader
 from runtime.engine import interface
 from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Request, Sampling
-from runtime.stream import Stream, Streams
+from runtime.stream import SLOW_S, Stream, Streams
 
 REQUEST = GenerationRequest(request_id="r", prompt_ids=(1,), sampling=Sampling(max_tokens=9))
 
@@ -31,6 +31,16 @@ class Inbox:
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+
+class Clock:
+    """Monotonic seconds that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
 
 
 def _token(serial: str, number: int = 0) -> Event:
@@ -98,13 +108,17 @@ def test_an_ended_request_is_not_cancelled() -> None:
 
 
 def test_tokens_that_nobody_reads_are_bounded() -> None:
-    """One more than may wait ends the request; its last event still counts as the engine's letting go."""
+    """One more than may wait ends the request, once the oldest has waited too long; its last event still counts as the
+    engine's letting go.
+    """
     told: list[str] = []
+    clock = Clock()
 
     async def main() -> None:
-        stream = Stream("s", told.append, max_tokens=3)
+        stream = Stream("s", told.append, max_tokens=3, now_s=clock)
         for number in range(3):
             stream.offer(_token("s", number))
+        clock.now_s += SLOW_S
         reasons = [stream.abandoned]
         stream.offer(_token("s", 3))
         assert [*reasons, stream.abandoned] == [None, SlowReader(3)]
@@ -112,6 +126,22 @@ def test_tokens_that_nobody_reads_are_bounded() -> None:
         before = stream.released
         stream.offer(interface.Cancelled("s", Counts()))
         assert (before, stream.released) == (False, True)
+
+    asyncio.run(main())
+
+
+def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
+    """However many tokens a fast engine has made meanwhile. What it takes then begins its time anew."""
+    clock = Clock()
+
+    async def main() -> None:
+        stream = Stream("s", lambda _: None, max_tokens=3, now_s=clock)
+        for _ in range(3):
+            for number in range(100):
+                stream.offer(_token("s", number))
+            clock.now_s += SLOW_S - 0.1
+            stream.offer(_token("s", 100))
+            assert len(await stream.take(0)) == 101
 
     asyncio.run(main())
 
