@@ -5,8 +5,9 @@ And stay the one who writes to it: a session that was cut has lost the lock, als
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -76,7 +77,8 @@ def _open_file(path: Path) -> Database:
 
 
 def _check_beginnings(path: Path) -> None:
-    """Refuse what SQLite would silently replace: an emptied or lost database, a write-ahead log with a damaged header.
+    """Refuse what SQLite would silently replace: an emptied or lost database, a write-ahead log with a damaged header,
+    a database whose whole content was in a log that is lost.
 
     Of a file that is damaged it would drop the log, from which the file may be repaired.
     """
@@ -91,9 +93,25 @@ def _check_beginnings(path: Path) -> None:
         raise _damaged(path, f"{path.name} is empty or missing, and its {log_path.name} is there")
     # A new installation has no file, and a start that was killed early leaves an empty one. Neither was ever ready.
     # After a loss, a new database would be backed up, and the next restore would take that backup for the newest.
-    if not begins and (path.parent / READY_ONCE).exists():
+    if not (path.parent / READY_ONCE).exists():
+        return
+    if not begins:
         rest = f"or remove `{READY_ONCE}` and `{path.name}` to begin without models, keys and bills"
         raise _damaged(path, f"{path.name} is {'missing' if begins is None else 'empty'}", rest)
+    # In the first minute, all but a header is in the log. Keys are made before a start is ready, and never deleted.
+    if not _has_keys(path):
+        what = f"{path.name} has no keys, as its {log_path.name} is empty, missing or cut short"
+        rest = f"or remove `{READY_ONCE}`, `{path.name}` and `{log_path.name}` to begin without models, keys and bills"
+        raise _damaged(path, what, rest)
+
+
+def _has_keys(path: Path) -> bool:
+    """Return whether the database has a key, or can't be read. Changes neither the file nor its log."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM keys)").fetchone()[0])
+        except sqlite3.Error as error:
+            return error.sqlite_errorcode != sqlite3.SQLITE_ERROR  # that is: there is no such table
 
 
 def _beginning(path: Path) -> bytes | None:

@@ -11,9 +11,13 @@ import pytest
 from contracts.errors import Refused, Unavailable
 from contracts.settings import BadSetting
 from controlplane.clock import SystemClock
+from controlplane.feed import FeedHub
+from controlplane.key_rows import load_keys
+from controlplane.keys import KeyStore
 from controlplane.opening import LOOK_S, keep_writing, open_when_there
 from controlplane.store import Database, open_database
 from service.loops import LoopHealth, Loops
+from tests.controlplane.builders import NOW_S
 from tests.virtual_loop import run_virtually
 
 
@@ -25,12 +29,11 @@ def _open(path: Path) -> Database:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """Return the database file that a process left which was killed: its write-ahead log is beside it."""
+    """Return the database file of a process that was killed in its first minute. All is in its write-ahead log."""
     work, left = tmp_path / "work", tmp_path / "left"
     work.mkdir()
     with closing(open_database(work / "kelvin.db")) as database:
-        with database.engine.begin() as connection:
-            connection.exec_driver_sql("CREATE TABLE late (x INTEGER)")
+        asyncio.run(KeyStore(database, FeedHub()).bootstrap(work, NOW_S))
         shutil.copytree(work, left)
     assert (left / "kelvin.db-wal").stat().st_size
     (left / "url").write_text("https://localhost:8443\n")
@@ -49,9 +52,14 @@ def _zero(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def _has_keys(path: Path) -> bool:
+    with closing(_open(path)) as database, database.engine.connect() as connection:
+        return len(load_keys(connection)) == 2
+
+
 def test_killed_database_opens(killed: Path) -> None:
     """Nothing is damaged: the control of the tests below."""
-    _open(killed).close()
+    assert _has_keys(killed)
 
 
 @pytest.mark.parametrize("damage", [_empty, _zero, Path.unlink])
@@ -81,6 +89,36 @@ def test_zeroed_log_is_refused(killed: Path) -> None:
     _zero(killed.with_name("kelvin.db-wal"))
     with pytest.raises(BadSetting, match=r"kelvin\.db-wal is damaged: restore a backup .* or remove it"):
         _open(killed)
+
+
+@pytest.mark.parametrize("damage", [_empty, _tear, Path.unlink])
+def test_database_that_lost_its_first_log_is_refused(killed: Path, damage: Callable[[Path], None]) -> None:
+    """It has no table, and would begin anew. What is left of the log stays for whoever repairs it."""
+    log = killed.with_name("kelvin.db-wal")
+    damage(log)
+    before = [path.read_bytes() if path.exists() else b"" for path in (killed, log)]
+    with pytest.raises(BadSetting, match=r"kelvin\.db has no keys, as its kelvin\.db-wal .*: restore .* or remove"):
+        _open(killed)
+    assert [path.read_bytes() if path.exists() else b"" for path in (killed, log)] == before
+    for name in ("url", "kelvin.db", "kelvin.db-wal"):
+        (killed.parent / name).unlink(missing_ok=True)
+    _open(killed).close()
+
+
+def test_log_torn_anywhere_leaves_no_database_without_keys(killed: Path) -> None:
+    """It is refused, or opens with the keys. Both happen."""
+    files = {path: path.read_bytes() for path in killed.parent.iterdir()}
+    log = killed.with_name("kelvin.db-wal")
+    outcomes: list[bool | None] = []
+    for sixteenths in range(17):
+        for path, content in files.items():
+            path.write_bytes(content)
+        log.write_bytes(files[log][: len(files[log]) * sixteenths // 16])
+        try:
+            outcomes.append(_has_keys(killed))
+        except BadSetting:
+            outcomes.append(None)
+    assert set(outcomes) == {None, True}
 
 
 @pytest.mark.parametrize("damage", [_empty, _tear, _zero])

@@ -82,7 +82,7 @@ def _start_over(killed: Killed, place: Path, file: str, damage: Damage) -> tuple
         is_ready = ground.becomes_ready()
         wrong = [f"{name} was overwritten" for name in SECRETS if (data / name).read_bytes() != before[name]]
         if is_ready:
-            seen, more = _started(ground, killed, file, is_short=expected is Start.SHORT)
+            seen, more = _started(ground, killed, file)
         elif expected is Start.RESTORED:
             seen, more = _restored(ground, killed)
         else:
@@ -128,14 +128,12 @@ def _restored(ground: Ground, killed: Killed) -> tuple[Start, list[str]]:
     return Start.RESTORED, [] if bill == killed.totals else [f"the bill was {killed.totals}, and is {bill}"]
 
 
-def _started(ground: Ground, killed: Killed, file: str, *, is_short: bool) -> tuple[Start, list[str]]:
+def _started(ground: Ground, killed: Killed, file: str) -> tuple[Start, list[str]]:
     """Whether the file was named in a log, and what is wrong with the next request and the bill."""
     for key in KEYS:  # whoever has a copy can go on
         shutil.copyfile(killed.data / key, ground.data / key)
     ground.connect()
     ground.wait_until_whole()
-    if is_short:  # whatever is missing then, the next request and the bill may miss
-        return Start.SHORT, []
     ground.count_from(killed.totals)
     ground.expect_answer()
     wrong = ground.settle([])

@@ -86,7 +86,6 @@ class Start(StrEnum):
 
     WHOLE = "starts"  # the file is made again, or was not needed
     WARNED = "starts, and names it in a log"
-    SHORT = "starts, without what was committed last"
     RESTORED = "refused; the restore that it names brings the whole bill back"
     REFUSED = "refused, by its name"
 
@@ -160,7 +159,7 @@ DAMAGED: Final[Mapping[str, tuple[Start, Start, Start]]] = {
     "trust/friend.pem": (Start.REFUSED,) * 3,
     "installation": (Start.REFUSED,) * 3,
     "kelvin.db": (Start.REFUSED,) * 3,
-    "kelvin.db-wal": (Start.SHORT, Start.RESTORED, Start.REFUSED),
+    "kelvin.db-wal": (Start.REFUSED, Start.RESTORED, Start.REFUSED),
     "kelvin.db-shm": (Start.WHOLE,) * 3,
     "prices.toml": (Start.REFUSED,) * 3,
     "lock": (Start.WHOLE,) * 3,
