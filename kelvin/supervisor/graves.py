@@ -41,16 +41,25 @@ class Graves:
     def __repr__(self) -> str:
         return f"<Graves source={self._source} pages={len(list(self._pages()))}>"
 
-    def bury(self, reaped: Reaped) -> None:
+    def bury(self, reaped: Reaped, failures: int = 0) -> None:
         """Start to write the lifetime record of a reaped process. One that left no meter page was no replica.
 
-        Call it on the event loop. A task waits for the disk: see `settled`. If the spool refuses, the task tries
-        again every AGAIN_S. If this process ends first, the next start writes that lifetime up to its last transition.
+        Call it on the event loop. A task waits for the disk: see `settled`. If its page can't be read now, or the spool
+        refuses, that is tried again every AGAIN_S, after so many `failures`. If this process ends first, the next start
+        writes that lifetime up to its last transition.
         """
-        for page, _, runtime_id in self._pages(reaped.pid):
+        try:
+            found = [(page, runtime_id, _read(page)) for page, _, runtime_id in self._pages(reaped.pid)]
+        except OSError as error:  # this process may be out of file descriptors
+            failures += 1
+            if is_told(failures):
+                why = {"pid": reaped.pid, "error": repr(error), "failures": failures}
+                log.error("a meter page can't be read; trying again", extra=why)
+            asyncio.get_running_loop().call_later(AGAIN_S, self.bury, reaped, failures)
+            return
+        for page, runtime_id, meter in found:
             if page in self._writing:  # an earlier process had this pid
                 continue
-            meter = _try_read(page)
             if meter is not None and meter.is_older_than(reaped.died_ns - reaped.lived_us * 1000):
                 self._begin(page, meter, self._unseen(page, reaped.pid, runtime_id, meter))
                 continue
@@ -138,12 +147,13 @@ class Graves:
     def _unseen(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> Death | None:
         """Return the death of a replica whose end nobody saw, as of its last transition.
 
-        Returns None, and removes the page, if the page is from another boot.
+        Returns None, and removes the page if it can, if the page is from another boot.
         """
         death = abandoned(meter, runtime_id, pid, time.monotonic_ns(), time.time_ns() // 1000, boot_id())
         if death is None:
             log.warning("a meter page of another boot was dropped", extra={"page": page.name})
-            page.unlink()
+            with suppress(OSError):
+                page.unlink()
         return death
 
     def _begin(self, page: Path, meter: Meter | None, death: Death | None) -> None:
@@ -210,8 +220,16 @@ def _is_of_another(meter: Meter | None, pid: int) -> bool:
         return False
 
 
-def _try_read(page: Path) -> Meter | None:
+def _read(page: Path) -> Meter | None:
+    """Return None for what no runtime wrote. Raises OSError."""
     try:
         return decode_meter(page.read_bytes())
-    except (OSError, ValueError):
+    except ValueError:
+        return None
+
+
+def _try_read(page: Path) -> Meter | None:
+    try:
+        return _read(page)
+    except OSError:
         return None

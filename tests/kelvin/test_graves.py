@@ -1,6 +1,7 @@
 """Each replica's life is written once, wherever the supervisor that writes it is killed."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from spool.recovery import recover
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.controlplane.billing_ground import fresh_engine
+from tests.eventually import eventually
 from tests.kelvin.dying_supervisor import PID, POINTS
 from tests.loops import in_loop
 from tests.spool.disks import FailingDisk
@@ -142,6 +144,28 @@ async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
     disk.fail.clear()
     await graves.settled(60.0)
     assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
+
+
+@pytest.mark.parametrize("call", ["glob", "read_bytes"])
+@in_loop
+async def test_life_whose_page_cannot_be_read_now_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A supervisor without file descriptors goes on with other deaths, and bills up to the death that it saw."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("kelvin.supervisor.graves.AGAIN_S", 0.01)
+    leave_page(tmp_path, f"{PID}.rt-1")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1")
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, call, fail)
+        graves.bury(Reaped(PID, 0, LIVED_US, time.monotonic_ns(), 0, 0))
+    await eventually(lambda: pages(tmp_path) == [])
     await asyncio.to_thread(spool.close)
     assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", LIVED_US)], 0)
 
