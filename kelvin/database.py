@@ -11,8 +11,7 @@ import msgspec
 
 from contracts.backup import CopyReport
 from kelvin.client import DoorClosed, target
-from kelvin.probes.guards import is_running
-from kelvin.program import reported
+from kelvin.program import check_stopped, reported
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from service.private import keep_secrets
 
@@ -47,8 +46,7 @@ def copy_command(url: str, password_file: Path | None, accept_unsound: bool, as_
     options = ["--accept-unsound"] if accept_unsound else []
     try:
         with data_lock(data):
-            if is_running(data):
-                raise DoorClosed(f"a control plane runs in {data}: stop it first")
+            check_stopped(data)
             report = reported(
                 "controlplane.database_copy",
                 [str(data), url, *files, *options],

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from contracts.wire import decode
 from kelvin.client import DoorClosed
+from kelvin.probes.guards import is_running
 
 T = TypeVar("T")
 
@@ -18,3 +20,9 @@ def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
         raise DoorClosed(f"{otherwise}: {lines[-1]}")
     return decode(done.stdout, kind, what=f"report of {module}")
+
+
+def check_stopped(data: Path) -> None:
+    """Raise DoorClosed if a control plane runs in `data`. Without a supervisor it holds no lock on the directory."""
+    if is_running(data):
+        raise DoorClosed(f"a control plane runs in {data}: stop it first")

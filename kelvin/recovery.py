@@ -17,7 +17,7 @@ import msgspec
 
 from contracts.backup import SUFFIX, RestoreReport
 from kelvin.client import DoorClosed, sentence_of, target
-from kelvin.program import reported
+from kelvin.program import check_stopped, reported
 from kelvin.settings import has_postgres
 from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers, data_lock
 from service.private import keep_secrets
@@ -114,6 +114,7 @@ def restore_command(
         data = target().data.absolute()
         try:
             with data_lock(data, keeps_secrets=True):
+                check_stopped(data)
                 report = _restore([str(source.absolute()), str(data), *options])
         except (AlreadyRunning, OpenToOthers) as error:
             raise DoorClosed(str(error)) from error

@@ -1,6 +1,7 @@
 """`kelvin backup` and `kelvin restore` where the database is no file of this installation: refused, with what to do."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,24 @@ def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: P
     assert "1 entries are missing" in said
     assert f"`kelvin restore {tmp_path / 'place'} --replace`" in said
     assert kelvin("restore", str(tmp_path / "place"), "--replace", "--data", new)[0] == 0
+
+
+def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> None:
+    """It would go on with the files that were moved aside, and all that it takes would be lost. It may run without a
+    supervisor, whose lock would say so. The control: a look, and the same once it has ended.
+    """
+    data, file = tmp_path / "data", tmp_path / "made.backup"
+    data.mkdir()
+    words = ("restore", str(file), "--replace", "--data", str(data))
+    with program(data) as process:
+        poll_until("it serves", lambda: (data / "run" / "control.sock").exists() or None)
+        assert kelvin("backup", str(file), "--data", str(data))[0] == 0
+        code, said = kelvin(*words)
+        assert (code, "a control plane runs in" in said) == (1, True), said
+        assert kelvin("restore", str(file), "--check")[0] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert kelvin(*words)[0] == 0
 
 
 @pytest.mark.parametrize(
