@@ -277,8 +277,9 @@ def _connect(place: PostgresPlace, *session: str) -> "psycopg.Connection[Any]":
     """Raises psycopg.OperationalError, also where the file with the password can't be read."""
     try:
         password = place.password()
-    except OSError as error:
-        raise psycopg.OperationalError(f"the file with its password can't be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise psycopg.OperationalError(f"the file with its password can't be read: {why}") from None
     given = {} if password is None else {"password": password}
     silence.begin_wait()
     try:

@@ -33,8 +33,8 @@ class PostgresPlace:
         return max(str(parts.get(name, "")).count(",") for name in ("host", "hostaddr")) + 1
 
     def password(self) -> str | None:
-        """Read anew for each connection, so that it can be changed. Raises OSError."""
-        return None if self.password_file is None else self.password_file.read_text().rstrip("\r\n")
+        """Read anew for each connection, so that it can be changed. Raises OSError, UnicodeDecodeError."""
+        return None if self.password_file is None else self.password_file.read_text("utf-8").rstrip("\r\n")
 
 
 def is_postgres(value: str) -> bool:

@@ -60,7 +60,7 @@ class Target:
 
     def _read(self, name: str, default: str) -> str:
         path = self.data / name
-        return path.read_text().strip() if path.exists() else default
+        return path.read_text("latin-1").strip() if path.exists() else default
 
 
 def _address(url: str) -> httpx.URL:

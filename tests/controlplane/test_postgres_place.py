@@ -125,3 +125,14 @@ def test_settings_of_it() -> None:
         load({**with_file, "KELVIN_DATABASE_PASSWORD_FILE": "p"})
     with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=/b: is for DATA/kelvin\.db"):
         load({**with_file, "KELVIN_BACKUP": "/b"})
+
+
+@pytest.mark.parametrize("content", [None, b"k\xffy"], ids=["missing", "no UTF-8"])
+def test_password_file_that_holds_none_is_a_fault_of_the_database(tmp_path: Path, content: bytes | None) -> None:
+    """Calls are refused until it is right again, rather than failing in a way of ours."""
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    there = PostgresPlace(f"postgresql://{USER}@127.0.0.1:1/d", file)
+    with disposing(reading_engine(there)) as engine, pytest.raises(OperationalError):
+        engine.connect()

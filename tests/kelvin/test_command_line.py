@@ -42,6 +42,14 @@ def test_bad_url_is_named(data: Path, url: str) -> None:
         assert f"{url!r} is no address of an installation; it must be https://HOST" in text
 
 
+@pytest.mark.parametrize("content", [b"", b"k\xffy", bytes(24)])
+def test_damaged_file_of_the_address_is_named(data: Path, content: bytes) -> None:
+    """The data directory has it."""
+    (data / "url").write_bytes(content)
+    code, text = _run("status", "--data", str(data))
+    assert (code, "is no address of an installation" in text) == (1, True), text
+
+
 def test_environment_names_the_installation(data: Path) -> None:
     """`KELVIN_URL`, `KELVIN_CA` and `KELVIN_KEY` stand for the options, which win."""
     code, text = _run("status", "--data", str(data), KELVIN_CA=str(data / "other.pem"))
