@@ -127,7 +127,8 @@ class BornProcess:
         """Called once, from the event loop, when it is dead."""
         self._gone.set()
         self._let_go()
-        (self._directory.path / socket_name(self.runtime_id)).unlink(missing_ok=True)
+        with suppress(OSError):  # a disk may be read-only by now; nobody listens there, so it does no harm
+            (self._directory.path / socket_name(self.runtime_id)).unlink()
 
     async def _is_parked(self) -> bool:
         try:

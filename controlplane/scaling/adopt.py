@@ -81,7 +81,7 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
         pid = _listener_pid(directory, name)
         pidfd = os.pidfd_open(pid)
     except (ConnectionRefusedError, FileNotFoundError, ProcessLookupError):
-        (directory.path / name).unlink(missing_ok=True)  # nobody listens
+        _remove(directory, name)  # nobody listens
         return None
     except OSError as error:
         # It may live: its backlog is full, or this process is out of descriptors. The next sweep asks again.
@@ -102,7 +102,7 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         os.close(pidfd)
-        (directory.path / name).unlink(missing_ok=True)
+        _remove(directory, name)
         return None
     except BaseException:
         os.close(pidfd)
@@ -110,6 +110,12 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
     finally:
         await client.close()
     return Found(report, pidfd)
+
+
+def _remove(directory: SocketDirectory, name: str) -> None:
+    """Remove a socket, unless the disk is read-only by now: the next sweep finds it again."""
+    with suppress(OSError):
+        (directory.path / name).unlink()
 
 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:

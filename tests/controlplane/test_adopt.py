@@ -172,6 +172,22 @@ def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["rt-directory.sock"]
 
 
+def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that is read-only by then. The control: the next one removes it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "rt-file.sock").touch()
+    with closing(SocketDirectory(tmp_path)) as directory:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", fail)
+            assert asyncio.run(survey(directory)) == []
+        assert (tmp_path / "rt-file.sock").exists()
+        assert asyncio.run(survey(directory)) == []
+    assert not (tmp_path / "rt-file.sock").exists()
+
+
 def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
     """The zygote forked, but its answer came after we had given up: the next sweep takes the standby in, once."""
 

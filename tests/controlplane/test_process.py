@@ -60,6 +60,21 @@ def test_calls_to_the_dead_are_unavailable_and_signals_go_nowhere(run: Run) -> N
     asyncio.run(main())
 
 
+def test_death_is_noticed_where_the_socket_cannot_be_removed(run: Run) -> None:
+    """As on a disk that is read-only by then. Its device slot comes free."""
+
+    async def main() -> None:
+        async with local(run, standbys=0) as it:
+            process = await it.fleet.bear()
+            socket = run.path / f"rt-{process.runtime_id}.sock"
+            socket.unlink()
+            socket.mkdir()
+            os.kill(process.pid, signal.SIGKILL)
+            await eventually(lambda: list(it.table) == [])
+
+    asyncio.run(main())
+
+
 def test_a_standby_that_never_parks_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Born, alive, and silent: it is ended, and whoever asked is told."""
     monkeypatch.setattr("controlplane.scaling.fleet.PARK_S", 0.1)
