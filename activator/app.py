@@ -121,7 +121,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         to_snapshotter = ways.to(settings.between.snapshotter, Role.SNAPSHOTTER)
         snapshotter = ServiceClient.by(to_snapshotter, "the snapshotter", limit=0)
         ladder.push_async_callback(snapshotter.close)
-        inner = ServiceClient.by(to_control, "the control plane", limit=0)  # a busy admin takes no feed's place
+        inner = ServiceClient.by(to_control, "the control plane", limit=0)  # no caller takes the feed's place
         ladder.push_async_callback(inner.close)
         spool = Spool.open(settings.spools, name)
         ladder.push_async_callback(asyncio.to_thread, spool.close)
@@ -233,7 +233,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
                 Ladders(table, throttler, reporter, cache.last),
                 unread,
             ),
-            Lists(authenticator, table, timelines, control, under_way, unread),
+            Lists(authenticator, table, timelines, inner, under_way, unread),
             Passthrough(authenticator, {"admin": inner, "push": snapshotter}, limits),
             OpenInference(authenticator, table, unread),
             settings.domain,

@@ -12,7 +12,7 @@ from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
 from activator.reach import reach
 from activator.routes import CancelRequest, ListModels, ShowTimeline, Target
-from activator.shares import Room
+from activator.shares import Place, Room
 from activator.table import Table
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
@@ -24,6 +24,7 @@ from contracts.wire import encode
 from service.client import ServiceClient
 
 TIMEOUT_S = dependencies.TIMELINES.timeout_s
+CALLS_OF_TENANT: Final = 64  # of the control plane, at once
 KEPT: Final = 16  # lists as they were said last: that of thousands of models takes long to make
 _JSON = b"application/json"
 
@@ -52,13 +53,16 @@ class Lists:
         under_way: UnderWay,
         unread: Room,
     ) -> None:
-        """`unread` has a place for each request that waits for its body."""
+        """`control` must connect without limit: no tenant's calls may hold up others. `unread` has a place for each
+        request that waits for its body.
+        """
         self._authenticator = authenticator
         self._table = table
         self._timelines = timelines
         self._control = control
         self._under_way = under_way
         self._unread = unread
+        self._calls: dict[str, int] = {}  # of the control plane, under way, by tenant
         self._said: dict[str, tuple[tuple[ModelEntry, ...], bytes]] = {}  # by tenant, all that it may call
 
     async def models(self, exchange: Exchange, asked: ListModels) -> None:
@@ -106,16 +110,21 @@ class Lists:
     async def _past(self, caller: Principal, request_id: str) -> TimelineAnswer:
         found = self._timelines.find(caller.tenant, request_id)
         if found is None:
-            path = f"/internal/v1/requests/{request_id}/timeline?tenant={caller.tenant}"
-            try:
-                found = await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
-            except Refused as refused:
-                if code_of(refused.failure) == Unavailable.code:
-                    raise
-                raise Refused(NotFound("request", request_id)) from refused
+            with Place(self._calls, caller.tenant, CALLS_OF_TENANT):
+                found = await self._past_elsewhere(caller.tenant, request_id)
         if not caller.may_call(found.model):
             raise Refused(NotFound("request", request_id))
         return found
+
+    async def _past_elsewhere(self, tenant: str, request_id: str) -> TimelineAnswer:
+        """Ask the control plane. Raises Refused: Unavailable, NotFound."""
+        path = f"/internal/v1/requests/{request_id}/timeline?tenant={tenant}"
+        try:
+            return await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
+        except Refused as refused:
+            if code_of(refused.failure) == Unavailable.code:
+                raise
+            raise Refused(NotFound("request", request_id)) from refused
 
     async def _answer(self, exchange: Exchange, caller: Principal, body: bytes) -> None:
         await exchange.read_body(0, TIMEOUT_S, self._unread, caller.tenant)

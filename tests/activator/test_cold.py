@@ -13,7 +13,7 @@ from activator import wake
 from contracts.control import RestoreFailure, StartProblem, StartProblemRow
 from contracts.forecast import Forecast
 from contracts.timeline import Stage
-from tests.activator.control import VERSION, replica_row
+from tests.activator.control import STRANGER, VERSION, replica_row
 from tests.activator.replica import FakeReplica
 from tests.activator.world import CHAT, Got, World, world
 
@@ -64,6 +64,26 @@ def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Path) ->
             assert record.queued_us > 2_000_000
             first = here.control.posts[0].stats[0]
             assert (first.concurrency, first.requests, first.version) == (1.0, 1, VERSION)
+
+    asyncio.run(scenario())
+
+
+def test_version_is_woken_while_a_tenant_asks_for_timelines(tmp_path: Path) -> None:
+    """More than one tenant may at once, of a control plane that is slow to look them up. Those beyond are refused."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            here.control.fall_silent("/internal/v1/requests/")
+            asked = [asyncio.create_task(here.get(f"/v1/requests/r{number}/timeline")) for number in range(80)]
+            async with asyncio.timeout(30):
+                while sum(task.done() for task in asked) < 16:
+                    await asyncio.sleep(0.01)
+            assert {task.result().code for task in asked if task.done()} == {"tenant_busy"}
+            cold = asyncio.create_task(here.post(key=STRANGER, body=CHAT | {"model": "theirs"}))
+            await here.control.until_stat(1.0)
+            assert sum(not task.done() for task in asked) == 64
+            for task in (cold, *asked):
+                task.cancel()
 
     asyncio.run(scenario())
 
