@@ -7,7 +7,7 @@ looping 10**10 times, or from making gigabytes in one expression. Here every ren
 1. In the code that is generated for it: at the start of each block (a round of a loop, a branch, a macro's body), one
    unit for each node in it; and for comparisons, slices and `~`, which the library has no hook for.
 2. In the library's own hooks: operators, calls, subscripts, and each value that is printed.
-3. In the filters, which are wrapped.
+3. In the filters and tests, which are wrapped.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,11 +16,19 @@ from typing import Any, Final
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime import template_budget
-from runtime.template_budget import CHARACTERS_PER_UNIT, paid_items, size, spend, spend_text, written_size
+from runtime.template_budget import (
+    CHARACTERS_PER_UNIT,
+    paid_items,
+    size,
+    spend,
+    spend_on_result,
+    spend_text,
+    written_size,
+)
 
 _CALL: Final = 4  # units: a call takes as long as several other nodes
 # Filters that no chat needs: each makes much of little, or something else each time.
@@ -99,7 +107,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Compile and render with it only within a `budget`."""
 
     code_generator_class = _PayingCodeGenerator
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
     spend = staticmethod(spend)  # for generated code, as the three below
 
     def __init__(self, **options: Any) -> None:
@@ -109,6 +117,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters.pop(name)
         for name, found in list(self.filters.items()):
             self.add_filter(name, found)
+        self.tests = {name: _paying_test(name, found) for name, found in self.tests.items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Register a filter that pays for its input and its output."""
@@ -133,8 +142,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(argument, tuple):  # hashing it takes as long as writing it out
-            spend_text(written_size(argument))
+        spend_text(written_size(argument))  # hashing a key, or naming one that is missing, takes as long as writing it
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -147,10 +155,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps `str.format`
         if isinstance(owner, str | bytes):  # `join` takes an iterator
             args = tuple(list(paid_items(each)) if isinstance(each, Iterator) else each for each in args)
+        if not isinstance(__obj, LoopContext | Macro | type):  # these do nothing to their arguments
+            spend_text(written_size([args, kwargs]))
         template_budget.spend_on_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if not isinstance(__obj, LoopContext):
-            spend_text(size(result))
+            spend_on_result(result)
         return result
 
 
@@ -171,7 +181,19 @@ def _paying(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             given[first] = list(items) if name in _EAGER else items
         template_budget.spend_on_filter(name, given[first], given[first + 1 :], kwargs)
         result = function(*given, **kwargs)
-        spend_text(size(result))
+        spend_on_result(result)
         return result
+
+    return paying
+
+
+def _paying_test(name: str, function: Any) -> Callable[..., Any]:
+    """Wrap a test so that it pays. The library's marks on it are kept."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def paying(*args: Any, **kwargs: Any) -> Any:
+        template_budget.spend_on_test(name, args[first], (*args[first + 1 :], *kwargs.values()))
+        return function(*args, **kwargs)
 
     return paying

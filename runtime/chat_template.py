@@ -21,12 +21,8 @@ from runtime.template_budget import budget, spend_text, written_size
 Message = Mapping[str, str]
 
 MAX_SOURCE: Final = 1 << 18  # characters of a template: the longest that are in use have a tenth of it
+MAX_LAYOUT: Final = 256  # characters of a date's layout: the C library makes up to 256 times as many of it
 _SHOWN: Final = 200  # characters of a template's own complaint that the caller sees
-# What Python raises for a template's own faults. Blocks nested 20 deep are a SyntaxError of the generated code.
-_FAILURES: Final = (
-    TypeError, ValueError, ArithmeticError, LookupError, AttributeError, AssertionError, RecursionError, SyntaxError,
-    MemoryError,
-)  # fmt: skip
 
 
 class _Generation(Extension):
@@ -78,6 +74,8 @@ def _to_json(
 
 
 def _strftime_now(layout: str) -> str:
+    if len(layout) > MAX_LAYOUT:
+        raise TemplateError(f"a date's layout has more than {MAX_LAYOUT} characters")
     return datetime.now(UTC).strftime(layout)
 
 
@@ -102,7 +100,7 @@ class ChatTemplate:
                 self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"the chat template does not parse: {error}") from error
-        except _FAILURES as error:
+        except Exception as error:  # blocks nested 20 deep are a SyntaxError of the generated code
             rule = "it is nested too deep" if isinstance(error, RecursionError | SyntaxError) else type(error).__name__
             raise ValueError(f"the chat template does not parse: {rule}") from error
         self._special_tokens = dict(special_tokens)
@@ -122,6 +120,6 @@ class ChatTemplate:
         except TemplateError as error:
             rule = f"the model's chat template refuses them: {str(error)[:_SHOWN]}"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error
-        except _FAILURES as error:
+        except Exception as error:  # whatever Python raises, the template is at fault
             rule = f"the model's chat template fails on them ({type(error).__name__})"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule)) from error

@@ -5,7 +5,7 @@ operation is paid for before it runs. If it can make much of little, its cost is
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn
@@ -21,8 +21,9 @@ _MAX_BITS: Final = 4096  # of a whole number
 _MAX_DECIMALS: Final = 300
 # Filters that take one item after another (each pays as it is taken), and filters that don't look inside their value.
 _LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
-_SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length",
-                             "reverse", "round"})  # fmt: skip
+_SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "items", "last", "length", "reverse",
+                             "round"})  # fmt: skip
+_CONTAINERS: Final = (list, tuple, dict, range, set, KeysView, ValuesView, ItemsView)
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
 _WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|[0-9]{5})")
 
@@ -82,13 +83,24 @@ def _refuse_more() -> NoReturn:
     raise TooMuchWork(f"it does more work than the {MAX_UNITS} steps that one conversation may take")
 
 
+def _refuse_bits() -> NoReturn:
+    raise TooMuchWork(f"a number of more than {_MAX_BITS} bits")
+
+
 def _refuse_width(name: str) -> NoReturn:
     raise TooMuchWork(f"{name!r} with a width or count of more than {MAX_WIDTH}")
 
 
 def size(value: object) -> int:
     """Return the characters of a text or the entries of a container, without looking inside; 1 for anything else."""
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict | range) else 1
+    return len(value) if isinstance(value, (str, bytes, *_CONTAINERS)) else 1
+
+
+def spend_on_result(value: object) -> None:
+    """Pay for what a call or a filter has made. Raises TooMuchWork."""
+    spend_text(size(value))
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        _refuse_bits()
 
 
 def written_size(value: object) -> int:
@@ -105,10 +117,14 @@ def written_size(value: object) -> int:
         match pending.pop():
             case str() | bytes() as text:
                 total += len(text)
+            case int() as number:
+                total += number.bit_length() // 3
             case dict() as members:
                 pending += members.keys()
                 pending += members.values()
-            case list() | tuple() as items:
+            case range() as numbers:
+                total += len(numbers) * CHARACTERS_PER_UNIT
+            case list() | tuple() | set() | KeysView() | ValuesView() | ItemsView() as items:
                 pending += items
             case Namespace() as namespace:
                 pending.append(object.__getattribute__(namespace, "_Namespace__attrs"))
@@ -121,19 +137,29 @@ def written_size(value: object) -> int:
 def spend_on_comparison(value: Any) -> None:
     """Pay for an operand of a comparison, or a key. Lists of lists take as long to compare as to write out."""
     # Texts are compared some eight times faster than they are made.
-    spend_text(written_size(value) if isinstance(value, list | tuple | dict) else size(value) // 8)
+    spend_text(written_size(value) if isinstance(value, _CONTAINERS) else size(value) // 8)
+
+
+def spend_on_test(name: str, value: Any, args: Sequence[Any]) -> None:
+    """Pay for `value is name(*args)`. A test with an argument compares; others don't look inside the value."""
+    if args or name in ("lower", "upper"):
+        for each in (value, *args):
+            spend_on_comparison(each)
 
 
 def spend_on_operator(operator: str, left: Any, right: Any) -> None:
-    """Pay for `left operator right`: one of `+`, `*`, `**`, `%`. Raises TooMuchWork."""
+    """Pay for `left operator right`: one of `+`, `-`, `*`, `**`, `%`. Raises TooMuchWork."""
     if operator == "+":
         spend_text(size(left) + size(right))
+    elif operator == "-":  # of keys or items, which are hashed
+        spend_text(written_size(left) + written_size(right))
     elif operator == "%" and isinstance(left, str | bytes):
         _spend_on_percent(left, right)
     elif isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
         if operator in ("*", "**") and bits > _MAX_BITS:
-            raise TooMuchWork(f"a number of more than {_MAX_BITS} bits")
+            _refuse_bits()
+        spend(bits // 64)
     elif operator == "*":
         times, repeated = (left, right) if isinstance(left, int) else (right, left)
         if isinstance(times, int):
@@ -145,7 +171,7 @@ def spend_on_method(owner: object, name: str, args: Sequence[Any], kwargs: Mappi
     match owner:
         case str() | bytes():
             _spend_on_text_method(owner, name, args, kwargs)
-        case int() if any(isinstance(each, int) and each > MAX_WIDTH for each in args):
+        case int() if any(isinstance(each, int) and each > MAX_WIDTH for each in (*args, *kwargs.values())):
             _refuse_width(name)
         case list() | tuple() | dict():
             searched = owner if name in ("count", "index") else ()
@@ -160,8 +186,12 @@ def _spend_on_text_method(text: str | bytes, name: str, args: Sequence[Any], kwa
             _spend_on_replacement(text, args[0], args[1])
         case "join" if args:
             spend_text(written_size(args[0]) + size(args[0]) * len(text))
-        case "translate":
-            raise TooMuchWork("'translate' is not served")
+        case "decode" | "encode" | "striptags" | "translate" | "unescape":
+            raise TooMuchWork(f"{name!r} is not served")
+        case "lstrip" | "rfind" | "rindex" | "rpartition" | "rsplit" | "rstrip" | "strip":
+            # Each character may be compared with each of the argument, some hundreds in one unit.
+            longest = max(map(size, (*args, *kwargs.values())), default=0)
+            spend_text(len(text) + len(text) * longest // 64)
         case "format" | "format_map" if isinstance(text, str):
             if _WIDE_FIELD.search(text):
                 _refuse_width(name)
@@ -180,6 +210,7 @@ def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[
     numbers = [each for each in every if isinstance(each, int)]
     if max(numbers, default=0) > (_MAX_DECIMALS if name == "round" else MAX_WIDTH):
         _refuse_width(name)
+    spend_text(written_size(every))
     if name in _LAZY:
         spend(size(value))
         return
@@ -201,6 +232,10 @@ def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[
             spend_text(written * max([1, *widths]))
         case "sum":
             spend_text(written * size(value) if every else 0)
+        case "title" | "wordcount":  # by regular expressions, which take longer
+            spend(written)
+        case "trim":
+            _spend_on_text_method(str(value), "strip", args, kwargs)
         case "batch" | "slice":
             spend_text(sum(numbers))
 

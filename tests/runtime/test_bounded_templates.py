@@ -18,6 +18,10 @@ def _grow(start: str, step: str, use: str = "") -> str:
 
 
 LIST, TUPLE = ("[1]", "[ns.x, ns.x]"), ("(1,)", "(ns.x, ns.x)")
+TWIN = _grow(*LIST, "{% set one = ns.x %}") + _grow(*LIST)  # equal, and not the same
+DIGITS = "{% set digits = '9' * 4000 %}"
+NUMBERS = "{% set all = range(99999) %}"
+BACKWARDS = "{% set big = 'a' * 400000 %}{% set part = 'ab' + 'a' * 200000 %}"
 BIG = "{% set big = 'a' * 1000000 %}"
 LINES = "{{ ('\\n' * 100000) | indent('x' * 100000) }}"
 PIECES = "{{ (['a'] * 100000) | join('b' * 100000) }}"
@@ -45,6 +49,18 @@ ENDLESS = {
     "a list of itself, as JSON": _grow(*LIST, "{{ ns.x | tojson }}"),
     "a list of itself, in capitals": _grow(*LIST, "{{ ns.x | upper }}"),
     "a list of itself, compared": _grow(*LIST, "{{ ns.x == [ns.x] }}"),
+    "a list of itself, tested": TWIN + "{{ one is eq ns.x }}",
+    "a list of itself, looked for by a test": TWIN + "{{ one is in [ns.x] }}",
+    "a list of itself, selected": TWIN + "{{ [one] | select('eq', ns.x) | list }}",
+    "a list of itself, tested for capitals": _grow(*LIST, "{{ ns.x is lower }}"),
+    "a list of itself, compared by its loop": TWIN + "{% for x in [one, ns.x] %}{{ loop.changed(x) }}{% endfor %}",
+    "a list of itself, compared in a view": TWIN + "{{ {1: one}.items() == {1: ns.x}.items() }}",
+    "a list of itself, shown in a view": _grow(*LIST, "{{ {1: ns.x}.values() }}"),
+    "a list of itself, as a view's text": _grow(*LIST, "{{ {1: ns.x}.values() | string }}"),
+    "a list of itself, in a complaint": _grow(*LIST, "{{ raise_exception(ns.x) }}"),
+    "a list of itself, missed": _grow(*LIST, "{{ {}[ns.x] + 1 }}"),
+    "a tuple of itself, as an attribute": _grow(*TUPLE, "{{ 1 | attr(ns.x) }}"),
+    "a tuple of itself, taken away": _grow(*TUPLE, "{{ {1: ns.x}.items() - [] }}"),
     "a tuple of itself, as a key": _grow(*TUPLE, "{{ {ns.x: 1} }}"),
     "a tuple of itself, as an index": _grow(*TUPLE, "{{ messages[0][ns.x] }}"),
     "a tuple of itself, looked up": _grow(*TUPLE, "{{ messages[0].get(ns.x) }}"),
@@ -78,6 +94,21 @@ ENDLESS = {
     "squares": _grow("9", "ns.x * ns.x"),
     "rounding": "{{ 1 | round(1000000000, 'ceil') }}",
     "a number's bytes": "{{ (1).to_bytes(1000000000, 'big') }}",
+    "a number's bytes by name": "{{ (1).to_bytes(length=1000000000, byteorder='big') }}",
+    "a number of many digits": "{{ ('f' * 4000000) | int(0, 16) // (('f' * 2000000) | int(0, 16)) }}",
+    "digits read in a loop": DIGITS + "{% for i in range(99999) %}{% if digits | int %}{% endif %}{% endfor %}",
+    "numbers read in a loop": NUMBERS + "{% for i in range(99999) %}{% if all | max %}{% endif %}{% endfor %}",
+    "searching from the end": BACKWARDS + "{{ big.rfind(part) }}",
+    "splitting from the end": BACKWARDS + "{{ big.rsplit(part) }}",
+    "stripping much": BACKWARDS + "{{ big.strip('b' * 400000 + 'a') }}",
+    "trimming much": BACKWARDS + "{{ big | trim('b' * 400000 + 'a') }}",
+    "encoding for names": "{{ ('ü' * 1000000).encode('punycode') }}",
+    "stripping tags": "{{ (('<!---->' * 100000) | safe).striptags() }}",
+    "a wide date": "{{ strftime_now('%250000000d' ~ 'x' * 1000000) }}",
+    "a path of attributes": (
+        _grow("{}", "{'a': ns.x}").replace("range(60)", "range(2000)")
+        + "{{ ([ns.x] * 20000) | map(attribute='a.' * 1999 ~ 'a') | list | length }}"
+    ),
 }
 
 
@@ -90,6 +121,13 @@ def test_endless_template_is_refused(source: str) -> None:
     assert isinstance(refused.value.failure, InvalidRequest)
     assert "the model's chat template" in refused.value.failure.message
     assert time.process_time() - began < 15
+
+
+def test_whatever_a_template_raises_is_its_own_fault() -> None:
+    """Jinja raises what it likes, such as RuntimeError, and the caller hears that the template failed."""
+    with pytest.raises(Refused) as refused:
+        ChatTemplate("{{ cycler() }}", {}).render(MESSAGES)
+    assert "RuntimeError" in refused.value.failure.message
 
 
 DEEP = {
