@@ -37,7 +37,7 @@ _STOP_S: Final = 5.0
 
 # Whence -> whither. A failure is final but for the end that follows it.
 MOVES: Final[Mapping[RuntimeState, frozenset[RuntimeState]]] = {
-    RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING}),
+    RuntimeState.STANDBY: frozenset({RuntimeState.RESTORING, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.RESTORING: frozenset({RuntimeState.READY, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.READY: frozenset({RuntimeState.ASLEEP, RuntimeState.DRAINING, RuntimeState.FAILED}),
     RuntimeState.ASLEEP: frozenset(
