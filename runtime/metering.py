@@ -95,7 +95,10 @@ def create_meter_page(directory: Path, runtime_id: str, *, born_ns: int | None =
     try:
         os.posix_fallocate(fd, 0, METER_FILE_BYTES)  # on a full disk an error here, not a SIGBUS at the first write
         page = MeterPage(mmap.mmap(fd, METER_FILE_BYTES), born_ns=born_ns, boot=boot_id())
+        fresh.rename(path)
+    except BaseException:
+        fresh.unlink()
+        raise
     finally:
         os.close(fd)
-    fresh.rename(path)
     return page

@@ -1,5 +1,6 @@
 """A replica's meter page is right at every moment at which it can be killed."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -126,3 +127,15 @@ def test_two_processes_never_share_a_page(tmp_path: Path) -> None:
     (tmp_path / f".meter-{path.name}").touch()
     with pytest.raises(FileExistsError):
         create_meter_page(tmp_path / "meters", "rt1")
+
+
+def test_full_disk_keeps_nothing_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas start again and again there."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="no space"):
+        create_meter_page(tmp_path / "meters", "rt1")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
