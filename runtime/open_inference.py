@@ -82,13 +82,11 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
     for name in specs:
         if name not in given:
             raise refused("inputs", "(missing)", f"the input '{name}' is required")
-    inputs = tuple(_input(given[spec.name], spec) for spec in signature.inputs)
+    inputs = tuple(_input(given[spec.name], spec, max_rows) for spec in signature.inputs)
     rows = inputs[0].shape[0]
     if any(each.shape[0] != rows for each in inputs):
         counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
         raise refused("inputs", counts, "all inputs must have as many rows")
-    if rows > max_rows:
-        raise Refused(LimitExceeded("inputs", rows, max_rows, "rows"))
     return PredictionAsk(rows, inputs, outputs, request.id)
 
 
@@ -128,7 +126,7 @@ def _outputs(asked: Sequence[_Output] | None, signature: Signature) -> tuple[int
     return tuple(places[output.name] for output in asked)
 
 
-def _input(tensor: _Tensor, spec: TensorSpec) -> Given:
+def _input(tensor: _Tensor, spec: TensorSpec, max_rows: int) -> Given:
     where = f"inputs.{spec.name}"
     _check_parameters(f"{where}.parameters", tensor.parameters)
     if tensor.datatype != spec.datatype:
@@ -137,6 +135,8 @@ def _input(tensor: _Tensor, spec: TensorSpec) -> Given:
     if len(shape) != len(spec.shape) or shape[1:] != spec.shape[1:] or shape[0] < 1:
         wanted = ", ".join(["rows (1 or more)", *map(str, spec.shape[1:])])
         raise refused(f"{where}.shape", str(list(shape))[:80], f"must be [{wanted}]")
+    if shape[0] > max_rows:
+        raise Refused(LimitExceeded("inputs", shape[0], max_rows, "rows"))
     values = _flat(tensor.data, shape, f"{where}.data")
     if (at := find_misfit(values, spec.datatype)) is not None:
         shown = "null" if values[at] is None else str(values[at])[:40]
@@ -154,7 +154,7 @@ def _flat(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
                 raise refused(where, "(lists)", f"must be lists of {extent} at depth {depth}, or one flat list")
             values = [value for item in values for value in item]
     if len(values) != count or (data is not values and len(data) != shape[0]):
-        raise refused(where, f"({len(values)} values)", f"must be {str(count)[:40]}, as the shape says")
+        raise refused(where, f"({len(values)} values)", f"must be {count}, as the shape says")
     return values
 
 

@@ -18,6 +18,7 @@ SIGNATURE = sign(
 )
 X = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2.5, 3, 4]}
 S = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a", "ü"]}
+MANY = 9 * 10**4299
 
 
 def decode(body: Any, max_rows: int = 10) -> PredictionAsk:
@@ -98,6 +99,8 @@ def test_refused(body: Any, want: str) -> None:
     ("body", "max_rows", "want"),
     [
         pytest.param(having(X, S), 1, LimitExceeded("inputs", 2, 1, "rows"), id="too many rows"),
+        pytest.param(having(X | {"shape": [MANY, 2]}, S), 10, LimitExceeded("inputs", MANY, 10, "rows"),
+                     id="rows of more digits than Python writes"),
         pytest.param(having(X, S, parameters={"schema_hash": "0" * 64}), 10,
                      SchemaMismatch("0" * 64, SIGNATURE.schema_hash), id="another schema"),
     ],
