@@ -252,6 +252,8 @@ class Fsck:
                 continue
             try:
                 damaged = await self._damaged_files(tenant, manifest, state)
+            except BlobNotFound:
+                continue  # collected meanwhile; the next check says so if it was not
             except BlobUnavailable as error:
                 yield _out_of_reach(key, error, state)
                 continue

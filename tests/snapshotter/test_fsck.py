@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -342,3 +343,18 @@ def test_the_planted_manifests_are_manifests(store: Store) -> None:
     raw = store.first("manifests").read_bytes()
     assert json.dumps(json.loads(raw), sort_keys=True, separators=(",", ":")).encode() == raw
     assert encode_manifest(decode_manifest(raw, store.version)) == raw
+
+
+def test_version_that_is_collected_while_it_is_checked_ends_no_check(tmp_path: Path) -> None:
+    """Its packs are gone once they were checked, and its pinned files can't be read any more."""
+    push(Bench.over(tmp_path), Model())
+    inner = VerifyingStore(FileStore(tmp_path / "store"))
+    fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner), no_push)
+
+    async def scene() -> FsckLine:
+        async for line in fsck.check(TENANT):
+            if isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes:
+                shutil.rmtree(tmp_path / "store" / TENANT)
+        return line
+
+    assert isinstance(asyncio.run(scene()), FsckSummary)
