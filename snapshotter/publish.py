@@ -19,7 +19,15 @@ from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused
 from contracts.jobs import SealAttestation, SealJob
-from contracts.keys import draft_key, index_key, inputs_key, manifest_key, pack_key, pack_list_key
+from contracts.keys import (
+    condemned_key,
+    draft_key,
+    index_key,
+    inputs_key,
+    manifest_key,
+    pack_key,
+    pack_list_key,
+)
 from contracts.manifest import Manifest, encode_manifest, version_of
 from contracts.push import CommitStep, Committed
 from snapshotter.attestations import Attestations
@@ -100,6 +108,7 @@ class Publisher:
             async with self._versions.hold(f"{record.tenant}/{version}"):
                 created = await self._ensure_version(record.tenant, version, manifest, record.inputs(digests), report)
             report(CommitStep.PUBLISHING)
+            await self._store.delete(condemned_key(record.tenant, version))  # of an earlier life
             registered = await self._jobs.register(_registration(record, version, manifest))
         return Committed(
             model=record.model,

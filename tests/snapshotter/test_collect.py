@@ -81,6 +81,22 @@ def test_what_no_model_names_goes(tmp_path: Path) -> None:
     check_whole(tmp_path, named)
 
 
+def test_version_that_was_pushed_again_has_its_grace_anew(tmp_path: Path) -> None:
+    """The mark of an earlier collection speaks of the time before the push."""
+    bench, now_s = Bench.over(tmp_path), [time.time()]
+    collector = Collector(
+        bench.store, bench.pushes._publisher, bench.pushes._staging, bench.jobs, 100.0, lambda: now_s[0]
+    )
+    version = push(bench, PLAIN).version
+    bench.jobs.registered = []
+    assert [each.version for each in asyncio.run(collector.collect(TENANT, run=True)).condemned] == [version]
+    assert push(bench, PLAIN).version == version
+    bench.jobs.registered = []
+    now_s[0] += 1000
+    assert [each.version for each in asyncio.run(collector.collect(TENANT, run=True)).condemned] == [version]
+    check_whole(tmp_path, (version,))
+
+
 def test_collection_killed_midway_leaves_no_fault(tmp_path: Path) -> None:
     """Whichever object was the last that it freed. The check counts what is left over, and the next collection frees
     it.
