@@ -167,7 +167,7 @@ class BatchEngine(ABC, Generic[R, A]):
 
     @property
     def progressed_s(self) -> float:
-        return 0.0  # a forward is short: its batch is bounded
+        return 0.0  # what a subclass can't follow is taken for short: its batch is bounded
 
     @property
     def needs_probe(self) -> bool:

@@ -50,6 +50,11 @@ class EncoderEngine(BatchEngine[EmbeddingRequest, torch.Tensor]):
         self._model = EncoderModel(bound, recipe, device)
         self._facts = facts
 
+    @property
+    def progressed_s(self) -> float:
+        """See `interface.Engine`."""
+        return self._model.progressed_s
+
     def _accept(self, request: Request) -> EmbeddingRequest | Failure:
         if not isinstance(request, EmbeddingRequest):
             return Internal()  # the API asks nothing else of what embeds

@@ -3,9 +3,12 @@
 One padded forward for a batch, then pooling over the tokens that are there. Which sequences share one is the engine's.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 from torch.nn.functional import normalize
 
 from runtime.binding import BoundModel
@@ -20,6 +23,9 @@ class EncoderModel:
         self._recipe = recipe
         self._device = device
         self._pad = bound.config.pad_token_id or 0
+        lists = (child for child in self._module.modules() if isinstance(child, nn.ModuleList))
+        self._layers = [layer for each in lists for layer in each]
+        self.progressed_s = 0.0  # CLOCK_MONOTONIC, when the last layer began; 0 before the first
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -28,11 +34,26 @@ class EncoderModel:
         ids = [[*sequence, *[self._pad] * (longest - len(sequence))] for sequence in sequences]
         there = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
         both = torch.tensor([ids, there], dtype=torch.int64).to(self._device)
-        hidden = self._module(input_ids=both[0], attention_mask=both[1]).last_hidden_state
+        with self._noting_progress():
+            hidden = self._module(input_ids=both[0], attention_mask=both[1]).last_hidden_state
         vectors = pool(hidden, both[1], self._recipe.pooling)
         if self._recipe.normalize:
             vectors = normalize(vectors, p=2, dim=1)
         return vectors.float().cpu()
+
+    @contextmanager
+    def _noting_progress(self) -> Iterator[None]:
+        """A forward over the longest text takes minutes on a busy core, and must not count as one that hangs."""
+
+        def note(_module: nn.Module, _inputs: object) -> None:
+            self.progressed_s = time.monotonic()
+
+        hooks = [layer.register_forward_pre_hook(note) for layer in self._layers]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
