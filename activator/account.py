@@ -46,7 +46,7 @@ class Account(msgspec.Struct):
     is_recorded: bool = False  # durably
     outcome: str | None = None  # once it is settled, or that is known otherwise
     hedged: str | None = None  # which of two replicas began its answer, where two were asked
-    once: str = ""  # what its record is one with, or "" for nothing
+    once: str = ""  # digest of its idempotency key: of records with the same one, one is charged. "" without a key
     degraded: Degraded | None = None
     start_problem: StartProblem | None = None  # why the replica that it waited for did not start
     unfiltered: bool = False  # some of prompt or answer passed the version's filters unchecked
@@ -57,7 +57,7 @@ class Account(msgspec.Struct):
         return self.outcome == OK and self.is_recorded and not self.unfiltered
 
     def answer(self) -> TimelineAnswer:
-        """The timeline as it stands."""
+        """Return the timeline as it stands."""
         return TimelineAnswer(
             request_id=self.request_id,
             model=self.model,

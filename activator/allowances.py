@@ -1,5 +1,5 @@
-"""What a tenant may use at once, in a minute and in a month, asked for one request: on its entry, once its body is
-known, and at its end. A tenant without such limits costs a test for None each.
+"""Limits of a tenant (requests at once, per minute, budget per month), asked for one request: on its entry, once its
+body is known, and at its end. A tenant without such limits costs a test for None each.
 """
 
 from collections.abc import Awaitable
@@ -25,19 +25,21 @@ class Allowances:
         return f"<Allowances {self._rates!r} {self._budgets!r}>"
 
     def place(self, tenant: str, own: TenantLimits) -> Awaitable[Place]:
-        """`with await` it: one more request of the tenant while the block lasts. Raises Refused(TenantBusy)."""
+        """Return a block that counts one more request of the tenant. Raises Refused(TenantBusy)."""
         return self._entrance.enter(tenant, own.requests)
 
     async def enter(self, exchange: Exchange, tenant: str, own: TenantLimits) -> None:
-        """Before the body is read. Raises Refused: BudgetSpent, RateLimited."""
+        """Check limits before the body is read. Raises Refused: BudgetSpent, RateLimited."""
         if own.budget_micros is not None:
             self._budgets.check(tenant, own.budget_micros)
         if own.rpm is not None or own.tpm is not None:
             await self._rates.enter(exchange, tenant, own)
 
     async def reserve(self, call: Call, most: Estimate) -> None:
-        """What it may take, in the place of what it held before; then `settle` is owed. A limit per minute makes up for
-        a prompt that was longer than is likely, a budget can't. Raises as `enter`, and TooLargeForRate, BudgetAway.
+        """Reserve what the request may take, in place of what it held before. Call `settle` at its end.
+
+        A limit per minute catches up with a prompt that was longer than estimated; a budget can't. Raises as `enter`,
+        and TooLargeForRate, BudgetAway.
         """
         tenant, own = call.account.principal.tenant, call.own
         if own.budget_micros is not None:
@@ -50,7 +52,7 @@ class Allowances:
             call.reserved = await self._rates.reserve(call.exchange, tenant, own.tpm, most.tokens)
 
     def settle(self, call: Call) -> None:
-        """It has ended, and its record is durable, or there is none."""
+        """Settle a request that has ended. Its record is durable, or it has none."""
         if call.account.hold is not None:
             call.account.hold.release()  # nothing, where there is a record
         if call.reserved is not None:

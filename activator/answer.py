@@ -59,12 +59,12 @@ class Answer:
         self._is_charged = False  # for all of it; or it may be, as the disk has not said
 
     def hold(self) -> None:
-        """From now on a failure has its true status, for as long as the head may be held. Idempotent."""
+        """Begin to hold the head back: for `hold_s` a failure is answered with its own status. Idempotent."""
         if self._account.stream and self._timer is None and self._heart is None:
             self._timer = asyncio.get_running_loop().call_later(self._hold_s, self._start_heart)
 
     async def pass_on(self, data: bytes, completion_tokens: int) -> None:
-        """Bytes of the replica; on return the client's socket has them, and the tokens count as delivered."""
+        """Send bytes of the replica. On return the client's socket has them, and the tokens count as delivered."""
         if not self._account.stream:
             self._held += data
             return
@@ -81,7 +81,9 @@ class Answer:
         self._account.delivered_tokens = completion_tokens
 
     def try_forget(self) -> bool:
-        """Drop what a replica said, for another one to say it all anew; False where the client has some of it."""
+        """Drop what a replica sent, so that another one can answer from the beginning. Return False if the client has
+        some of it.
+        """
         if self._said:
             return False
         self._held = b""
@@ -130,7 +132,7 @@ class Answer:
             raise
 
     async def fail(self, failure: Failure) -> None:
-        """The answer ends here: with its true status while the head is held, else as the stream's last event."""
+        """End the answer with a failure: with its status while the head is held, else as the stream's last event."""
         await self.still()
         self._exchange.connection.unwatch()
         if self._is_charged:  # who is told of a failure asks again, and pays again
@@ -151,7 +153,7 @@ class Answer:
             self._exchange.connection.abort()
 
     async def leave(self, failure: Failure) -> None:
-        """Nobody is there to be answered; the account is settled all the same."""
+        """Settle the account of a request whose client has left."""
         await self.still()
         await self._settle_failed(failure, None)
 

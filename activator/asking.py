@@ -1,6 +1,6 @@
-"""Questions to a store that several activators share: for each name one at a time, in a task of its own, whoever waits.
+"""Ask a store that several activators share: one question at a time for each name, in a task of its own.
 
-The end of one who waits does not end the question, and a question ends by itself: a store answers, or is away.
+A caller that stops waiting does not end its question. Each question ends by itself: the store answers or is away.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ CLOSE_S: Final = 1.0
 
 
 class Scripts(Protocol):
-    """A store that runs scripts where all activators see what they did."""
+    """A store that runs scripts and shows their effects to all activators."""
 
     @property
     def is_up(self) -> bool:
@@ -23,20 +23,22 @@ class Scripts(Protocol):
         ...
 
     async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """What the script answers. Raises Away, within a fraction of a second. Not to be repeated."""
+        """Run the script and return its answer. Raises Away within a fraction of a second. Do not repeat it: it may
+        have run.
+        """
         ...
 
 
 class Keeps(Scripts, Protocol):
-    """A store of scripts that keeps what is large, too."""
+    """A store that also keeps large values."""
 
     async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
-        """As `ask`, for a script that keeps so many bytes. Raises Away; Full, which is one, where there is no room."""
+        """Run a script that stores `nbytes`, as `ask` does. Raises Away, and its subclass Full if there is no room."""
         ...
 
 
 class Asking(Generic[K]):
-    """Those under way, by name, and `waiting`: of each name what all who wait for its answer want, in their units."""
+    """Questions under way, by name. `waiting` counts for each name the units that its waiting callers want."""
 
     def __init__(self) -> None:
         self.waiting: Counter[K] = Counter()
@@ -52,16 +54,16 @@ class Asking(Generic[K]):
         return name in self._tasks
 
     def of(self, name: K) -> "asyncio.Task[None] | None":
-        """The question of that name, while it is under way."""
+        """Return the task of the question under way for that name, or None."""
         return self._tasks.get(name)
 
     def start(self, name: K, question: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Ask it; there is none of that name. Once the task is done another one may be asked."""
+        """Start a question; none may be under way for that name. Once the task is done another one may be started."""
         task = self._tasks[name] = asyncio.ensure_future(self._asked(name, question))
         return task
 
     async def wait(self, name: K, task: "asyncio.Task[None]", units: int = 1) -> None:
-        """For the answer to a question, wanting so many of the next one."""
+        """Wait for the answer to a question, while counting `units` that the next one should ask for."""
         self.waiting[name] += units
         try:
             await asyncio.wait((task,))
@@ -71,14 +73,14 @@ class Asking(Generic[K]):
                 del self.waiting[name]
 
     async def close(self, give_back: Awaitable[None]) -> None:
-        """Give back, as far as that is quick, and wait for what is being asked."""
+        """Await `give_back` for at most CLOSE_S, then wait for the questions under way."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await give_back
         await self.answered()
 
     async def answered(self) -> None:
-        """Wait for what is being asked."""
+        """Wait until no question is under way."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
@@ -90,7 +92,7 @@ class Asking(Generic[K]):
 
 
 async def each(every_s: float, tend: Callable[[], Awaitable[None]]) -> None:
-    """Tend so often, until cancelled."""
+    """Call `tend` every `every_s` seconds, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await tend()

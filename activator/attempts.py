@@ -1,6 +1,7 @@
-"""The attempts at one completion: a slot, a replica, its frames to the client; another one where that is safe.
+"""Attempts at one completion: take a slot, send the request to that replica, and relay its frames to the client.
 
-Whether it is tried again, and when, is `policy/retries`'; whether a late one gets a second replica `hedges`'.
+`policy/retries.py` decides whether and when a failed attempt is repeated, `hedges.py` whether a late one gets a second
+replica.
 """
 
 import asyncio
@@ -38,7 +39,9 @@ _ENDS: Final = decoder(End)
 
 
 class Attempts:
-    """At the replicas of any version. Without `hedges` a late one stays where it is; `draw` is of [0, 1)."""
+    """Makes attempts at replicas of any version. Without `hedges` no attempt gets a second replica; `draw` returns a
+    random number in [0, 1).
+    """
 
     def __init__(
         self,
@@ -61,10 +64,11 @@ class Attempts:
     async def serve(
         self, key: VersionKey, ask: Ask, call: Call, answer: Answer, is_current: Callable[[], bool]
     ) -> None:
-        """The whole answer from some replica: another one only where the first was lost before its first byte, or says
-        that what it said was wrong before the client had any of it. Raises Refused; where it is not tried again, with
-        what came of the last attempt. Raises Refused(ModelNotFound) before an attempt if `is_current` returns False:
-        the request no longer goes to this version.
+        """Send a complete answer to the client, retrying on other replicas.
+
+        A retry is safe if the replica was lost before its first byte, or withdrew its answer (`weights_damaged`) before
+        the client had any of it. Raises Refused with the last attempt's failure; Refused(ModelNotFound) before an
+        attempt if `is_current` returns False, because the request no longer goes to this version.
         """
         self._budgets.asked((ask.tenant, key), time.monotonic())
         tried = _UNTRIED
@@ -97,7 +101,7 @@ class Attempts:
             await asyncio.sleep(self._pause_s(key, ask, call, tried, failure))
 
     async def _try(self, key: VersionKey, ask: Ask, call: Call, answer: Answer, again_by_s: float | None) -> None:
-        """At one replica. Raises Refused, NoSlotInTime; Lost, Declined: then the account knows nothing of that
+        """Make one attempt. Raises Refused and NoSlotInTime; Lost and Declined, after which the account names no
         replica.
         """
         waits_since_us = now_us()
@@ -113,7 +117,7 @@ class Attempts:
                 await self._race(race, call, answer, slot, upstream)
 
     async def _at(self, call: Call, answer: Answer, slot: Slot, upstream: Upstream, race: Race | None = None) -> None:
-        """The answer of the slot's replica, whole. Likewise."""
+        """Relay the whole answer of this slot's replica. Raises Refused, Lost, Declined."""
         replica = slot.replica
         try:
             call.upstream = upstream  # from now on a cancellation must reach this replica, also before the head
@@ -133,8 +137,9 @@ class Attempts:
                 _take_cost(call, slot, upstream, upstream.cost)
 
     async def _race(self, race: Race, call: Call, answer: Answer, slot: Slot, upstream: Upstream) -> None:
-        """The same, or a second replica's where that one begins sooner, or the first one comes to nothing. The first
-        one's slot is free once its replica knows.
+        """Relay the answer of this slot's replica, or of a second one if that begins sooner or the first attempt fails.
+
+        The first slot is free once its replica knows that its answer is not wanted. Raises as `_at`.
         """
         try:
             try:
@@ -161,7 +166,7 @@ class Attempts:
                 slot.outrun(upstream.telling)
 
     async def _go_on(self, call: Call, answer: Answer, second: Second) -> None:
-        """With the second attempt, which has begun."""
+        """Relay the answer of the second attempt, which has begun. Raises as `_at`."""
         replica, frames = second.slot.replica, second.frames
         assert frames is not None
         try:
@@ -185,7 +190,7 @@ class Attempts:
             call.encoded_in_vain = failed.encoded_tokens
 
     def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
-        """Before the next attempt. Raises Refused where there is none."""
+        """Return the seconds until the next attempt. Raises Refused if there is none."""
         now_s = time.monotonic()
         why = decide(tried, now_s, call.remaining_s(), self._draw(), self._limits)
         if isinstance(why, Again) and not self._budgets.try_spend((ask.tenant, key), now_s):
@@ -210,7 +215,7 @@ def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
     if replica.appeared_us > waits_since_us:
         account.cold = True
         longest_us = max((span.after_us for span in replica.row.restore), default=0)
-        # Told again since it was asked for: it can't have been ready later than its row came.
+        # The row may have come again since the poke. The replica was ready when its row first came, at the latest.
         zero_us = min(replica.poked_us or replica.appeared_us, replica.appeared_us - longest_us)
         account.timeline.stamp(Stage.POKED, max(zero_us, account.timeline.began_us))
         late = [span for span in replica.row.restore if zero_us + span.after_us >= account.timeline.began_us]
@@ -230,15 +235,15 @@ def _take_cost(call: Call, slot: Slot, upstream: Upstream, cost: Counts) -> None
 
 
 def _may_follow(failed: Lost | Declined) -> bool:
-    """Whether another replica's answer may take the place of one that came to nothing."""
+    """Return whether another replica may answer after this failure."""
     return failed.untouched if isinstance(failed, Lost) else code_of(failed.failure) in ELSEWHERE
 
 
 async def _relay(
     call: Call, answer: Answer, upstream: Upstream, slot: Slot, frames: list[Frame], race: Race | None = None
 ) -> None:
-    """Frames to the client, from these on, no faster than it takes them. Raises Refused for a failure that the replica
-    tells, Declined where another one may answer all the same.
+    """Relay these frames and all that follow, no faster than the client reads. Raises Refused for the replica's
+    failure, Declined if another replica may still answer.
     """
     account, acknowledged = call.account, 0
     while frames:
@@ -273,7 +278,7 @@ async def _relay(
 
 
 def _told(frames: list[Frame]) -> list[Frame]:
-    """Without a failure that another replica's answer may take the place of: nothing of that is heard."""
+    """Return the frames without a final failure after which another replica may answer. The client never sees it."""
     last = frames[-1]
     is_declined = last.kind is FrameKind.FAILED and code_of(failure_of(last)) == WeightsDamaged.code
     return frames[:-1] if is_declined else frames

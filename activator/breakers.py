@@ -81,12 +81,14 @@ class Breakers:
             raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why))
 
     def enter(self, key: VersionKey, who: object, now_s: float) -> None:
-        """It waits for a start, as the one that tries where that is how things are. Raises Refused(BreakerOpen)."""
+        """Record that a request waits for a start, as the trial if the breaker is half-open. Raises
+        Refused(BreakerOpen).
+        """
         self.check(key, now_s)
         if (known := self._failing.get((key.tenant, key.version))) is not None:
             known[0].enter(who, now_s)
 
     def leave(self, key: VersionKey, who: object) -> None:
-        """It waits no more."""
+        """Record that the request no longer waits."""
         if (known := self._failing.get((key.tenant, key.version))) is not None:
             known[0].leave(who)

@@ -81,8 +81,10 @@ class Certificates:
     async def follow(
         self, tenants: Callable[[], AbstractSet[str]], changed: asyncio.Event, try_again_s: float = TRY_AGAIN_S
     ) -> None:
-        """Ensure them whenever they have changed, and new ones in time, until cancelled. Where one can't be made, its
-        names get what there is, and it is tried again.
+        """Keep certificates for `tenants()` until cancelled: make missing and due ones when `changed` is set, and every
+        LOOK_AGAIN_S.
+
+        If one can't be made, its names get an existing one, and it is tried again after `try_again_s`.
         """
         self._tenants = tenants
         pause_s = LOOK_AGAIN_S
@@ -99,7 +101,9 @@ class Certificates:
                 pause_s = try_again_s
 
     def _is_due(self, shown: _Shown | None) -> bool:
-        """Also of one that is not valid yet, because it was made while the clock was ahead."""
+        """Return whether it must be made: it is missing, old, or not valid yet because the clock was ahead when it was
+        made.
+        """
         return shown is None or not -BACKDATED <= self._authority.now() - shown.made <= RENEW_AFTER
 
     def _make(self, tenant: str | None) -> _Shown:

@@ -17,7 +17,9 @@ ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another
 
 
 def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Declined) -> None:
-    """Tell the throttler of what is the replica's fault. A refusal is not, nor a drain the version's."""
+    """Report to the throttler what is the replica's fault. A refusal is not its fault, and a drain is not its
+    version's.
+    """
     if isinstance(failed, Lost) and failed.has_ended:
         throttler.report_ended(replica)
         return
@@ -29,7 +31,7 @@ def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Decli
 
 
 def failure_of(frame: Frame) -> Failure:
-    """What a FAILED frame tells."""
+    """Return the failure that a FAILED frame names."""
     try:
         return from_wire(decoder(WireFailure).decode(frame.payload))
     except BadJson:

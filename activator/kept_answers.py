@@ -87,7 +87,7 @@ class OwnAnswers:
         return Mine()
 
     async def publish(self, asked: Asked, mine: Mine, sealed: bytes) -> None:
-        """At once."""
+        """See `KeptAnswers`. Returns at once."""
         kept = Kept(asked.fingerprint, sealed)
         self.shelf.put(asked.tenant, asked.name, kept, self._clock())
         if self.on_end is not None:

@@ -124,11 +124,8 @@ class Tokens:
 def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
     try:
         _signatures.decode_complete(text, key, algorithms=[token.algorithm])
-    except (
-        jwt.PyJWTError,
-        ValueError,
-        RecursionError,
-    ):  # the library decodes the header once more, deeper in the stack
+    # RecursionError: the library decodes the header once more, deeper in the stack.
+    except (jwt.PyJWTError, ValueError, RecursionError):
         return False
     return True
 

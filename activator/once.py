@@ -39,7 +39,7 @@ Follow = Callable[[Call, Body], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One request under way for all who asked it."""
+    """One request that runs for all callers who sent it."""
 
     asked: Asked
     account: Account
@@ -49,12 +49,12 @@ class Run:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether its key is ours to run."""
+        """Return whether its key is ours to run."""
         return self.claimed.done() and not self.claimed.cancelled() and isinstance(self.claimed.result(), Mine)
 
     @property
     def is_good(self) -> bool:
-        """Whether its answer is one that may be given again, from its beginning."""
+        """Return whether its answer may be replayed from its beginning."""
         return self.account.is_repeatable and self.tape.is_complete and self.tape.is_whole
 
 
@@ -78,8 +78,8 @@ class Once:
         return f"<Once runs={len(self._runs)} tasks={len(self._tasks)}>"
 
     async def serve(self, call: Call, work: Work, follow: Follow) -> None:
-        """`work` runs a request to its end, whatever that is; `follow` answers one out of another's run, with an
-        account of its own. Raises Refused for a key that is none, ClientGone.
+        """Run the request by `work`, or answer it from the run of an equal one by `follow`, which has an account of its
+        own. Raises Refused for a malformed key, ClientGone.
         """
         given = [value for name, value in call.exchange.headers if name == HEADER]
         what = asked(self._secret, call.account.principal.tenant, read_key(given), _parts(call))

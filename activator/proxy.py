@@ -1,4 +1,6 @@
-"""One request at one replica: frames come back; leaving early cancels it there. Who retries is `attempts`'."""
+"""Send one request to one replica and receive its frames. Leaving early cancels it there. `attempts.py` decides on
+retries.
+"""
 
 import asyncio
 import errno
@@ -162,7 +164,7 @@ class Upstream:
         return self
 
     async def some(self) -> list[Frame]:
-        """The next frames, in order, as soon as there are any; none behind END or FAILED. Raises Lost where neither
+        """Return the next frames, in order, as soon as there are any; [] after END or FAILED. Raises Lost if neither
         comes.
         """
         assert self._answer is not None
@@ -195,13 +197,13 @@ class Upstream:
         self._session.desk.tell(receipt)
 
     def disown(self) -> None:
-        """Another replica answers: leaving tells this one, which then records what it has done itself, and waits for
-        nothing; `telling` does.
+        """Record that another replica answers. Leaving then tells this one, which records its work itself. Leaving does
+        not wait for that; `telling` is the task that does.
         """
         self._is_disowned = True
 
     async def _leave(self, *_: object) -> None:
-        """Keep the connection where the answer is whole; otherwise cancel first, close then."""
+        """Keep the connection if the answer is complete; otherwise cancel the request, then close."""
         self.is_left = True
         answer = self._answer
         if self._is_disowned and (not self._over or (answer is not None and answer.status == 200)):

@@ -34,8 +34,8 @@ class Sink(Protocol):
 
 
 class Reporter:
-    """All versions' meters. `run` is its loop; what can't be sent is dropped, as the next second tells anew. What is
-    reported of requests at once `backlogs` may weigh.
+    """Meters of all versions. `run` is its loop. A report that can't be sent is dropped: the next second has another.
+    `backlogs` may weigh the reported concurrency.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Reporter:
         return f"<Reporter versions={len(self._meters)} running={running} {self._sink}>"
 
     def began(self, key: VersionKey, is_told: Callable[[VersionKey], bool], work: Work | None = None) -> None:
-        """A request arrived. A first one is told at once, unless waking the version tells it: then `is_told`. `work`:
-        what is to be computed for it, if anything is.
+        """Count a request that arrived. The first one is reported at once, unless `is_told` says that a poke reports
+        it. `work` is what is to be computed for it, if anything.
         """
         now = self._clock()
         if work is not None:
@@ -78,9 +78,9 @@ class Reporter:
         self._meters[key].end(self._clock())
 
     async def poke(self, key: VersionKey) -> bool:
-        """Tell now that the version is wanted; what is told is taken off the next report. Whether it was taken.
+        """Report now that the version is wanted, and take that off the next report. Return whether the sink took it.
 
-        Where the decider hears each second's reports it is told once: these say it from then on.
+        Where the decider gets each second's reports one poke is enough, as reports say it from then on.
         """
         session, meter = self._sink.session, self._meters.get(key)
         if session is not None and self._told.get(key) is session:

@@ -1,6 +1,6 @@
-"""What requests take of what all share, for as long as they are inside: places of their tenant, room for their bodies.
+"""What requests hold of what all share, for as long as they are inside: places of their tenant, room for their bodies.
 
-One event loop's. Blocks are classes: a generator for each would cost a request as much as all that is done in it.
+Used on one event loop. Blocks are classes: a generator for each would cost a request as much as all that is done in it.
 """
 
 from typing import Final, Protocol
@@ -54,10 +54,10 @@ class Place:
 
 
 class Room:
-    """What requests of all tenants take of one thing: bytes of their bodies, or places while their body is unread.
+    """A bound on what the requests of all tenants hold of one thing: bytes of bodies, or places for unread bodies.
 
-    A tenant may take no more than it leaves free to others, but for its first request. So bodies that come slowly, each
-    of which takes all that it might need, shut nobody else out (dynamic thresholds: Choudhury and Hahne, 1998).
+    Beyond its first request a tenant may hold no more than it leaves free to others (dynamic thresholds: Choudhury and
+    Hahne, 1998). So slow bodies of one tenant, each of which holds the most that it might need, shut nobody else out.
     """
 
     def __init__(self, limit: int, what: str, unit: str = "") -> None:
@@ -72,14 +72,13 @@ class Room:
         return f"<Room taken={self._taken}/{self._limit} of {self._what}>"
 
     def take(self, tenant: str, amount: int) -> "Taken":
-        """`with` it: taken before a body is read, given back at its request's end. Raises `Refused(Overloaded)`.
-
-        What the body, once it is read, did not need goes back with `shrink`.
+        """Return a block that holds `amount`: enter it before the body is read, leave it at the request's end. Entering
+        raises Refused(Overloaded). See `Taken.shrink` for what the body did not need.
         """
         return Taken(self, tenant, amount)
 
     def add(self, tenant: str, amount: int) -> None:
-        """Take so many more, or give them back (below 0). Raises Refused(Overloaded) where they do not fit."""
+        """Take `amount` more, or give it back if it is negative. Raises Refused(Overloaded) if it does not fit."""
         before = self._of_tenants.get(tenant, 0)
         taken = self._taken + amount
         if amount > 0:
@@ -96,7 +95,7 @@ class Room:
 
 
 class Taken:
-    """One request's."""
+    """What one request holds of a `Room`."""
 
     __slots__ = ("_amount", "_room", "_tenant")
 
@@ -111,7 +110,9 @@ class Taken:
         self._room.add(self._tenant, -self._amount)
 
     def shrink(self, amount: int) -> None:
-        """It has been read, and is so long: of a body whose length nobody told, the most was taken."""
+        """Hold `amount` from now on, because the body was read and is that long. A body of unknown length held the most
+        before.
+        """
         if amount != self._amount:
             self._room.add(self._tenant, amount - self._amount)
             self._amount = amount

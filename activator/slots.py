@@ -24,11 +24,13 @@ class Slots(Protocol):
         ...
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
-        """The slot is free again; what was asked for took so many tokens, where that is known."""
+        """Take the slot back. The request took `tokens`, None if that is unknown."""
         ...
 
     def give_back(self, key: VersionKey, replica: Replica, ask: Ask, took: int) -> None:
-        """Likewise, where what the ask took is for another slot of it to say; 0: this one had no answer."""
+        """Take the slot back without settling the request's cost, which another slot of it does. `took` is 0 if this
+        slot had no answer.
+        """
         ...
 
 
@@ -68,13 +70,15 @@ class Slot:
         self.release()
 
     def release(self) -> None:
-        """It is over. Idempotent."""
+        """Give the slot back. Idempotent."""
         replica, self._replica = self._replica, None
         if replica is not None:
             self._slots.release(self._key, replica, self._ask, self.tokens)
 
     def outrun(self, told: "asyncio.Task[None] | None") -> None:
-        """Another slot of the same ask answers: this one is free once its replica was told so, and settles nothing."""
+        """Give the slot back once `told` is done (None: now), without settling: another slot of the same request
+        answers.
+        """
         replica, self._replica = self._replica, None
         if replica is None:
             return
@@ -85,14 +89,16 @@ class Slot:
 
 
 def take_slot(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:
-    """A free slot, of which there is one: where the ask belongs, else of the less loaded of two replicas drawn among
-    the free, those that we prefer as far as there are such; `draw(n)` < n.
+    """Take a free slot; there must be one. Prefer the replica that the request belongs to, else the less loaded of two
+    that are drawn among the free ones, preferred ones first. `draw(n)` returns a random number below n.
     """
     return _taken_by_one_more(line, _choose(line, ask, draw), ask.tenant)
 
 
 def take_other(line: Line, than: Replica, tenant: str) -> Replica | None:
-    """A free slot of another replica, the least loaded that nothing has failed at; None where there is none."""
+    """Take a free slot of another replica than `than`: the least loaded one without failures. Return None if there is
+    none.
+    """
     others = [each for each in line.replicas.values() if each is not than and each.free and each.breaker is None]
     if not others:
         return None
@@ -111,7 +117,9 @@ def _taken_by_one_more(line: Line, replica: Replica, tenant: str) -> Replica:
 
 
 def where_it_belongs(line: Line, affinity: Affinity) -> Replica | None:
-    """The replica, of whose slots others may have some; None where each has as many requests as it takes from here."""
+    """Return the replica that the request belongs to, also if other activators hold some of its slots. Return None if
+    every replica already runs all that it takes from here.
+    """
     name = choose(affinity, line.ring, _open_ones(line))
     return None if name is None else line.replicas[name]
 

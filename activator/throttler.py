@@ -1,8 +1,10 @@
-"""Give each request a slot at a replica of its version, in fair order, and wake who waits as capacity rises.
+"""Give each request a slot at a replica of its version, in fair order, and assign slots to waiting requests as they
+come free.
 
-Everything here happens on one event loop, in one step: it is the one writer of every version's slots. Whether a request
-may wait is `policy/admission`'s, when it is its turn `policy/fair`'s, who leaves a full queue `shedding`'s, which
-replica it gets `slots`', who serves `roster`'s, telling the decider `wake`'s, when one is expected `policy/expected`'s.
+Everything here happens on one event loop, without an await in between: this is the one writer of every version's slots.
+Each decision is made elsewhere: `policy/admission.py` whether a request may wait, `policy/fair.py` whose turn it is,
+`shedding.py` who leaves a full queue, `slots.py` which replica a request gets, `roster.py` which replicas serve,
+`wake.py` when the decider is told, `policy/expected.py` when a slot is expected.
 """
 
 import asyncio
@@ -36,8 +38,8 @@ from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 
 class Throttler:
-    """Slots of all versions. `turns`, `slots`: where other activators have queues for them, and some of each replica's.
-    `clock` is monotonic seconds.
+    """Slots of all versions. With `turns` and `slots` other activators share the queues and the replicas. `clock`
+    returns monotonic seconds.
     """
 
     def __init__(
@@ -73,14 +75,18 @@ class Throttler:
         return f"<Throttler versions={len(self._lines)} running={running} queued={self.loads.in_all.entries}>"
 
     def slot(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Slot:
-        """`async with` it: a replica's, for as long as the block lasts. Raises Refused: Overloaded, DeadlineExceeded,
-        or why the start failed; NoSlotInTime where none came until `again_by_s` (monotonic) and no start is what it
-        waits for. Cancelling while it waits leaves nothing behind.
+        """Return a block that holds a slot of some replica.
+
+        Entering waits for it. Raises Refused: Overloaded, DeadlineExceeded, or why the start failed. Raises
+        NoSlotInTime if no slot came until `again_by_s` (monotonic), unless the request waits for a start. Cancelling a
+        wait leaves nothing behind.
         """
         return Slot(self, key, ask, deadline, again_by_s)
 
     def try_other(self, key: VersionKey, ask: Ask, deadline: Deadline, than: Replica) -> Slot | None:
-        """A slot that is free now (so nobody waits for it) of another replica, at which nothing failed; end it."""
+        """Return a slot of another replica than `than` if one is free now, else None. The replica has no failures. The
+        caller must end the slot.
+        """
         line = self._lines.get(key)
         if line is None:
             return None
@@ -101,7 +107,7 @@ class Throttler:
         return line is None or line.is_asleep
 
     def standing(self, key: VersionKey) -> Standing:
-        """Of a version, by its replicas and who waits. Of slots that other activators may have it knows nothing."""
+        """Return whether the version sleeps, has a free slot, or is full. Slots of other activators are not counted."""
         line = self._lines.get(key)
         if line is None or line.is_asleep:
             return Standing.ASLEEP
@@ -114,15 +120,18 @@ class Throttler:
         return line is not None and len(line.waiting) > 0 and line.is_asleep
 
     def outlook(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Outlook:
-        """Of one who waits for a slot."""
+        """Return what a request that waits for a slot is told."""
         line = self._lines.get(key)
         if line is None or line.is_asleep:
             return self._starts.outlook(key, self._clock())
         return Outlook(wait_s(line.waiting.tokens_before(ask, deadline.at_s), line.pace.tokens_per_s(line.slots)))
 
     def wait_of(self, key: VersionKey, tenant: str, rank: Rank) -> tuple[float | None, bool]:
-        """Seconds that one more of a tenant's requests may expect to wait, where that is known, and whether it is for a
-        start. Of a version whose starts fail it is not known: whether they still do, somebody has to find out.
+        """Return `(seconds or None, is_cold)`: how long a new request of the tenant would wait, and whether for a
+        start.
+
+        None means unknown. It is so while the version's breaker is open: some request has to find out whether starts
+        still fail.
         """
         line = self._lines.get(key)
         if line is None or line.is_asleep:
@@ -154,8 +163,10 @@ class Throttler:
         self._roster.apply(feed)
 
     def report_failed(self, replica: Replica, code: str | None = None) -> None:
-        """A request that was sent to it came to nothing: give it no more for a moment; the feed says whether it is
-        gone. With the code of a failure its version is blamed, too: after several in a row nobody waits for a start.
+        """Record that a request at this replica failed. The replica gets no requests for a moment; the feed says
+        whether it is gone.
+
+        A code of a version's fault counts against the version too: after several in a row no request waits for a start.
         """
         opened = self.resting.failed(replica)
         if code is not None and (opened or code in INTEGRITY):
@@ -166,18 +177,20 @@ class Throttler:
                 self._waking.ensure(key)
 
     def report_ended(self, replica: Replica) -> None:
-        """The replica's process has ended, and the feed hasn't said so yet: forget the replica. Its version's requests
-        wait for a start where it was the last one.
+        """Forget a replica whose process has ended, before the feed says so. If it was the last one, requests wait for
+        a start.
         """
         self._roster.remove(replica.row.runtime_id)
 
     def report_began(self, replica: Replica) -> None:
-        """It has begun an answer: it takes requests."""
+        """Record that the replica began an answer, so it takes requests."""
         if replica.breaker is not None:
             self.resting.answered(replica)
 
     def report_answered(self, replica: Replica) -> None:
-        """It has answered, and so its version is right: what is wrong is found before a first token leaves."""
+        """Record that the replica answered. That clears its version too, because a faulty one fails before its first
+        token.
+        """
         if self.breakers:
             self.breakers.forget(key_of(replica.row))
 
@@ -211,8 +224,8 @@ class Throttler:
                 return await self._wait(key, line, ask, held, now, again_by_s)
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
-        """Give the slot back that was had for `ask`, which took `tokens` (None: as estimated); the next in line has it
-        before this returns.
+        """Give back the slot of `ask`, which took `tokens` (None: as estimated). The next waiting request has it on
+        return.
         """
         line = self._lines.get(key)
         if line is not None and tokens is not None:
@@ -220,7 +233,9 @@ class Throttler:
         self.give_back(key, replica, ask, cost(ask.tokens) if tokens is None else tokens)
 
     def give_back(self, key: VersionKey, replica: Replica, ask: Ask, took: int) -> None:
-        """Likewise, where the queue was told, or hears of another slot, what the ask took."""
+        """Give back the slot without settling in the queue: that is done already, or another slot of the request does
+        it.
+        """
         assert replica.running > 0
         replica.running -= 1
         is_owner = ask.tenant == key.tenant
@@ -322,7 +337,9 @@ class Throttler:
         return "" if problem is None else for_caller(problem, ask.tenant == key.tenant).message
 
     def _leave(self, key: VersionKey, line: Line, waiter: Waiter, ask: Ask) -> None:
-        """A waiter that ends without its slot: out of the line, or the slot that it was just given back."""
+        """Remove a waiting request that ends without its slot: from the queue, or by giving back the slot that it just
+        got.
+        """
         granted = waiter.granted
         if line.waiting.discard(waiter):
             granted.cancel()
@@ -333,7 +350,7 @@ class Throttler:
         self.tidy(key, line)
 
     def grant(self, key: VersionKey, line: Line) -> None:
-        """Give what is free to who is next."""
+        """Assign free slots to the next waiting requests."""
         if self._slots is not None:
             self._slots.see(key, line)
         now = self._clock()
@@ -366,12 +383,12 @@ class Throttler:
             self.grant(key, line)
 
     def tidy(self, key: VersionKey, line: Line) -> None:
-        """Forget it where nobody waits and nothing serves."""
+        """Forget the version's queue if it has neither replicas nor waiting requests."""
         if not line.replicas and not len(line.waiting) and self._lines.get(key) is line:
             del self._lines[key]  # whoever leaves late may hold an older line of the same version
 
     def line_of(self, key: VersionKey) -> Line:
-        """The version's, which may be new."""
+        """Return the version's queue. Creates it if needed."""
         line = self._lines.get(key)
         if line is None:
             counters = Counters if self._turns is None else SharedCounters
@@ -381,8 +398,8 @@ class Throttler:
         return line
 
     async def _fetch(self, slots: SharedSlots, key: VersionKey, affinity: Affinity) -> None:
-        """Where a replica has what the request needs, but no slot that is ours, try for one: elsewhere it would have to
-        be computed anew. Not past those who wait.
+        """If the replica that the request belongs to has no slot of ours, try to get one: elsewhere the work would be
+        done anew. Does nothing while others wait.
         """
         line = self._lines.get(key)
         if line is None or len(line.waiting):
@@ -398,7 +415,7 @@ class Throttler:
         return replica
 
     def _regrant(self, key: VersionKey) -> None:
-        """Slots of the version may be free that were not."""
+        """Grant slots of the version, some of which may have come free."""
         if (line := self._lines.get(key)) is not None:
             self.grant(key, line)
 

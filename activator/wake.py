@@ -20,7 +20,7 @@ class Poke(Protocol):
     """Sends one stat."""
 
     async def poke(self, key: VersionKey) -> bool:
-        """Whether the decider took it."""
+        """Tell the decider that the version is wanted. Return whether it took it."""
         ...
 
 
@@ -39,7 +39,7 @@ class Waker:
         return f"<Waker waking={len(self._tasks)} nudging={len(self._nudges)}>"
 
     def ensure(self, key: VersionKey) -> None:
-        """Start telling, unless somebody's wait started it already."""
+        """Start poking, unless that goes on already."""
         if key not in self._tasks:
             # Stamped before the post: whatever the decider stamps then lies behind it.
             self._poked_us[key] = int(self._clock() * 1e6)
@@ -47,26 +47,28 @@ class Waker:
             self._tasks[key] = self._loops.start("wake", body, about=key, takes_readiness=False)
 
     def rest(self, key: VersionKey) -> None:
-        """Stop telling: a replica is there, the start failed, or nobody waits."""
+        """Stop poking: a replica is there, the start failed, or nobody waits."""
         self._poked_us.pop(key, None)
         task = self._tasks.pop(key, None)
         if task is not None:
             task.cancel()
 
     def nudge(self, key: VersionKey, for_s: float) -> None:
-        """Tell for so long, though nobody waits: somebody would have. Nothing more where it is being told already."""
+        """Poke for `for_s` seconds although no request waits, because some would have. Does nothing while the version
+        is poked already.
+        """
         if key not in self._nudges and key not in self._tasks:
             body = partial(self._tell_until, key, self._clock() + for_s)
             task = self._nudges[key] = self._loops.start("nudge", body, about=key, takes_readiness=False)
             task.add_done_callback(partial(self._forget_nudge, key))
 
     def calm(self, tenant: str, version: str) -> None:
-        """Nudge no more: the version has a replica, or its start failed."""
+        """Stop nudging: the version has a replica, its start failed, or it was deleted."""
         for key in [key for key in self._nudges if (key.tenant, key.version) == (tenant, version)]:
             self._nudges.pop(key).cancel()
 
     def poked_us(self, key: VersionKey) -> int | None:
-        """When telling started (monotonic microseconds), where it goes on."""
+        """Return when poking began (monotonic microseconds), or None if it does not go on."""
         return self._poked_us.get(key)
 
     async def close(self) -> None:

@@ -17,10 +17,10 @@ LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose 
 async def read_body(
     request: Request, limit: int, timeout_s: float = BODY_S, take: Callable[[int], None] = lambda _: None
 ) -> bytearray:
-    """The whole body of at most `limit` bytes, within `timeout_s` and what they take at `LEAST_BYTES_S`. `take` is
-    called with the length of each piece, and may refuse it.
+    """Return the whole body, of at most `limit` bytes. It may take `timeout_s` and 1 s for each LEAST_BYTES_S bytes.
 
-    Raises `Refused` with BodyTooLarge, DeadlineExceeded, or Cancelled where the client went away.
+    `take` is called with the length of each piece, and may refuse it. Raises `Refused`: BodyTooLarge, DeadlineExceeded,
+    or Cancelled if the client leaves.
     """
     stated = whole_number(request.headers.get("content-length", ""), 20)
     if stated is not None and stated > limit:
@@ -45,7 +45,7 @@ async def read_body(
 async def read_exactly(
     request: Request, nbytes: int, what: str, take: Callable[[int], None] = lambda _: None
 ) -> bytearray:
-    """A body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` where it is shorter."""
+    """Return a body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` if it is shorter."""
     body = await read_body(request, nbytes, take=take)
     if len(body) != nbytes:
         raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))

@@ -117,8 +117,8 @@ class Catalog:
             return _Pack(None, 0)
 
     async def _read(self, tenant: str, pack: str) -> _Pack | None:
-        """None where the index is damaged, gone or out of reach: fsck says so, a push goes around it. Where the whole
-        store is away the next call says that.
+        """Return the pack by its index; None if the index is damaged, missing or unavailable. A push does without such
+        a pack, and `kelvin fsck` reports it. If the whole store is away, the next call says so.
         """
         try:
             raw = await self._store.read(index_key(tenant, pack))

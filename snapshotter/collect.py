@@ -45,7 +45,7 @@ _Listed = tuple[str, Found]  # a key and its object
 
 
 class Collector:
-    """One collection of a tenant at a time. `clock` is wall clock, as the store's is."""
+    """Runs collections, one at a time for each tenant. `clock` is wall clock, as the store's is."""
 
     def __init__(
         self,
@@ -72,10 +72,11 @@ class Collector:
         return tenant in self._collecting
 
     async def collect(self, tenant: str, run: bool) -> CollectReport:
-        """What is not needed; with `run` it is gone when this returns. Cancelled midway, another call goes on.
+        """Return what is not needed; with `run`, delete it before returning. After a cancelled call another one
+        continues.
 
-        Raises `Refused`: Overloaded where one of the tenant runs, or too many of others, ManifestCorrupt or
-        ManifestMissing where a needed manifest does not say what it needs (nothing is freed then), Unavailable.
+        Raises `Refused`: Overloaded if a collection of the tenant runs, or too many of others; ManifestCorrupt or
+        ManifestMissing if a needed manifest can't be read (nothing is freed then); Unavailable.
         """
         if tenant in self._collecting:
             raise Refused(Overloaded("this tenant's collections", 1, 10.0))
@@ -123,7 +124,9 @@ class Collector:
         log.info("collected", extra={"tenant": tenant, "objects": len(chosen.free), "bytes": nbytes})
 
     async def _look(self, tenant: str, under_way: tuple[UnderWay, ...]) -> StoreFacts:
-        """Running commits were looked at first, names are asked for next: who is done by then is named."""
+        """Look at the store. Running commits are read before names: a commit that ends in between is found among the
+        names.
+        """
         named = frozenset(await self._jobs.named(tenant))
         promised = await asyncio.to_thread(self._staging.promised, tenant)
         attestations = await self._list(tenant, ATTESTATIONS)
@@ -159,7 +162,9 @@ class Collector:
         return [listed for listed in await abreast(look, keys) if listed is not None]
 
     async def _drafts(self, tenant: str) -> dict[str, FoundManifest]:
-        """Without those that went while they were looked at: what a running commit needs counts as promised."""
+        """Return the drafts without those that vanished during the look. What a running commit needs counts as
+        promised.
+        """
         listed = await self._list(tenant, DRAFTS)
         drafts = dict(await abreast(self._manifest, listed))
         if all(draft.chunks is not None for draft in drafts.values()):
@@ -180,7 +185,7 @@ class Collector:
         return _last(key), FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
     async def _inputs(self, listed: _Listed) -> FoundSide | None:
-        """None where it can't be read now: it is left, and stops nothing."""
+        """Return None if the object can't be read now. It stays, and the collection goes on."""
         key, found = listed
         try:
             version = (await self._store.read(key)).decode(errors="replace")
@@ -195,9 +200,7 @@ class Collector:
         return _last(key), FoundPack(found, await self._chunks(key, found.nbytes))
 
     async def _chunks(self, key: str, nbytes: int) -> dict[str, int] | None:
-        """By the pack's index, or by its footer where the index is damaged, gone or out of reach, as readers do. None
-        where neither can be read.
-        """
+        """Return the lengths of a pack's chunks: from its index, else from its footer. None if neither can be read."""
         tenant, _, pack = key.split("/")
         try:
             places = decode_index(await self._store.read(index_key(tenant, pack)), pack)

@@ -43,7 +43,7 @@ class _Commit:
         self.step = step
 
     async def join(self, wait_s: float) -> bool:
-        """Wait for its end; whether that came."""
+        """Wait for its end for at most `wait_s`. Return whether it ended."""
         self._stop_timer()
         self.joined += 1
         try:
@@ -54,14 +54,16 @@ class _Commit:
         return bool(done)
 
     def result(self, client: str | None) -> Committed:
-        """Return the result, or raise what the commit failed with. Equal pushes at once share a commit: who began it is
-        told that this made the version, as often as it asks; for the others the version was there.
+        """Return the result, or raise the failure of the commit.
+
+        Equal pushes at the same time share a commit. The client that began it is told that its push made the version,
+        each time that it asks; the others are told that the version was there.
         """
         committed = self.task.result()
         return committed if client == self.client else replace(committed, created=False, restored=False)
 
     def abandon_later(self) -> None:
-        """Cancel it in ABANDONED_S, unless somebody joins it, or it ends, before that."""
+        """Cancel it in ABANDONED_S, unless a request joins it or it ends before that."""
         if not self.joined and not self.task.done():
             self._stop_timer()
             self.abandonment = asyncio.get_running_loop().call_later(ABANDONED_S, self.task.cancel)
@@ -73,9 +75,11 @@ class _Commit:
 
 
 class Commits:
-    """At most `RUNNING_LIMIT` run at once. A tenant may run no more than it leaves free to others, but for its first
-    (dynamic thresholds, as `activator/shares.py` has them): one tenant alone gets half of the list, and it takes four
-    to fill it. Close it where you opened it: what runs is cancelled; a retry resumes it.
+    """Commits that run, RUNNING_LIMIT at most. Close it where you opened it: running commits are cancelled, and a retry
+    resumes them.
+
+    Beyond its first commit a tenant may run no more than it leaves free to others (dynamic thresholds, see
+    `activator/shares.py`): one tenant alone gets half of the places, and only four tenants can fill them.
     """
 
     def __init__(self, publish: Publish) -> None:
@@ -95,11 +99,11 @@ class Commits:
     async def try_join(
         self, tenant: str, plan_id: str, digests: tuple[str, ...], wait_s: float, client: str | None = None
     ) -> Committed | Committing | None:
-        """The result of the plan's commit, or how far it is after `wait_s`; None where there is none, or it was
+        """Return the result of the plan's commit, or its step after `wait_s`; None if there is none, or it was
         cancelled.
 
-        Raises what the commit failed with (once: asking again starts it anew), and `Refused(Conflict)` where the
-        plan is being committed with other chunks.
+        Raises the failure of the commit once (the next call starts it anew), and `Refused(Conflict)` if the plan is
+        being committed with other chunks.
         """
         commit = self._commits.get(plan_id)
         if commit is None or commit.tenant != tenant:
@@ -114,7 +118,9 @@ class Commits:
         return None if commit.task.cancelled() else commit.result(client)
 
     def start(self, record: PlanRecord, digests: tuple[str, ...], client: str | None = None) -> None:
-        """Begin the commit of a plan that has none, for the client of this name. Raises `Refused(Overloaded)`."""
+        """Begin the commit of a plan, for the client of this name. The plan must have none. Raises
+        `Refused(Overloaded)`.
+        """
         assert record.plan_id not in self._commits
         running = self._running()
         of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)

@@ -15,16 +15,16 @@ class Jobs(Protocol):
     """Each call may be repeated. All raise `Refused`: the job's own refusal, or Unavailable."""
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """May this architecture be served?"""
+        """Decide whether the architecture may be served."""
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """Bind the draft, record the known answers."""
+        """Bind the draft and record its known answers."""
 
     async def register(self, registration: VersionRegistration) -> Registered | None:
-        """The version is published; repeats change nothing. None where the control plane does not say what it was."""
+        """Register a published version; idempotent. Return None if the control plane does not say what it was."""
 
     async def named(self, tenant: str) -> tuple[str, ...]:
-        """Every version that a model of the tenant names."""
+        """Return every version that a model of the tenant names."""
 
     async def limits(self, tenant: str) -> TenantLimits:
         """What the tenant may use, where that is not the installation's setting."""

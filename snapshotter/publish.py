@@ -181,13 +181,15 @@ class Publisher:
         await self._ensure_object(index_key(record.tenant, kept.pack), encode_file_index(index))
 
     async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:
-        """Where readers find the version's chunks, so that they need not read every index of the tenant."""
+        """Write which packs hold the version's chunks, so that readers need not read every index of the tenant."""
         places = await self._catalog.places(tenant)
         packs = {places[digest].pack for digest in digests if digest in places}
         await self._ensure_object(pack_list_key(tenant, version), encode_pack_list(packs))
 
     async def _digest(self, record: PlanRecord, entries: tuple[PackEntry, ...], footer: bytes) -> str:
-        """Of the pack to be; each staged chunk is checked on the way, as a power cut may have taken its bytes."""
+        """Return the digest of the pack to be written. Each staged chunk is checked, since a power cut may have taken
+        its bytes.
+        """
         whole = blake3()
         for entry in entries:
             data = await self._read_staged(record, entry.digest)

@@ -181,7 +181,7 @@ class Pushes:
         return self._limits.tenant_store_bytes if own is None else own
 
     def _rehearse(self, record: PlanRecord) -> PlanRecord:
-        """Keep it. If there are too many, forget the oldest of the tenant that has most."""
+        """Keep the record of a dry run. If there are too many, forget the oldest of the tenant that has most."""
         key = (record.tenant, record.plan_id)
         self._rehearsals[key] = record
         self._rehearsals.move_to_end(key)
@@ -191,7 +191,7 @@ class Pushes:
         return record
 
     async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:
-        """Those of `needed` that are staged."""
+        """Declare the push. Return those of the `needed` chunks that are staged."""
         self.commits.forget(push.plan_id)  # its result is of another time
         await asyncio.to_thread(self._staging.declare, push, digests, time.time(), keeps)
         self._remember(push, digests)
@@ -201,24 +201,30 @@ class Pushes:
         return staged
 
     async def chunk_bytes(self, tenant: str, plan_id: str, digest: str) -> int:
-        """How long the chunk must be. Raises Conflict before `missing`, InvalidRequest where it was not named then."""
+        """Return how long the chunk must be. Raises Conflict before `missing`, InvalidRequest if `missing` did not name
+        it.
+        """
         return (await self._places(tenant, plan_id, digest))[0].length
 
     async def put_chunk(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:
-        """Take a chunk in whose length was checked: its digest, its padding, then the disk."""
+        """Check digest and padding of a chunk whose length was checked, and stage it."""
         places = await self._places(tenant, plan_id, digest)
         await asyncio.to_thread(_check_chunk, places, digest, data)
         await asyncio.to_thread(self._staging.touch, tenant, plan_id, time.time())
         await asyncio.to_thread(self._staging.put, tenant, plan_id, digest, data)
 
     async def manifest(self, tenant: str, plan_id: str) -> bytes:
-        """Of the version that an open push makes, for who signs it. Raises NotFound, Conflict before `missing`."""
+        """Return the manifest of the version that an open push makes, for its signer. Raises NotFound, Conflict before
+        `missing`.
+        """
         record = await self._load(tenant, plan_id)
         digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
         return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
 
     async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
-        """Take a publisher's statement about the version that an open push makes. It counts as what is stored."""
+        """Take in a publisher's statement about the version that an open push makes. It counts towards the tenant's
+        stored bytes.
+        """
         version = version_of(await self.manifest(tenant, plan_id))
         objects = self._attestations.origin(tenant, version, request)
         limit = await self._limit(tenant)
@@ -234,7 +240,7 @@ class Pushes:
     async def commit(
         self, tenant: str, plan_id: str, request: CommitRequest, client: str | None = None
     ) -> Committed | Committing:
-        """Make the version, or say how far that is. `client` is the caller's name for itself: see `Commits`."""
+        """Make the version, or return how far its commit is. `client` is the caller's name: see `Commits`."""
         answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
         if answer is not None:
             return answer
@@ -326,8 +332,8 @@ class _Files(Struct, frozen=True):
 
 
 def _decode_plan(body: bytes | bytearray) -> PlanRequest:
-    """Count and measure before parsing. A path takes four bytes of the body and eighty of memory, and a text four times
-    its bytes if it has one wide character. Contents of files are base64 and have none.
+    """Decode a plan. Count and measure it before parsing: a path of four bytes takes eighty in memory, and a text with
+    one wide character four times its bytes. Contents of files are base64, so they have no wide character.
     """
     if body.count(b",") > MAX_PATHS * _COMMAS_OF_FILE:
         raise Refused(ArtifactRejected("model", f"a directory may hold at most {MAX_PATHS} files"))

@@ -34,7 +34,7 @@ Collect = Callable[[str, bool], Awaitable[CollectReport]]
 
 
 class Lent(Response):
-    """A large answer. Its bytes are held in `room` for as long as its client takes to read them, and may be cut."""
+    """A large response. Its bytes count in `room` while the client reads it, and it may be cut."""
 
     def __init__(self, content: bytes, media_type: str, room: ByteRoom, tenant: str) -> None:
         super().__init__(content, media_type=media_type)
@@ -42,7 +42,7 @@ class Lent(Response):
         self._tenant = tenant
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Send it in pieces: the server holds one of them at a time. Raises `Refused` where nothing was sent."""
+        """Send it in pieces, so that the server buffers one at a time. Raises `Refused` if nothing was sent yet."""
         content, is_begun = bytes(self.body), False
         try:
             async with self._room.lend(self._tenant, len(content)):

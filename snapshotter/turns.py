@@ -1,7 +1,8 @@
-"""How many do something memory-hungry at once: the others wait a little, then are told to come back.
+"""Bound how many requests do something memory-hungry at once. The others wait a little, then are refused with a time to
+come back.
 
-`Turns` are counted, and so for work that goes on by itself. What waits for a client has `ByteRoom`: a client that sends
-nothing holds nothing.
+`Turns` bounds the number of jobs; it is for work that needs nothing more from a client. `ByteRoom` bounds bytes; it is
+for bodies that are received or sent, so a client that sends nothing holds nothing.
 """
 
 import asyncio
@@ -27,19 +28,19 @@ class _Body:
 
 
 class Read(Protocol):
-    """Read the body of a request; see `bodies.py`."""
+    """Reads the body of a request. See `bodies.py`."""
 
     async def __call__(self, *, take: Callable[[int], None]) -> bytearray:
-        """`take` is called with the length of each piece, and may refuse it. Raises `Refused`."""
+        """Call `take` with the length of each piece; it may refuse it. Raises `Refused`."""
         ...
 
 
 class ByteRoom:
     """Memory for bodies while they are received or sent: at most `limit_bytes` in all, and half of that for one tenant.
 
-    Where it is full, the tenant that holds most gives way: the body that it began first of those that are still on
-    their way is cut. So slow clients, or those that stop, keep nobody out, however many tenants have them. Nor do
-    bodies that wait for a turn: these may be cut too. A body can't be cut once it has its turn, which is bounded.
+    If it is full, the tenant that holds most gives way: its oldest body that is still on its way is cut. So slow or
+    stalled clients keep no tenant out, however many tenants they belong to. A body that waits for its turn may be cut,
+    too. A body that has its turn can't be cut, but turns are bounded.
     """
 
     def __init__(self, what: str, limit_bytes: int) -> None:
@@ -55,8 +56,8 @@ class ByteRoom:
     async def receive(
         self, tenant: str, read: Read, turn: AbstractAsyncContextManager[None] | None = None
     ) -> AsyncIterator[bytearray]:
-        """Read a body, then wait for `turn`, and hold both until the block ends. The body may be cut before the block
-        begins. Raises as `read` and `turn`, and `Refused(Overloaded)`.
+        """Read a body, then wait for `turn`, and hold both until the block ends. Until the block begins, the body may
+        be cut. Raises as `read` and `turn`, and `Refused(Overloaded)`.
         """
         with self._body_of(tenant) as body:
             async with AsyncExitStack() as held_turn:
@@ -74,7 +75,7 @@ class ByteRoom:
 
     @asynccontextmanager
     async def lend(self, tenant: str, nbytes: int) -> AsyncIterator[None]:
-        """Hold so many bytes while they are sent, in the block, which may be cut. Raises `Refused(Overloaded)`."""
+        """Hold `nbytes` while the block sends them. The block may be cut. Raises `Refused(Overloaded)`."""
         with self._body_of(tenant) as body:
             try:
                 async with asyncio.timeout(None) as body.timeout:
@@ -122,9 +123,9 @@ class ByteRoom:
 
 
 class Turns:
-    """At most `limit` at once, and half of them of one tenant.
+    """At most `limit` jobs at once, at most half of them of one tenant, first come, first served.
 
-    In the order in which they came; what a tenant has beyond its half waits apart, in nobody's way.
+    A tenant's jobs beyond its half wait in a queue of their own, so they delay no other tenant.
     """
 
     def __init__(self, what: str, limit: int) -> None:

@@ -56,7 +56,9 @@ def decode_frame(segment: bytes, offset: int) -> Frame | None:
 
 
 def _offsets(segment: bytes, start: int) -> Iterator[int]:
-    """Yield where a frame has room, up to the zeros at the end. They are searched for only if no frame is near."""
+    """Yield the offsets at which a frame may begin, up to the zeros at the end. The zeros are looked for only if no
+    frame is near.
+    """
     last = len(segment) - HEADER_BYTES
     near = min(start + _NEAR_BYTES, last)
     yield from range(start, near)
@@ -64,10 +66,10 @@ def _offsets(segment: bytes, start: int) -> Iterator[int]:
 
 
 def find_frame(segment: bytes, offset: int, first: int, last: int) -> Frame | None:
-    """Return the first whole frame at or behind `offset` whose sequence is `first` to `last`. Skip what is damaged.
+    """Return the first whole frame at or after `offset` whose sequence is `first` to `last`, skipping damage.
 
-    Frames have no resync mark. So each offset is tried where a sequence lies that fits: at most one more than the
-    frames that have room in the damaged bytes.
+    Frames have no resync mark, so every offset is tried. Behind n damaged bytes a sequence is plausible if it is at
+    most `first` plus the number of frames that fit in n bytes.
     """
     frame = decode_frame(segment, offset)
     if frame is not None and frame.sequence == first:

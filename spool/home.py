@@ -46,7 +46,7 @@ def readable_sources(root: Path) -> list[str]:
 
 
 def is_shipped(directory: Path) -> bool:
-    """Whether only files are left that a recovery does not remove: damaged segments, or a stranger's."""
+    """Return whether nothing is left to ship: the directory is gone, or has only damaged segments and foreign files."""
     try:
         names = os.listdir(directory)
         return bool(names) and POSITION not in names and not segments(directory)

@@ -43,9 +43,9 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
 
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
-    """Source and frame of every record below `root` that its receiver has not acknowledged.
+    """Yield source and frame of every record below `root` that its receiver has not acknowledged.
 
-    What the disk can't read of one source is logged, and keeps nobody from the others.
+    If a source can't be read to its end, that is logged, and the others are read.
     """
     for source in readable_sources(root):
         try:

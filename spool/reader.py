@@ -205,9 +205,10 @@ def last_sequence(directory: Path) -> int:
 
 
 def last_unbroken_sequence(directory: Path) -> int:
-    """Return where a writer goes on: as `last_sequence`, but before the newest segment's first damage.
+    """Return the sequence behind which a writer goes on: as `last_sequence`, but up to the newest segment's first
+    damage.
 
-    A power cut can tear a group of records in the middle. None of them was acknowledged, and their numbers are free.
+    A power cut can tear a group of records in the middle. None of them was acknowledged, so their numbers are free.
     """
     content, before = _newest_segment(directory)
     return max(read_position(directory), _unbroken(content, before)[1])

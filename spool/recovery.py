@@ -33,9 +33,9 @@ def has_owner(directory: Path, source: str) -> bool:
 
 
 def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
-    """What lies in the spools of those sources, acknowledged or not, a segment at a time.
+    """Yield the records in the spools of wanted sources, acknowledged or not, a segment at a time.
 
-    What the disk can't read of one source is logged, and keeps nobody from the others.
+    If a source can't be read to its end, that is logged, and the others are read.
     """
     for source in readable_sources(directory):
         if wanted(source):
@@ -53,11 +53,11 @@ def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:
-    """Ship every leftover source once, and remove its directory when all of it was acknowledged.
+    """Ship every leftover source once, and remove its directory once all of it was acknowledged.
 
-    `post_for(source)` gives what takes the records of that source, or None to leave them. A post that raises ends that
-    source for this call: nothing is lost, `remaining` says how much waits. A source that can't be read is logged, and
-    the others are shipped. Safe to call again, at once or by two.
+    `post_for(source)` returns what takes the records of that source, or None to leave them. A post that raises ends
+    that source for this call: nothing is lost, and `remaining` says how much waits. A source that can't be read is
+    logged, and the others are shipped. Calls may be repeated and may overlap.
     """
     report = []
     for source in readable_sources(directory):

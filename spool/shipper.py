@@ -27,8 +27,9 @@ MAX_BYTES: Final = 1024 * 1024
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Do it in a thread, as a slow disk must not hold up the event loop. Cancelled, this waits for its end: a tail and
-    its files are one thread's at a time.
+    """Run `work` in a thread, since a slow disk must not hold up the event loop.
+
+    If cancelled, wait for the thread's end: a tail and its files belong to one thread at a time.
     """
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
@@ -39,11 +40,11 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 class Shipper:
-    """Ships one spool. `async with` runs it in the background; `flush` ships what is there without that, too.
+    """Ships one spool. `async with` ships in the background; `flush` works without that, too.
 
-    `post` gets records in order and returns once the receiver has them durably; it must end by itself. Where it raises
+    `post` gets records in order, returns once the receiver has them durably, and must end by itself. If it raises
     Refused or OSError, the same records are posted again after a pause that doubles up to `max_backoff_s`, with jitter.
-    Anything else is a defect: it ends `run`, and the loop's owner starts that again.
+    Any other error is a defect: it ends `run`, which its loop starts again.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Shipper:
             unsubscribe()
 
     async def flush(self, deadline: Deadline) -> bool:
-        """Ship everything that is durable now; whether that succeeded before the deadline."""
+        """Ship everything that is durable now. Return whether that succeeded before the deadline."""
         target = self._spool.committed
         try:
             async with asyncio.timeout(deadline.remaining_s(time.monotonic())):
@@ -108,7 +109,7 @@ class Shipper:
                         await asyncio.sleep(self._pause_s())
         except TimeoutError:
             return False
-        except Exception as error:  # who drains has more to do
+        except Exception as error:  # a drain has more to do than this
             record_error(error, self._spool.source)
             return False
         return True

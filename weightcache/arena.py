@@ -44,7 +44,7 @@ class Arena:
         return reservation
 
     def withdraw(self, reservation: Reservation) -> None:
-        """Undo a reservation of which no load was started: its chunks are nowhere again, its slabs are unpinned."""
+        """Undo a reservation before its load starts: forget the places of its chunks and unpin its slabs."""
         for digest in reservation.load:
             self.index.drop(reservation.tenant, digest)
         self.unpin(reservation.slabs)

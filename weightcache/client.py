@@ -209,13 +209,16 @@ def acquire(
     *,
     progressive: bool = False,
 ) -> Lease:
-    """Lease a version from the agent, which loads and verifies what isn't in memory yet. Raises `Refused`: what the
-    agent refused, `Unavailable`, `DeadlineExceeded`, or `ManifestCorrupt` where the answer contradicts itself. Waits
-    for an agent that is being restarted, for RESTART_S at most.
-    `engines` are library and device class: where the agent knows no answers of any, it asks the store for news.
+    """Lease a version from the agent, which loads and verifies what is not in memory yet. Blocks.
 
-    All of it may be read, unless it is to be `progressive`: then it is mapped as soon as it is known where its bytes
-    will be; `view`, `arriving` and `until_whole` wait for them, and what may still go wrong with them is raised there.
+    Waits up to RESTART_S for an agent that is being restarted. `engines` are pairs of library and device class: if the
+    agent knows no answers of one of them, it looks in the store.
+
+    A `progressive` lease is returned as soon as the places of its bytes are known. `view`, `arriving` and `until_whole`
+    wait for the bytes, and raise what goes wrong with them. Any other lease can be read at once.
+
+    Raises `Refused`: the agent's refusal, `Unavailable`, `DeadlineExceeded`, or `ManifestCorrupt` if the answer
+    contradicts itself.
     """
     asked_by = cause()
     wish = LeaseRequest(
@@ -251,7 +254,7 @@ def _connected(directory: SocketDirectory, timeout_s: float) -> socket.socket:
 
 
 def _asked(sock: socket.socket, wish: LeaseRequest, timeout_s: float) -> Lease:
-    """Return the lease, which owns the socket. Closes it where there is none."""
+    """Send the request and return the lease, which owns the socket. On failure the socket is closed."""
     try:
         sock.settimeout(timeout_s)
         sock.sendall(encode(wish))

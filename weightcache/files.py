@@ -155,21 +155,21 @@ class ChunkFiles:
             raise
 
     def papers(self, tenant: str | None, version: str | None) -> list[Path]:
-        """All that are kept, of the tenant (None: all), of the version (None: any)."""
+        """Return the kept manifests and attestations of the tenant (None: all) and the version (None: any)."""
         found = self._two_below(tenant, lambda name: name in set(Kind))
         return [path for path in found if version in (None, path.name) and _is_file(path)]
 
     def _two_below(self, tenant: str | None, is_kind: Callable[[str], bool]) -> Iterator[Path]:
-        """Entries of the tenant's (None: every tenant's) directories with such a name. What is in a directory that
-        can't be listed is fetched anew.
+        """Yield the entries of the tenant's directories (None: every tenant's) whose names `is_kind` accepts. A
+        directory that can't be listed counts as empty, so its content is fetched again.
         """
         tenants = [self._root / tenant] if tenant else _inside(self._root)
         for kind in (path for each in tenants for path in _inside(each) if is_kind(path.name)):
             yield from _inside(kind)
 
     def trim_papers(self, limit_bytes: int) -> None:
-        """Remove the papers that were used least recently, until the others have at most so many bytes. The newest one
-        stays, however large.
+        """Remove the least recently used papers until at most `limit_bytes` are left. The newest one stays, however
+        large.
         """
         used = []
         for path in self.papers(None, None):
@@ -182,12 +182,12 @@ class ChunkFiles:
                 path.unlink(missing_ok=True)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """They may be gone already."""
+        """Remove these files. Some may be gone already."""
         for path in paths:
             path.unlink(missing_ok=True)
 
     def quarantine(self, path: Path, name: str) -> None:
-        """Move a bad file aside, for whoever looks into it; it may be gone already."""
+        """Move a bad file aside for inspection. It may be gone already."""
         try:
             path.rename(self._quarantine / f"{name}.{secrets.token_hex(4)}")
         except FileNotFoundError:

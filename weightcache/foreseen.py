@@ -1,4 +1,4 @@
-"""What was brought for versions that were only expected, and what became of it: leased, or gone before anybody came."""
+"""Count bytes that were prefetched for expected requests, and whether they were leased or evicted unused."""
 
 from weightcache.counters import Counters
 
@@ -6,7 +6,7 @@ Key = tuple[str, str]  # tenant, version
 
 
 class Foreseen:
-    """Bytes by version, from their arrival until the first lease or the end of their place."""
+    """Prefetched bytes by version, from their arrival until the first lease or their eviction."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
@@ -16,17 +16,17 @@ class Foreseen:
         return f"<Foreseen versions={len(self._waiting)}>"
 
     def brought(self, key: Key, nbytes: int) -> None:
-        """So many bytes of it were not in memory, and are."""
+        """Record bytes that were not in memory before this prefetch."""
         if nbytes:
             self._counters.foreseen_bytes["brought"] += nbytes
             self._waiting[key] = self._waiting.get(key, 0) + nbytes
 
     def leased(self, key: Key) -> None:
-        """Somebody came."""
+        """Record that the version was leased."""
         self._settle(key, "leased")
 
     def gone(self, key: Key) -> None:
-        """Its place was needed, or nobody wants it kept."""
+        """Record that the version was evicted unused."""
         self._settle(key, "gone")
 
     def _settle(self, key: Key, outcome: str) -> None:

@@ -13,7 +13,7 @@ from weightcache.nvme import NvmeTier
 
 
 class Keeper:
-    """`below` fetches from the sources under the NVMe tier."""
+    """Keeps chunks on the NVMe tier. `below` fetches them from the sources under that tier."""
 
     def __init__(self, arena: Arena, nvme: NvmeTier, below: Fetcher, counters: Counters) -> None:
         self._arena = arena
@@ -25,17 +25,20 @@ class Keeper:
         return f"<Keeper of {self._nvme!r}>"
 
     def check_room(self, tenant: str, nbytes: int) -> None:
-        """Raises `Refused(CapacityExceeded)` where so much of the tenant's can't be on NVMe at once: one chunk of it
-        would only drive out another.
+        """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once: its chunks would only
+        drive out one another.
         """
         if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
             raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
 
     async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
-        """The chunk is on NVMe. Returns the tier that it was kept from; None where it was there already, was brought by
-        another call meanwhile, or is just being loaded: it is admitted by its load. Raises `Refused`: where no source
-        has good bytes; CapacityExceeded where there is no room, before anything is fetched; Unavailable where the disk
-        did not take it.
+        """Ensure that the chunk is on NVMe. Return the tier that it was kept from.
+
+        Return None if there was nothing to do: the chunk was there, another call brought it meanwhile, or a load that
+        is under way will admit it.
+
+        Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
+        Unavailable if the disk did not take it.
         """
         if await self._nvme.came(tenant, digest) or self._arena.index.is_loading(tenant, digest):
             return None

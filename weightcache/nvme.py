@@ -163,13 +163,13 @@ class NvmeTier:
                 del self._coming[key]
 
     async def came(self, tenant: str, digest: str) -> bool:
-        """Whether the file can be read, once nobody is bringing it any more."""
+        """Wait until no other call is bringing the chunk. Return whether its file can be read then."""
         while (coming := self._coming.get((tenant, digest))) is not None:
             await coming.wait()
         return self.index.holds((tenant, digest))
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`. Until the file is aside no other one is written in its place."""
+        """See `Source`. Until the file is moved away, no new one is written in its place."""
         key = (tenant, digest)
         self.index.drop(key)
         self._going.add(key)
@@ -179,8 +179,8 @@ class NvmeTier:
             self._going.discard(key)
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
-        """Keep a verified chunk; False where there is no room, the disk refused, or its old file is just being removed.
-        `data` must not change meanwhile.
+        """Keep a verified chunk, whose `data` must not change meanwhile. Return False if there is no room, the disk
+        refused, or its old file is just being removed.
         """
         key = (tenant, digest)
         if key in self._going:  # the file would be removed that is to be written
@@ -203,8 +203,8 @@ class NvmeTier:
         return True
 
     async def evict(self, tenant: str | None, version: str | None, digests: frozenset[str] | None) -> None:
-        """Remove chunks of the tenant (None: all) among the digests (None: any), and the papers of that version. Raises
-        `Refused(Unavailable)` where the disk removes nothing.
+        """Remove chunks of the tenant (None: all) that are among `digests` (None: any), and the version's manifest and
+        attestations. Raises `Refused(Unavailable)` if the disk refuses.
         """
         keys = self.index.select(tenant, digests)
         for key in keys:
@@ -216,7 +216,7 @@ class NvmeTier:
             raise Refused(Unavailable("the NVMe tier of the weight cache")) from error
 
     async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:
-        """The bytes as they were kept, unverified; None where they were not. Raises OSError."""
+        """Return the kept bytes, unverified; None if there are none. Raises OSError."""
         path = self._files.paper(tenant, version, kind)
 
         def read() -> bytes:
@@ -231,7 +231,7 @@ class NvmeTier:
             return None
 
     async def keep_paper(self, tenant: str, version: str, data: bytes, kind: Kind) -> None:
-        """Keep these bytes; a disk that refuses is no reason to fail. Papers that were not used for long may go."""
+        """Keep a manifest or attestation. A disk that refuses is no failure. Old ones may be removed."""
         path = self._files.paper(tenant, version, kind)
         limit_bytes = max(LEAST_PAPER_BYTES, self.index.budget_bytes // PAPER_SHARE)
         try:

@@ -22,7 +22,7 @@ RULES: Final = (Rule(NVME, 1), Rule(STORE, 2))
 
 
 class Papers:
-    """Manifests come from NVMe, else from the store (published first, then drafts) and are kept on NVMe."""
+    """Manifests, from NVMe or else from the store (published ones, then drafts). They are kept on NVMe."""
 
     def __init__(self, store: BlobStore, nvme: NvmeTier, remote: StoreTier, counters: Counters) -> None:
         self._store = store

@@ -1,9 +1,10 @@
-"""Bring versions before anybody leases them: when a deploy names them, and while a start waits for its process.
+"""Load versions before they are leased: when a deploy names them, and while a start waits for its process.
 
-A prefetch is for nobody yet, so it waits while leases load, one after another, and gives way to a lease that comes
-meanwhile: what has arrived by then stays. An urgent one is part of a start and does neither. Where the host tier has
-no room for a version, its chunks are brought to NVMe; not where it is only expected to be asked for: then it is left. A
-version that NVMe can't keep as a whole is refused before anything is fetched.
+Prefetches run one after another, and wait while leases load. A lease that comes meanwhile interrupts one; chunks that
+have arrived stay. An urgent prefetch is part of a start: it neither waits nor yields.
+
+If the host tier has no room for a version, its chunks are brought to NVMe, unless requests for it are only expected:
+then it is skipped. A version that NVMe can't hold as a whole is refused before anything is fetched.
 """
 
 import asyncio

@@ -86,8 +86,9 @@ class Pace:
         return Measured(self._took / self._held_s, self._took / self._tokens)
 
     def answer_s(self, tokens: int) -> float:
-        """How long an answer takes: by its tokens as they are estimated; but those are the most that they may be, so
-        that it is no longer than others twice. 0 while no pace is known.
+        """Return how long an answer of so many estimated tokens takes; 0 while the throughput is unknown.
+
+        The estimate is the most that the answer may have. So the result is at most twice the mean of all answers.
         """
         if self._answers < LEAST or self._held_s <= 0:
             return 0.0
@@ -122,18 +123,18 @@ UNKNOWN: Final = Outlook()
 
 @dataclass(slots=True)
 class Starts(Generic[K]):
-    """When versions at zero are expected to serve, by what the control plane said. Times are monotonic seconds."""
+    """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
 
     _at_zero_s: dict[K, float] = field(default_factory=dict)  # how long a start would take
     _under_way: dict[K, tuple[float, Forecast]] = field(default_factory=dict)  # when a start is over, as was said
     _problems: dict[K, StartProblem] = field(default_factory=dict)  # why a version does not start
 
     def stands(self, key: K, row: StartRow) -> None:
-        """It is at zero, and a start would take so long."""
+        """Record how long a start of this version, which is at zero, would take."""
         self._at_zero_s[key] = row.start_ms / 1000
 
     def under_way(self, key: K, forecast: Forecast, now: float) -> None:
-        """It starts."""
+        """Record that the version starts, and when it is expected to be ready."""
         self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
 
     def set_problem(self, key: K, problem: StartProblem | None) -> None:
@@ -148,12 +149,12 @@ class Starts(Generic[K]):
         return self._problems.get(key)
 
     def failed(self, tenant: str, version: str) -> None:
-        """Its start has come to nothing: what was said of it says nothing of the next one."""
+        """Forget the forecast of a start that failed. It says nothing about the next one."""
         for key in [key for key in self._under_way if (key.tenant, key.version) == (tenant, version)]:
             del self._under_way[key]
 
     def served(self, key: K) -> None:
-        """It has a replica: what was said before it had one counts for nothing."""
+        """Forget all forecasts and problems of a version that has a replica."""
         self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
         self._problems.pop(key, None)
@@ -163,12 +164,12 @@ class Starts(Generic[K]):
         return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
 
     def clear(self) -> None:
-        """A snapshot of all that stands follows. Starts under way are news, which it doesn't repeat."""
+        """Forget what the snapshot that follows repeats. Starts under way stay, as a snapshot does not name them."""
         self._at_zero_s.clear()
         self._problems.clear()
 
     def outlook(self, key: K, now: float) -> Outlook:
-        """Of one who waits for the first replica, never below 0."""
+        """Return what a request that waits for the first replica is told."""
         problem = self._problems.get(key)
         if (start := self._under_way.get(key)) is not None:
             ready_at_s, said = start
@@ -179,7 +180,7 @@ class Starts(Generic[K]):
 
 
 def wait_s(tokens_before: int, tokens_per_s: float | None) -> float | None:
-    """Until so many tokens that are served first have been."""
+    """Return the seconds until `tokens_before` tokens are served; None if the throughput is unknown."""
     return None if tokens_per_s is None else tokens_before / tokens_per_s
 
 

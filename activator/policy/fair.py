@@ -164,8 +164,8 @@ class FairQueue(Generic[T]):
         self._stand(Place(place.entry, place.ask, place.deadline_s, place.arrival, self))
 
     def take(self, may_take: Callable[[str], bool] = _anybody) -> tuple[T, Ask] | None:
-        """The next of the tenants that may have something, which is given what it asked for. None where none of those
-        waits.
+        """Take out the next entry of a tenant that `may_take` admits, and charge its tenant and rank. Return None if no
+        such tenant waits.
         """
         open_to = {rank: [name for name in lane.tenants if may_take(name)] for rank, lane in self._lanes.items()}
         rank = min((rank for rank, tenants in open_to.items() if tenants), key=self._given.of, default=None)
@@ -179,7 +179,7 @@ class FairQueue(Generic[T]):
         return place.entry, place.ask
 
     def waiting_of(self, tenant: str) -> int:
-        """How many of a tenant's wait."""
+        """Return how many requests of the tenant wait."""
         return self.crowd.loads.of(tenant).entries
 
     def weight_of(self, tenant: str) -> int:
@@ -188,36 +188,36 @@ class FairQueue(Generic[T]):
         return next(backlog.heap[0][-1].ask.weight for backlog in backlogs if backlog is not None)
 
     def tenants(self) -> set[str]:
-        """Those that wait."""
+        """Return the tenants that have requests in the queue."""
         return {tenant for lane in self._lanes.values() for tenant in lane.tenants}
 
     def tokens_before(self, ask: Ask, deadline_s: float) -> int:
-        """Tokens of what waits and is certainly served before it: its tenant's of its rank with an earlier deadline.
+        """Return the tokens that are certainly served first: those of its tenant and rank with an earlier deadline.
 
-        What others wait for is served in between, so that this is the least that it may be.
+        This is the least: requests of other tenants are served in between.
         """
         backlog = self._lanes[ask.rank].tenants.get(ask.tenant)
         return 0 if backlog is None else backlog.tally.before(deadline_s)
 
     def in_turn(self) -> Iterator[list[Place[T]]]:
-        """Who waits: of each tenant and rank in the order of their deadlines."""
+        """Yield the places of each tenant and rank, in the order of their deadlines."""
         for lane in self._lanes.values():
             for backlog in lane.tenants.values():
                 yield [place for *_, place in sorted(backlog.heap) if not place.left]
 
     def tokens_of(self, tenant: str, rank: Rank) -> int:
-        """Tokens of what waits of a tenant, as urgent as that or more."""
+        """Return the queued tokens of a tenant at this rank or a more urgent one."""
         backlogs = (lane.tenants.get(tenant) for each, lane in self._lanes.items() if each >= rank)
         return sum(backlog.tally.total() for backlog in backlogs if backlog is not None)
 
     def pass_by(self, ask: Ask) -> None:
-        """It is given what it asked for without waiting, as nobody waits who may have it."""
+        """Charge a request that gets its slot without waiting, because no waiting request may have that slot."""
         tokens = cost(ask.tokens)
         self._given.pass_by(ask.rank, tokens / WEIGHTS[ask.rank])
         self._lanes[ask.rank].given.pass_by(ask.tenant, tokens / ask.weight)
 
     def settle(self, ask: Ask, tokens: int) -> None:
-        """What was given for that ask took so many tokens."""
+        """Correct the charge of a served request: it took `tokens`, not what was estimated."""
         more = cost(tokens) - cost(ask.tokens)
         self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
         self._lanes[ask.rank].given.correct(ask.tenant, more / ask.weight)

@@ -32,16 +32,18 @@ class Bucket:
     held: int = 0  # by requests under way
 
     def room(self, limit: int, now_s: float) -> float:
-        """Units that may be had; below nothing where more was charged than had been held."""
+        """Return the units that are free; negative if more was charged than had been held."""
         return limit - max(0.0, self.full_at_s - now_s) * limit / MINUTE_S - self.held
 
     def standing(self, limit: int, now_s: float, wait_s: float | None = None) -> Standing:
-        """As of now."""
+        """Return where the tenant stands now."""
         remaining = max(0, floor(self.room(limit, now_s) + _ROUNDING))
         return Standing(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
 
     def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> Standing:
-        """Hold so many for a request, if there is room for them, or for the `needed` ones; then `settle` is owed."""
+        """Hold `units` for a request if there is room for `needed` of them (None: for all). After success call
+        `settle`.
+        """
         lacks = (units if needed is None else needed) - self.room(limit, now_s)
         if lacks > _ROUNDING:
             return self.standing(limit, now_s, min(MINUTE_S, lacks * MINUTE_S / limit))

@@ -91,7 +91,7 @@ class _Row:
 
 
 class Shelved(NamedTuple):
-    """A kept answer, where it lies, and for how long it has."""
+    """A kept answer with its tenant, its name and its age."""
 
     tenant: str
     name: bytes
@@ -115,13 +115,13 @@ class Shelf:
         return len(self._ends)
 
     def find(self, tenant: str, name: bytes, now_s: float) -> Kept | None:
-        """What is kept under that name, and has not ended."""
+        """Return the unexpired answer of that name, or None."""
         self.tidy(now_s)
         row = self._rows.get(tenant)
         return None if row is None else row.answers.get(name)
 
     def age_s(self, tenant: str, name: bytes, now_s: float) -> float:
-        """For how long that has been kept, which is."""
+        """Return for how long an answer has been kept. It must be there."""
         return self._limits.ttl_s - (self._ends[tenant, name] - now_s)
 
     def all(self, now_s: float) -> list[Shelved]:
@@ -132,7 +132,9 @@ class Shelf:
         ]
 
     def put(self, tenant: str, name: bytes, kept: Kept, now_s: float) -> bool:
-        """Keep it, in the place of what had that name; False where there is no room, of the tenant's or in all."""
+        """Keep the answer in place of an earlier one of that name. Return False if it does not fit the tenant's bound
+        or that of all.
+        """
         self.tidy(now_s)
         size = _size(kept)
         if size > min(self._limits.tenant_bytes, self._limits.nbytes):

@@ -81,10 +81,11 @@ class Collection:
 
 
 def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
-    """Raises `Refused` (ManifestCorrupt, ManifestMissing) where a version that is needed can't say what it needs.
+    """Choose what a collection frees, condemns and pardons.
 
-    Where a chunk that a kept version needs is in no pack as far as anything tells, some pack's table is missing or
-    lies, and nobody knows which. Then no pack is freed.
+    If no known pack holds a chunk that a kept version needs, some pack's table is missing or wrong, and nobody knows
+    which. Then no pack is freed. Raises `Refused` (ManifestCorrupt, ManifestMissing) if a needed version's manifest
+    can't say what it needs.
     """
     wanted = facts.named | facts.committing
     unnamed = sorted(facts.manifests.keys() - wanted)
@@ -136,7 +137,7 @@ def choose(facts: StoreFacts, now_s: float, grace_s: float) -> Collection:
 
 
 def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> frozenset[str]:
-    """Chunks of the versions that stay."""
+    """Return the chunks of the versions and drafts that stay. Raises as `choose`."""
     for version in sorted(facts.named):
         if version not in facts.manifests:
             raise Refused(ManifestMissing(version))
@@ -151,7 +152,9 @@ def _needed(facts: StoreFacts, kept: Iterable[str], drafts: Iterable[str]) -> fr
 
 
 def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: float) -> Iterator[Freed]:
-    """Index first: a pack without one is offered to nobody, an index without its pack would be."""
+    """Yield packs to free. Each index goes first: a pack without an index is never offered to a reader, but an index
+    without its pack would be.
+    """
     for pack, found in sorted(facts.packs.items()):
         if found.chunks is None or not reached.isdisjoint(found.chunks) or _is_young(found.object, now_s, grace_s):
             continue
@@ -166,7 +169,7 @@ def _packs(facts: StoreFacts, reached: frozenset[str], now_s: float, grace_s: fl
 def _sides(
     sides: Iterable[FoundSide], live: AbstractSet[str], gone: AbstractSet[str], now_s: float, grace_s: float
 ) -> Iterator[Freed]:
-    """Free what speaks of no version. A version or draft that is `gone` takes along also what is young."""
+    """Yield objects that belong to no version. Young ones stay, unless their version or draft is in `gone`."""
     for side in sides:
         is_old = side.version in gone or not _is_young(side.object, now_s, grace_s)
         if side.version not in live and is_old:

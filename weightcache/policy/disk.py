@@ -59,11 +59,11 @@ class DiskIndex:
         return sum(file.written for file in self._files.values())
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so much more fits without anything having to go."""
+        """Return whether `nbytes` more fit without removing anything."""
         return self._total + nbytes <= self.budget_bytes
 
     def found(self, key: Key, length: int, used_at: float) -> None:
-        """A file from before this process, last used then."""
+        """Add a file that an earlier process left, last used at `used_at`."""
         self.drop(key)
         self._add(key, _File(length, used_at, written=True))
 
@@ -77,14 +77,12 @@ class DiskIndex:
         return key in self._files
 
     def copy_of(self, key: Key) -> object | None:
-        """What stands for the file that can be read now: another object once the file went and another one came. None
-        where there is none.
-        """
+        """Return an object that stands for the readable file, or None. A file that replaces it has another object."""
         file = self._files.get(key)
         return file if file is not None and file.written else None
 
     def length(self, key: Key) -> int:
-        """Of the file, in bytes; 0 where there is none."""
+        """Return the length of the file in bytes; 0 without one."""
         file = self._files.get(key)
         return 0 if file is None else file.length
 
@@ -97,9 +95,10 @@ class DiskIndex:
         return gone
 
     def admit(self, key: Key, length: int, now: float) -> tuple[Key, ...] | None:
-        """Reserve room for a new file. Returns the files to remove for it and for some that come after it, forgotten at
-        once; None where it is there already or doesn't fit, beside what is being written and what is others' by their
-        quotas.
+        """Reserve room for a new file. Return the files to remove, which are forgotten at once.
+
+        More is removed than this file needs, so that the next ones need no removal. Return None if the file is there
+        already, or does not fit beside files that are being written and what quotas leave to others.
         """
         gone = None if key in self._files else self._room_for(key[0], length)
         if gone is None:
@@ -110,11 +109,11 @@ class DiskIndex:
         return gone
 
     def has_room_for(self, tenant: str, length: int) -> bool:
-        """Whether `admit` would take a new file of the tenant now."""
+        """Return whether `admit` would accept a new file of the tenant now."""
         return self._room_for(tenant, length) is not None
 
     def most_bytes_of(self, tenant: str) -> int:
-        """How much the tenant can keep at once, beside what the others have by their quotas."""
+        """Return how many bytes the tenant can keep at once, beside what quotas leave to others."""
         others = self._total - self._held[tenant]
         return max(self.quota_bytes, self.budget_bytes - others)
 
@@ -124,7 +123,7 @@ class DiskIndex:
         self._files[key].written = True
 
     def tag(self, key: Key) -> bytes | None:
-        """What the file's bytes are recognised by; None where they were not verified yet, or there is none."""
+        """Return the tag of the file's bytes; None if they were not verified yet, or there is no file."""
         file = self._files.get(key)
         return None if file is None else file.tag
 
@@ -162,7 +161,7 @@ class DiskIndex:
         assert all(file.length >= 0 for file in self._files.values())
 
     def _room_for(self, tenant: str, length: int) -> tuple[Key, ...] | None:
-        """The files that would go for a new one, and for some that come after it. None where it doesn't fit."""
+        """Return the files to remove for a new one, and for some after it. None if it does not fit."""
         if length > self.quota_bytes:
             return None
         short = self._total + length - self.budget_bytes
@@ -177,7 +176,7 @@ class DiskIndex:
         return gone
 
     def _least(self, tenant: str, coming: int, short: int) -> tuple[Key, ...] | None:
-        """What goes where so many bytes of the tenant's come, and `short` of them have no room."""
+        """Return the files to remove when `coming` bytes of the tenant come and `short` of them have no room."""
         shares = Shares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
         return choose(self._idle(), short, HALF_LIFE_S, shares)
 
