@@ -81,9 +81,11 @@ class RestoreStatus(Wire, frozen=True):
 
 
 class ImageBehind(Wire, frozen=True):
-    """Why a version on a cluster still runs the image, or other settings of Kelvin's own, of before, and since when
-    the control plane knows that: `waiting` for its turn, `starting`, `failed` (its new revision), `refused`, or
-    `unreadable` (its Service in the cluster).
+    """Why a version on a cluster still runs an earlier image, or earlier settings of Kelvin's own, and since when the
+    leader knows.
+
+    `reason` is `waiting` (for its turn), `starting`, `failed` (its new revision), `refused` (by the cluster), or
+    `unreadable` (its Service).
     """
 
     reason: str

@@ -109,7 +109,7 @@ def unpack(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
 
 
 def read_index(archive: BinaryIO) -> BackupIndex:
-    """The index, by the headers before it: nothing is compared. Raises BadBackup, OSError."""
+    """Return the index of a backup without checking its other files. Raises BadBackup, OSError."""
     while True:
         name, size = _next(archive)
         if name == INDEX:

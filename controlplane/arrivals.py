@@ -97,12 +97,14 @@ class Conflicts:
         self._shut: Closed | None = None
 
     def add(self, record: RequestRecord | LifetimeRecord, subject: str, at_us: int, conflict: Conflict) -> str:
-        """Keep it, with the reason. Return its digest."""
+        """Keep a record aside, with the reason. Return its digest."""
         raw = encode(record)
         return self._keep(hashlib.sha256(raw).hexdigest(), record.tenant, subject, at_us, conflict.reason, raw)
 
     def add_unreadable(self, raw: bytes, tenant: str | None, subject: str, at_us: int, reason: str) -> str:
-        """Likewise what is no record: the same bytes of two subjects are two."""
+        """Keep unreadable bytes aside, with the reason. Return their digest, which differs for the same bytes of two
+        subjects.
+        """
         digest = hashlib.sha256(subject.encode() + b"\n" + raw).hexdigest()
         return self._keep(digest, tenant, subject, at_us, reason, raw)
 
@@ -120,7 +122,7 @@ class Conflicts:
             for digest in connection.execute(known).scalars():
                 del self._rows[digest]
         if self._rows:
-            # By the name that is stored: the record's own may be too long for any tenant, and its beginning one.
+            # Use the stored name: a record's own may be too long for any tenant.
             self._shut = Closed(connection, {row.tenant or "" for row in self._rows.values()})
 
     def link(self, digest: str, chains: Chains) -> None:

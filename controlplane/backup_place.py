@@ -47,17 +47,19 @@ def claim_place(place: Path, data: Path) -> None:
 
 
 def backups_in(place: Path) -> Sequence[tuple[int, Path]]:
-    """Moment (whole seconds since 1970) and file of each backup, the newest last. Foreign entries are left out."""
+    """Return the time (whole seconds since 1970) and file of each backup, the newest last. Foreign entries are left
+    out.
+    """
     return [(moment, path) for _, moment, path in _ordered(place)]
 
 
 def next_name(place: Path, moment_s: int) -> str:
-    """The file name of a backup that begins then, and is newer than all in the place."""
+    """Return the file name of a backup that begins at `moment_s` and is newer than all in the place."""
     return name_of(moment_s, 1 + max((number for number, _, _ in _ordered(place)), default=0))
 
 
 def name_of(moment_s: int, number: int = 0) -> str:
-    """The file name of a backup that was begun then. Without a number as older programs named it."""
+    """Return the file name of a backup that began at `moment_s`. Older programs wrote no number."""
     stamp = datetime.fromtimestamp(moment_s, UTC).strftime(_STAMP)
     return f"{_PREFIX}{stamp}{f'-{number}' if number else ''}{SUFFIX}"
 
@@ -71,19 +73,19 @@ def write_backup(path: Path, pieces: Iterable[bytes]) -> int:
 
 
 def _ordered(place: Path) -> list[tuple[int, int, Path]]:
-    """Number, moment and file of each backup, ascending."""
+    """Return number, time and file of each backup, ascending."""
     found = []
     for path in place.glob(f"{_PREFIX}*{SUFFIX}"):
         named = _NAME.fullmatch(path.name)
         if named is not None and path.is_file():
-            with suppress(ValueError):  # a date that is none
+            with suppress(ValueError):  # no such date
                 moment = datetime.strptime(named[1], _STAMP).replace(tzinfo=UTC)
                 found.append((int(named[2] or 0), int(moment.timestamp()), path))
     return sorted(found)
 
 
 def _try_read(path: Path) -> str | None:
-    """The name of an installation. Raises BadSetting where the file holds none."""
+    """Return the installation's name, None without the file. Raises BadSetting if the file holds no name."""
     try:
         name = path.read_text("latin-1").strip()
     except FileNotFoundError:

@@ -58,7 +58,9 @@ class BackupLoop:
         return time.time() - self.done_at_s
 
     async def run(self) -> None:
-        """Again and again. Where the disk or the database refuses, and while files are missing, sooner: RETRY_S, then
+        """Make backups until cancelled.
+
+        After a failure, and while files of the installation are missing, the next one follows after RETRY_S, then after
         twice as long each time, up to the interval.
         """
         self._stop.clear()  # of a run that ended by an error
@@ -81,7 +83,9 @@ class BackupLoop:
             self._stop.set()
 
     async def once(self) -> Path | None:
-        """The backup that was made; None where nothing was written since the newest one. Raises what goes wrong."""
+        """Make a backup and return its file. Return None if nothing was written since the newest one. Raises Refused,
+        OSError.
+        """
         if self._now() == self._state and await asyncio.to_thread(self._touch_newest):
             self.done_at_s = time.time()
             return None
@@ -97,7 +101,7 @@ class BackupLoop:
         return path
 
     def _touch_newest(self) -> bool:
-        """Show whoever watches its age that the newest backup is still true. Return whether there is one."""
+        """Renew the newest backup's age, because it is still up to date. Return whether there is a backup."""
         there = backups_in(self._place)
         if there:
             there[-1][1].touch()
@@ -111,7 +115,7 @@ class BackupLoop:
         return self._database.writes, self._backups.files_state()
 
     def _thin(self) -> None:
-        """The newest ones are whole, and the journal goes back to the oldest of them."""
+        """Remove old backups, but never the NEWEST ones, and trim the journal to the oldest of those."""
         there = backups_in(self._place)
         newest = [path for _, path in there[-NEWEST:]]
         kept = keep((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
@@ -127,7 +131,9 @@ class BackupLoop:
 
 
 def _journal_after(path: Path) -> int:
-    """From where the journal goes on behind that backup; 0, all of it, where the backup does not say."""
+    """Return the last journal entry that the backup contains; 0 if that can't be read, so that all of the journal is
+    kept.
+    """
     try:
         with path.open("rb") as archive:
             return read_index(archive).journal_after or 0
@@ -137,7 +143,7 @@ def _journal_after(path: Path) -> int:
 
 
 async def open_backups(ladder: AsyncExitStack, data: Path, place: Path | None) -> LedgerJournal | None:
-    """The journal of a place that is ours, closed with the ladder; None without one. Raises BadSetting."""
+    """Return the journal of the backup place, closed with the stack; None without a place. Raises BadSetting."""
     if place is None:
         return None
     await asyncio.to_thread(claim_place, place, data)
@@ -150,5 +156,5 @@ async def open_backups(ladder: AsyncExitStack, data: Path, place: Path | None) -
 
 
 def _known_to_backups(place: Path) -> int:
-    """The last entry of the journal that backups there hold. Without it a lost journal would begin at 1 again."""
+    """Return the last journal entry that any backup in the place contains. A lost journal goes on behind it."""
     return max((_journal_after(path) for _, path in backups_in(place)), default=0)

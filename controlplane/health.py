@@ -18,9 +18,10 @@ from service.listener import listen
 
 
 class Health:
-    """An ASGI application: alive, and not ready, until it is another one's turn; and again after that.
+    """An ASGI application for the time before and after this process serves: alive, and not ready. In between `by`
+    passes requests on.
 
-    Set `is_follower` while this process waits for the lead and is as good as it can be: it is ready then.
+    Set `is_follower` while another control plane leads and this one is prepared to take over: then it is ready, too.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:

@@ -18,7 +18,7 @@ TERM_S: Final = 2.0
 
 
 def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobDesk:
-    """Over these. A standby that does not come is Unavailable. The feed knows the tenants."""
+    """Return a desk whose jobs run on standbys of this pool. Its calls raise Unavailable if no standby comes."""
 
     @asynccontextmanager
     async def standby() -> AsyncIterator[Process]:

@@ -164,7 +164,7 @@ class LedgerJournal:
     def __init__(
         self, place: Path, *, used: int = 0, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        """`used` is the highest number that backups know. Raises OSError; BlockingIOError where another installation
+        """`used` is the highest entry that backups contain. Raises OSError; BlockingIOError if another installation
         writes there.
         """
         self._home = Home.claim(place, DIRECTORY)
@@ -197,11 +197,12 @@ class LedgerJournal:
         self._append([payload for entry in entries for payload in pieces_of(payload_of(entry))])
 
     def skip_to(self, position: int | None) -> None:
-        """Go on behind the database's `position`, and behind what backups know, where the files end before that.
-        Raises as `append`.
+        """If the journal's files end before the database's `position`, or before what backups contain, go on behind
+        that.
 
-        Backups say by number which entries come after them, so that no number may be given twice. After a restore the
-        database has no position. Then whole entries behind a damaged one were used, too: the restore entered them.
+        Backups say by number which entries follow them, so no number may be given twice. After a restore the database
+        has no position (None). Then entries that can be read behind a damaged one count as used, because the restore
+        entered them. Raises as `append`.
         """
         used = max(self._readable if position is None else position, self._used)
         if used > self.committed:

@@ -74,7 +74,7 @@ async def on_cluster(
     ways: Ways,
     stop: asyncio.Event,
 ) -> Running:
-    """What runs already is in the feed on return; or `stop` is set."""
+    """Put the cluster's parts together. On return the feed has what runs already, unless `stop` is set."""
     jobs = await jobs_beside(ladder, inst)
     pods = PodTable(inst.clock, settings.pods.device_class or f"cpu-{settings.pods.cores}", settings.own_devices)
     page = inst.telemetry.page

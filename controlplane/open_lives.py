@@ -79,14 +79,14 @@ def note(connection: Connection, records: Sequence[LifetimeRecord], now_us: int)
 
 
 def forget(connection: Connection, ended: Collection[str]) -> None:
-    """Their lives are recorded."""
+    """Forget replicas whose lives are recorded."""
     if ended:
         connection.execute(_FORGET, [{"ended": name} for name in sorted(ended)])
 
 
 def cut_off(connection: Connection, before_us: int) -> tuple[list[LifetimeRecord], list[Unreadable]]:
-    """Lives to be recorded of replicas that have said nothing since then, by our clock; and what is none. Asked again,
-    the same.
+    """Return records for replicas that reported nothing since `before_us` (our clock), and the reports that can't be
+    read. Changes nothing.
     """
     c = open_lives.c
     query = select(c.runtime_id, c.tenant, c.died_at_us, _RAW[connection.dialect.name])
@@ -107,7 +107,7 @@ def cut_off(connection: Connection, before_us: int) -> tuple[list[LifetimeRecord
 
 
 def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | str:
-    """What it says, or why nobody knows that."""
+    """Return the reported life, or why it can't be read."""
     try:
         word = _LIVES.decode(raw)
     except BadJson as error:
@@ -116,10 +116,10 @@ def _read(raw: str | bytes, runtime_id: str, tenant: str) -> LifetimeRecord | st
 
 
 async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_us: int) -> None:
-    """Again and again record the lives of those that are gone, by `cut(before_us)`; ends by being cancelled.
+    """Record the lives of replicas that have gone, by `cut(before_us)`, until cancelled.
 
-    First listen for CUT_S from `since_us` (monotonic): a replica that could not report is not gone. After a step of our
-    own clock, listen for CUT_S again.
+    Listen for CUT_S from `since_us` (monotonic) first: a replica that could not report has not gone. After a step of
+    our own clock, listen for CUT_S again.
     """
     ahead_us = _ahead_us(clock)
     await clock.sleep(max(0.0, CUT_S - (clock.monotonic_us() - since_us) / 1e6))

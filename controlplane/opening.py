@@ -35,7 +35,8 @@ READ_ONLY: Final = "25006"  # PostgreSQL's state of a transaction that may not w
 async def open_when_there(
     place: Path | PostgresPlace, stop: asyncio.Event, say: Callable[[str], None] = lambda _: None
 ) -> Database | None:
-    """None where `stop` comes first. A file is opened at once, or not at all; of what is cancelled nothing stays open.
+    """Open the database; return None if `stop` comes first. A file is opened at once or not at all. PostgreSQL is
+    waited for. A cancelled call leaves nothing open.
 
     `say` is called with what is waited for, in words that name no host and no user. Raises as `open_database`, and
     BadSetting for a damaged file.

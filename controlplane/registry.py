@@ -118,16 +118,16 @@ class Registry:
         return None if model is None or version is None or version.is_deleted else (model, version)
 
     def named(self, tenant: str) -> tuple[str, ...]:
-        """Every version that a model of the tenant has, once each, sorted; deleted ones are not."""
+        """Return the versions of all models of the tenant, sorted, without deleted ones."""
         every = (each for model in self.models(tenant) for each in model.versions if not each.is_deleted)
         return tuple(sorted({each.registration.version for each in every}))
 
     async def register(self, registration: VersionRegistration, now_s: int) -> Registered:
-        """Take a published version in, or back in after a deletion. The first version of a model becomes its `prod`.
-        Like all that changes what is served it returns once activators were told, or a second is over: who asks then
-        is right.
+        """Register a published version, or bring it back after a deletion. A model's first version becomes its `prod`.
+        Idempotent.
 
-        Repeats are harmless. Raises Refused(InvalidRequest) on a bad name, NotFound on an unknown tenant.
+        As every change of what is served, this returns once activators know it, or after TELL_S. Raises
+        Refused(InvalidRequest) for a bad name, NotFound for an unknown tenant.
         """
         tenant, name = registration.tenant, dns_label(registration.model, "model")
         check_digest(registration.version)
@@ -275,8 +275,8 @@ class Registry:
         return keys
 
     async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
-        """Apply the change and return what holds now, once activators were told of what is theirs of it. A minimum that
-        is given ends a stop.
+        """Apply the change and return the new settings. Giving a minimum ends a stop. If activators need to know, wait
+        for them up to TELL_S.
 
         Raises Refused(ModelNotFound), InvalidRequest.
         """
@@ -327,8 +327,7 @@ class Registry:
                 self._show(_without(model, tenant))
 
     async def stop(self, by: Actor, tenant: str, model: str, now_s: int) -> Model:
-        """Record that an operator stopped the model; its replicas are the decider's to end. Raises
-        Refused(ModelNotFound).
+        """Record that an operator stopped the model. The decider ends its replicas. Raises Refused(ModelNotFound).
 
         Each stop has its own time, `now_s` or later, so that `resume` can tell stops apart.
         """

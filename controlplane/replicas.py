@@ -46,8 +46,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A replica that was asked for at `asked_us` and has no process yet. Its slot is that of the process `after` which
-    it comes, for as long as that one lives.
+    """A replica that was requested at `asked_us` and has no process yet. While the process `after` lives, the start has
+    no slot of its own: it will take that one's.
     """
 
     number: int
@@ -84,7 +84,9 @@ class ReplicaTable:
 
     @property
     def held(self) -> int:
-        """Device slots that are taken: by starts, by processes of versions that don't sleep, and by unknown ones."""
+        """Return how many device slots are taken: by starts, by processes with a version that does not sleep, and by
+        unknown ones.
+        """
         known = sum(start.after not in self._replicas for start in self._starts.values())
         known += sum(each.holds_slot for each in self._replicas.values())
         return min(known + self.unknown, max(known, self.slots))  # some of the unknown ones are standbys
@@ -122,9 +124,10 @@ class ReplicaTable:
         return tuple(replica for replica in self.of(key) if replica.state is ReplicaState.RELIEVED)
 
     def leaving(self) -> int:
-        """Processes that hold a slot and will give it back to anybody: they are relieved, drain or end.
+        """Return how many processes hold a slot and will give it back to any version: they are being replaced, drain or
+        end.
 
-        Those that are unknown count, too: whoever wants a slot waits until it is known what they hold.
+        Unknown processes count, too: a version that needs a slot waits until it is known what they hold.
         """
         heirs = sum(start.after in self._replicas for start in self._starts.values())
         held = sum(each.holds_slot and each.state not in LIVE for each in self._replicas.values())

@@ -131,7 +131,7 @@ def _check_pages(database: Database) -> None:
 
 
 def _unshipped(path: Path, made_at_us: int) -> list[Entry]:
-    """The records that waited in spools."""
+    """Return the records that waited in spools when the backup was made."""
     return [entry_of(payload, made_at_us) for _, payload in joined(_frames_in(path.read_bytes()))]
 
 

@@ -42,19 +42,19 @@ class Replicas(Protocol):
 
 
 class Decider(Protocol):
-    """Who says how many replicas a version has. All calls return at once."""
+    """Decides how many replicas a version has. All calls return at once."""
 
     def observe(self, stats: Stats) -> None:
-        """Take an activator's reports in."""
+        """Take in an activator's reports."""
 
     def tick(self) -> None:
-        """What is wanted of models has changed: see to it now."""
+        """Decide now, because what is wanted of models has changed."""
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """End their replicas now. Whether they may start again follows from the registry and the tenants."""
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """Raises Refused(InvalidRequest) where the model can't be scaled so here."""
+        """Raise Refused(InvalidRequest) if the model can't be scaled so here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,10 @@ class Scaled:
         self._not_before_s = now
         self._died_s: float | None = None  # a process of it died, for whatever reason
         self._made_up_s: float | None = None  # from when on the last that died while it served was made up for
-        self._emptied_s: float | None = None  # when its replicas were taken away; late reports speak of before
-        self._doubted = False  # a report came so soon after that that it may speak of what was before
+        self._emptied_s: float | None = (
+            None  # when its replicas were taken away; late reports are about earlier requests
+        )
+        self._doubted = False  # a report came so soon afterwards that its requests may be from before or after
         self._needs_poke = False
         self.asked_s = now  # when it was last asked for
         self.asked_us: int | None = None  # since when a caller waits at zero
@@ -72,9 +74,9 @@ class Scaled:
         return f"<Scaled {self.key} {self._activity}{emptied}>"
 
     def record(self, concurrency: float, requests: int, present: int, now: float) -> bool:
-        """Take a report in. True where somebody asks for the version, rather than being served to the end.
+        """Take in a report. Return whether callers want the version, beyond what is served to its end.
 
-        `present` processes may still serve what was under way when the version's replicas were taken away.
+        `present` processes may still serve requests from before the version's replicas were taken away.
         """
         if self._emptied_s is not None and self._is_aftermath(self._emptied_s, concurrency, requests, present, now):
             return False
@@ -87,11 +89,12 @@ class Scaled:
         return concurrency > 0
 
     def _is_aftermath(self, emptied_s: float, concurrency: float, requests: int, present: int, now: float) -> bool:
-        """Whether a report may speak of nothing but what came before that. One that waits is reported again.
+        """Return whether a report may be about requests from before the replicas were taken away. A request that waits
+        is reported again.
 
-        The announcement of a request that waits at zero never does: it is sent at once and again while the request
-        waits, each time as exactly one request at concurrency one. Where a caller may have come right after it
-        unannounced, the doubt is theirs to benefit from, once reports are fresh.
+        The announcement of a request that waits at zero is never doubtful. It is sent at once and again while the
+        request waits, each time as exactly one request at concurrency one. If a caller may have come unannounced soon
+        after the replicas went, later reports count as theirs.
         """
         if (concurrency, requests) == (1.0, 1):
             return False
@@ -113,9 +116,11 @@ class Scaled:
         steps: Callable[[], Sequence[Step]],
         now: float,
     ) -> int | Level | None:
-        """Replicas to have now, or the level of the last one; None to leave it as it is. `steps`: by break-even.
+        """Return the replicas to have now, or the level at which the last one stays; None to leave the version as it
+        is.
 
-        `least` is the minimum that holds for the version now, which may be less than the model's setting.
+        `least` is the minimum that holds for the version now, which may be less than the model's setting. `steps`
+        returns the levels by break-even.
         """
         if self._needs_poke and live == 0 and not self._may_retry(least, now) and not may_sleep(model.scale):
             return 0  # nothing starts, and nothing sleeps on
@@ -181,12 +186,16 @@ class Scaled:
             self._not_before_s = max(self._not_before_s, self._made_up_s)
 
     def has_no_room(self, now: float) -> None:
-        """Requests were told that there is no device slot: the next ones are told after a second at least."""
+        """Record that waiting requests were told that there is no device slot. New ones are told after
+        FAILURE_SPACING_S at the earliest.
+        """
         self.asked_us = None
         self._not_before_s = max(self._not_before_s, now + FAILURE_SPACING_S)
 
     def taken_away(self, now: float, left: int) -> None:
-        """Forget the traffic so far, because replicas were taken away and `left` stay: more start on new requests."""
+        """Forget the traffic so far, because replicas were taken away and `left` of them stay. More start only on new
+        requests.
+        """
         self._stable = LinearWindow(self._window_s)
         self._panic = LinearWindow(panic_window_s(self._window_s, PANIC_WINDOW_PERCENT))
         self._memory = kpa.initial(left, now)

@@ -1,7 +1,7 @@
-"""Tells activators what tenants with a budget have spent of their month: the bill as it stands.
+"""Tell activators what tenants with a budget have spent of their month: the bill as it stands.
 
-After a batch of records, or a change of a budget, the rows of these tenants are read and sent. Each AGAIN_S all rows
-are read, as months and prices begin and replicas end, and those are sent that say something else.
+After a batch of records or a change of a budget, the rows of those tenants are read. Every AGAIN_S all rows are read,
+because months and prices begin and replicas end. Rows that have changed are sent.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class SpendingPublisher(Protocol):
 
 
 class Spending:
-    """Reads the ledger; writes nothing."""
+    """Reads the ledger and publishes what tenants have spent. Writes nothing."""
 
     def __init__(self, database: Database, book: PriceBook, publisher: SpendingPublisher, clock: Clock) -> None:
         self._database = database
@@ -57,22 +57,22 @@ class Spending:
         return f"<Spending tenants={len(self._told)}>"
 
     def noted(self, records: Iterable[RequestRecord]) -> None:
-        """The ledger has these."""
+        """Record that the ledger has these records."""
         if tenants := {record.tenant for record in records if record.tenant in self._told}:
             self._noted |= tenants
             self._due.set()
 
     def changed(self, tenant: str) -> None:
-        """Its budget was given or taken."""
+        """Record that the tenant's budget was set or removed."""
         self._noted.add(tenant)
         self._due.set()
 
     async def tell(self) -> None:
-        """Send what has changed of all that have a budget. Raises Refused."""
+        """Send the changed rows of all tenants that have a budget. Raises Refused."""
         await self._tell(None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send changed rows until cancelled."""
         all_at_us = self._clock.monotonic_us()
         while True:
             left_s = AGAIN_S - (self._clock.monotonic_us() - all_at_us) / 1e6
@@ -80,7 +80,7 @@ class Spending:
                 async with asyncio.timeout(max(0.0, left_s)):
                     await self._due.wait()
             self._due.clear()
-            # Records that keep coming must not put off the turn of all.
+            # A steady stream of records must not postpone the reading of all rows.
             is_all = self._clock.monotonic_us() - all_at_us >= AGAIN_S * 1e6
             try:
                 await self._tell(None if is_all else frozenset(self._noted))
@@ -95,7 +95,7 @@ class Spending:
             await asyncio.sleep(PAUSE_S)
 
     async def _tell(self, tenants: Collection[str] | None) -> None:
-        """Read the rows of these tenants, of all where it is None, and send those that say something else."""
+        """Read the rows of these tenants (None: of all), and send those that have changed."""
         noted, self._noted = self._noted, set()
         now_us = self._clock.wall_s() * 1_000_000
         try:
@@ -112,7 +112,7 @@ class Spending:
         news = []
         for row in rows:
             last = self._told.get(row.tenant)
-            # Which records are in the sums is news for the tenants of these records alone.
+            # A new `seen` alone is sent only to tenants that have records in this batch.
             if last is None or (row if row.tenant in noted else replace(row, seen=last.seen)) != last:
                 news.append(row)
                 last = row
@@ -125,9 +125,10 @@ class Spending:
 def spending(
     connection: Connection, book: PriceBook, now_us: int, among: Collection[str] | None = None
 ) -> tuple[list[SpendingRow], dict[str, Exception]]:
-    """Of all tenants with a budget, or those `among` them, in one snapshot: what is seen of a spool is in the sums.
+    """Return the rows of tenants with a budget (only those `among` them), and the errors by tenant.
 
-    A defect in one tenant's accounts must not stop the others' budgets: also returns what failed, by tenant.
+    All rows come from one snapshot: `seen` says which records of each spool the sums contain. An error in one tenant's
+    accounts does not stop the others.
     """
     table = schema.tenants
     wanted = select(table.c.tenant).where(table.c.budget_micros.is_not(None), table.c.state != TenantState.DELETED)

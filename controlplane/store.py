@@ -120,14 +120,16 @@ def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int)
 
 
 class Database:
-    """Owns the engine and its threads. Migrated when constructed, the ledger too; close it where you opened it."""
+    """Owns the engine and its threads. Constructing it migrates the database, the ledger too. Close it where you opened
+    it.
+    """
 
     def __init__(self, engine: Engine, postgres: "Postgres | None" = None) -> None:
         migrate(engine)
         ensure_ledger(engine)
         self.engine = engine
         self.writes = 0  # transactions that changed something
-        self.on_superseded: Callable[[], None] = lambda: None  # another writes to it: what is known here is not all
+        self.on_superseded: Callable[[], None] = lambda: None  # memory and database differ: the process has to restart
         self._postgres = postgres
         self._reading = engine if postgres is None else postgres.reading
         self._writer = ThreadPoolExecutor(1, "database-writer")
@@ -170,9 +172,10 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._readers, transaction)
 
     def copy(self, path: Path) -> None:
-        """One consistent state as a file of its own (mode 0600), beside writers and readers. Blocking: it reads all.
+        """Write one consistent state to a new file (mode 0600), beside readers and writers. Blocks: it reads
+        everything.
 
-        Raises Refused(Conflict) where it is no file of ours, OSError where a disk refuses.
+        Raises Refused(Conflict) for PostgreSQL, OSError if a disk refuses.
         """
         self.check_copied()
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -184,7 +187,7 @@ class Database:
             raise OSError(f"the database can't be copied: {error}") from error
 
     def check_copied(self) -> None:
-        """Raises as `copy`."""
+        """Raise Refused(Conflict) for a database that `copy` can't copy."""
         if self._postgres is not None:
             rule = "the database is the PostgreSQL of KELVIN_DATABASE: pg_dump, or its own archive, backs it up"
             raise Refused(Conflict("backup", rule))
@@ -217,8 +220,8 @@ class Database:
 
 
 def open_database(place: Path | PostgresPlace) -> Database:
-    """Migrated. Raises DBAPIError where PostgreSQL is away or another control plane writes to it; BadSetting;
-    NewerDatabase, NewerLedger.
+    """Open and migrate the database. Raises DBAPIError if PostgreSQL is away or another control plane writes to it;
+    BadSetting; NewerDatabase, NewerLedger.
     """
     with ExitStack() as unless_opened:
         if isinstance(place, Path):

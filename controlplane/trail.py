@@ -106,9 +106,10 @@ class Trail:
         return await self._database.write(write)
 
     async def expire(self, by: Actor = INSTALLATION, tenant: str | None = None) -> dict[str, int]:
-        """Of one tenant, or of all, each in a transaction of its own: how many entries went, where some did.
+        """Delete expired entries of one tenant, or of all, each in a transaction of its own. Return how many were
+        deleted, by tenant, without zeros.
 
-        Of all, an unexpected error of one tenant does not stop the others. Raises Refused.
+        An unexpected error of one tenant does not stop the others if all are expired. Raises Refused.
         """
         tenants = [tenant] if tenant is not None else await self._database.read(tenants_of)
         found: dict[str, int] = {}

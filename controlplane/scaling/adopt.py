@@ -63,9 +63,10 @@ class Found:
 async def survey(
     directory: SocketDirectory, answer_s: float = ANSWER_S, skip: Callable[[str], bool] = lambda _: False
 ) -> list[Found]:
-    """Ask every runtime socket at once, but for ids to `skip`. Sockets on which nobody listens are removed. A process
-    that can't be connected to for another reason, or is silent, is left for the next time; one that gives a wrong
-    answer is killed.
+    """Ask every runtime socket at once, except those whose ids `skip` accepts. Return the processes that answered.
+
+    A socket on which nobody listens is removed. A process that can't be connected to for another reason, or is silent,
+    is left for the next call. One that gives a wrong answer is killed.
     """
     found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in _sockets(directory, skip)))
     return [each for each in found if each is not None]
@@ -119,14 +120,14 @@ def _remove(directory: SocketDirectory, name: str) -> None:
 
 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
-    """The process that listens there, by the kernel's word. Raises OSError where none does."""
+    """Return the process that listens at the socket, as the kernel reports it. Raises OSError if there is none."""
     with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
         return peer_pid(sock)
 
 
 @dataclass(frozen=True, slots=True)
 class Adopter:
-    """Who takes processes in: at the start, and every now and then for what was lost between zygote and fleet."""
+    """Takes over processes: at the start, and periodically those that were lost between zygote and fleet."""
 
     directory: SocketDirectory
     fleet: Fleet
@@ -136,14 +137,16 @@ class Adopter:
     known: Known
 
     async def sweep(self) -> int:
-        """Adopt whatever the fleet does not know; how many that were. Who was silent keeps a slot until it is known."""
+        """Adopt the processes that the fleet does not know. Return how many. A silent one counts as a taken slot until
+        it is known.
+        """
         found = await survey(self.directory, ANSWER_S, skip=self.fleet.knows)
         _adopt(self.fleet, self.pool, self.actuator, self.feed, self.known, found)
         self.fleet.table.unknown = len(_sockets(self.directory, self.fleet.knows))
         return len(found)
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep until cancelled."""
         while True:
             await self.fleet.clock.sleep(AGAIN_S if self.fleet.table.unknown else SWEEP_S)
             await self.sweep()
@@ -203,7 +206,9 @@ def _replica(report: RuntimeReport, now_us: int) -> Replica:
 
 
 async def _watch_restore(fleet: Fleet, actuator: LocalActuator, process: Process) -> None:
-    """The answer to the bind went to a control plane that is gone: ask until the runtime is ready, dead or too late."""
+    """Watch a restore whose result went to a control plane that is gone: ask until the runtime is ready, dead or too
+    late.
+    """
     key = fleet.table[process.runtime_id].key
     limit_us = fleet.clock.monotonic_us() + int(RESTORE_S * 1e6)
     while not process.is_leaving:

@@ -234,7 +234,7 @@ class LocalActuator:
         self._fleet.tasks.start(work, f"drain {process.runtime_id}")
 
     def _begin(self, key: VersionKey, asked_us: int) -> bool:
-        """Start or wake a replica; False where no device slot is free."""
+        """Start or wake a replica. Return False if no device slot is free."""
         try:
             if self._wakes(key, asked_us):
                 return True
