@@ -131,7 +131,7 @@ class ServingApi:
                 created_s = call.started_at_us // 1_000_000
                 tenant = call.guest or OWNER
                 preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
-                # Only long prompts have to wait: those of callers that have left are not worked on.
+                # Only long prompts wait for a turn. If the caller of one leaves, the work on it is cancelled.
                 prepared = await (while_asked(receive, preparing) if len(raw) > INLINE_CHARACTERS else preparing)
             if asyncio.get_running_loop().time() >= call.deadline_s:  # nothing above had to wait
                 raise TimeoutError

@@ -222,7 +222,7 @@ class BatchEngine(ABC, Generic[R, A]):
             assert live.tokens == sum(live.costs[: live.done]), f"{live}: tokens"
 
     def _is_full(self) -> bool:
-        """Whether what waits is more than one forward holds."""
+        """Return whether more waits than one forward holds."""
         queues = [live.waiting for live in self._live.values()]
         return sum(take(queues, self._max_tokens)) < sum(map(len, queues))
 
@@ -232,7 +232,7 @@ class BatchEngine(ABC, Generic[R, A]):
         return [Part(live, live.done, live.done + count) for live, count in zip(lives, counts, strict=True) if count]
 
     def _in_turns(self) -> list[Live[R]]:
-        """One request of each tenant, then a second one of each, and so on."""
+        """Return the requests in order of turns: one of each tenant, then a second one of each, and so on."""
         turns = {tenant: turn for turn, tenant in enumerate(self._tenants)}
         before: Counter[str] = Counter()
         order: list[tuple[int, int, Live[R]]] = []
@@ -243,7 +243,7 @@ class BatchEngine(ABC, Generic[R, A]):
         return [live for _, _, live in sorted(order, key=itemgetter(0, 1))]
 
     def _end_turn(self, parts: Sequence[Part[R]]) -> None:
-        """Put what had rows in a forward behind all others, and forget tenants without requests."""
+        """Put requests and tenants that had rows in this forward behind all others. Forget tenants without requests."""
         for part in parts:
             if self._live.pop(part.live.request.request_id, None) is not None:
                 self._live[part.live.request.request_id] = part.live

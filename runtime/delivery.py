@@ -51,12 +51,12 @@ class Exchange:
 
     @property
     def unrecorded(self) -> bool:
-        """Whether a record must exist, and nobody has said that it does."""
+        """Return whether a record must exist that nobody has confirmed."""
         return self.committed and not self.recorded
 
     @property
     def lost(self) -> bool:
-        """Whether its connection ended with nothing said: its activator may be gone, or have taken another replica."""
+        """Return whether its connection ended without a word: its activator may be gone, or use another replica."""
         return self.disconnected and not self.ended and not self.deleted
 
     def delete(self) -> None:
@@ -144,9 +144,9 @@ class Delivery:
         if exchange.stream.abandoned is None:
             exchange.counts = self._answer.counts
         else:
-            # Cut from this side: the engine computes until it lets go, and the activator charges an answer by that.
+            # Cut here: the engine computes until it releases the request, and the activator charges what was computed.
             exchange.counts = await exchange.stream.final_cost(LET_GO_S) or exchange.counts
-        # Cut for its caller before anything went out: the cost is told in a 200, by which the request is counted.
+        # Cut for its caller before anything was sent: the cost goes out in a 200, with which the request is counted.
         is_cut = (exchange.deleted and not exchange.elsewhere) or isinstance(failure, DeadlineExceeded)
         is_charged = is_cut and not exchange.disconnected and exchange.counts.completion_tokens > 0
         if not (exchange.committed or is_charged):

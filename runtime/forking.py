@@ -29,10 +29,11 @@ def count_threads() -> int:
 
 
 def fork_orphan() -> Orphan | None:
-    """Returns the orphan here and None in the orphan, where all signals are blocked still.
+    """Fork a process whose parent has ended. Return its handle here, and None in the new process, where all signals are
+    still blocked.
 
-    Raises `Refused`: Conflict where this process has more than one thread, Internal where the fork itself fails, or
-    no descriptor is left for it.
+    Raises `Refused`: Conflict if this process has more than one thread, Internal if the fork fails or no descriptor is
+    left.
     """
     try:
         if (threads := count_threads()) != 1:

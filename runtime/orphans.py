@@ -61,7 +61,7 @@ class Orphans:
         grace_s: float = GRACE_S,
         far_s: float = FAR_S,
     ) -> None:
-        """`lives(activator)` says whether it lives."""
+        """`lives(activator)` returns whether that activator lives."""
         self._source = source
         self._lives = lives
         self._grace_s = grace_s
@@ -182,7 +182,7 @@ class Orphans:
 
 
 class SpooledRecords:
-    """Records in a spool that is opened when the first one comes, and shipped from then on."""
+    """Records in a spool that is opened with the first record, and shipped from then on."""
 
     def __init__(self, directory: Path, source: str, post: Post) -> None:
         self._directory = directory
@@ -193,7 +193,7 @@ class SpooledRecords:
         self._loops = Loops()
 
     async def append(self, make: Callable[[int], bytes], /) -> int:
-        """As `Spool.append`. Raises OSError, too, where the directory cannot be had."""
+        """As `Spool.append`. Also raises OSError if the directory can't be made."""
         async with self._opening:
             if self._spool is None:
                 self._spool = await asyncio.to_thread(Spool.open, self._directory, self._source)
@@ -201,7 +201,7 @@ class SpooledRecords:
         return await self._spool.append(make)
 
     async def close(self) -> None:
-        """What is not shipped stays, for whoever recovers it."""
+        """Close the spool. A later recovery ships what is left."""
         await self._loops.close()
         if self._spool is not None:
             await asyncio.to_thread(self._spool.close)

@@ -21,9 +21,10 @@ _ON_THE_WAY: Final = (RuntimeState.STANDBY, RuntimeState.RESTORING)
 
 
 def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = False) -> FastAPI:
-    """The application without its replica; see `control_api.attach`. An engine that makes no progress
-    for `step_s` seconds hangs: whoever asks whether this lives is told no, and starts another in its place. One that
-    `parks` is as the cluster wants it also while it waits for a version or restores it.
+    """Return the probes' application, before it has its replica: see `control_api.attach`.
+
+    An engine without progress for `step_s` seconds hangs: `/healthz` is 503 then, so that the pod is replaced. With
+    `parks` the pod counts as fine also while it waits for a version or restores one.
     """
     app = FastAPI(openapi_url=None)
 

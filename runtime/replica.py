@@ -92,7 +92,7 @@ class Replica:
         return self._state
 
     async def warm_up(self, after_s: float) -> None:
-        """Spend a parked standby's time on what its restore would otherwise. A bind waits for one step at the most."""
+        """Do work of the restore in advance, while the standby is parked. A bind waits for one step at most."""
         await asyncio.sleep(after_s)
         for step in self._work.warm_up:
             async with self._one_at_a_time:
@@ -106,7 +106,7 @@ class Replica:
 
     @asynccontextmanager
     async def _order(self) -> AsyncIterator[None]:
-        """Wait for the turn of an order to a standby. Until it is done, reports say that there is one."""
+        """Hold the turn of an order to a standby. While it waits or runs, reports say that there is one."""
         self._orders += 1
         try:
             async with self._one_at_a_time:
@@ -238,7 +238,7 @@ class Replica:
         )
 
     def serving(self) -> tuple[Served, Streams]:
-        """For a new request. Raises `Refused` where none is taken."""
+        """Return what serves a new request. Raises `Refused` if this replica takes none."""
         if self.failure is not None:
             raise Refused(self.failure)
         if self._serving is None or self._streams is None or self._state is not RuntimeState.READY:
@@ -247,12 +247,12 @@ class Replica:
 
     @property
     def in_step_s(self) -> float:
-        """For how many seconds the engine's step has made no progress; 0 where no step is under way."""
+        """Return for how many seconds the engine's step has made no progress; 0 without a step."""
         return 0.0 if self._serving is None else self._serving.thread.in_step_s
 
     @property
     def to_prove(self) -> bool:
-        """Whether it may yet turn out that answers were recorded here, and given again."""
+        """Return whether answers may yet be recorded here, and given again."""
         if self._state in (RuntimeState.STANDBY, RuntimeState.RESTORING):
             return True
         serving = self._serving
@@ -260,7 +260,7 @@ class Replica:
 
     @property
     def recorded(self) -> KeepSeal | None:
-        """What was learnt here and proven since; None where nothing was."""
+        """Return the answers that were recorded here and proven since; None without any."""
         serving = self._serving
         if self.failure is not None or serving is None or serving.recorded is None or self._unproven(serving):
             return None
@@ -270,16 +270,17 @@ class Replica:
         return serving.engine.needs_probe or serving.thread.poisoned is not None
 
     def drain(self) -> None:
-        """Take no more; `over` once nothing is in flight. Idempotent."""
+        """Take no new requests. `over` is set once nothing is in flight. Idempotent."""
         if self._state not in (RuntimeState.DRAINING, RuntimeState.FAILED):
             self._move(RuntimeState.DRAINING)
             log.info("draining", extra={"in_flight": len(self._streams or ())})
         self._end_if_empty()
 
     def condemn(self) -> None:
-        """The version's bytes in host memory were found wrong: what is computed over them ends now, with that failure.
-        What is computed over copies on a device, which were compared when they were made, is finished as in a drain.
-        Raises `Refused(Conflict)` where no version was taken.
+        """Stop serving, because the version's bytes in host memory were found wrong.
+
+        What computes over those bytes ends now with `weights_damaged`. What computes over copies on a device, which
+        were compared when they were made, is finished as in a drain. Raises `Refused(Conflict)` without a version.
         """
         if self._bind is None:
             raise Refused(Conflict("state", f"is {self._state.value}; must have a version to have it damaged"))
@@ -289,7 +290,7 @@ class Replica:
             self.fail(WeightsDamaged(self._bind.version))
 
     def cut_off(self) -> None:
-        """The drain has lasted long enough: end what is still in flight."""
+        """End what is still in flight, because the drain has lasted long enough."""
         if self._streams is not None:
             self._streams.end_all(Unavailable("this replica"))
         self.over.set()
@@ -306,13 +307,13 @@ class Replica:
         self.over.set()
 
     async def watch(self) -> None:
-        """Notice an engine that hangs, that was poisoned without a request to tell, or whose thread died."""
+        """Watch for an engine that hangs or whose thread died, and for one that was poisoned without a request."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._check_engine()
 
     async def close(self) -> None:
-        """The engine's thread ends, or is left behind where a step hangs."""
+        """End the engine's thread. A thread that hangs in a step is left behind."""
         if self._handover is not None:
             self._handover.close()
         if not await run_in_thread("stop", self._stop_engine):
@@ -322,7 +323,7 @@ class Replica:
         return self._serving is None or self._serving.thread.stop(_STOP_S)
 
     def report(self) -> RuntimeReport:
-        """For the control plane and operators."""
+        """Return the state for the control plane and operators."""
         bind, serving = self._bind, self._serving
         engine = None if serving is None else serving.engine
         return RuntimeReport(

@@ -50,24 +50,25 @@ _TEXTS: Final = ("content", "name")  # of a message, as a template sees it
 
 
 class Ask(Protocol):
-    """Whoever answers questions about texts."""
+    """Answers questions about texts."""
 
     async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
-        """Ask for a guest, or for the version's own tenant. May be asked again. Raises `Refused`."""
+        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`. Repeating it is harmless."""
         ...
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
-        """The same, for a thread that isn't the loop's."""
+        """Ask from a thread other than the event loop's. As `ask`."""
         ...
 
     def passed_unseen(self, texts: int) -> None:
-        """That many went on without an answer, as their policy allows."""
+        """Count texts that went on without an answer, as their policy allows."""
         ...
 
 
 class FilterProcess:
-    """The process of the filters, over its socket. It may start again at any time: a question that it did not answer is
-    put again, within its deadline."""
+    """The filters' process, over its socket. It may restart at any time: an unanswered question is repeated within its
+    deadline.
+    """
 
     def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
@@ -76,12 +77,12 @@ class FilterProcess:
         self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
-        """The same, for a thread that isn't the loop's."""
+        """See `Ask`."""
         asking = asyncio.run_coroutine_threadsafe(self.ask(question, timeout_s), self._loop)
         return asking.result(timeout_s + _SLACK_S)
 
     def passed_unseen(self, texts: int) -> None:
-        """It is told with the next question that is answered."""
+        """See `Ask`. The count goes out with the next question that is answered."""
         self._unseen += texts
 
     async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
@@ -99,7 +100,7 @@ class FilterProcess:
         ends = loop.time() + timeout_s
         while True:
             left_s = max(ends - loop.time(), 0.001)
-            # What we give up is looked at no further.
+            # The filters stop working on a question once its deadline is over.
             told = {DEADLINE: str(int(left_s * 1000)), TENANT: guest or self.tenant}
             try:
                 return await self._client.call("POST", CHECK, Findings, body=question, timeout_s=left_s, headers=told)
@@ -117,8 +118,8 @@ class Screen:
     filters: Ask
 
     async def prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
-        """Return what the model may be told of it, and whether any of that passed unseen. Raises `Refused`:
-        ContentFiltered, FilterFailed, or InvalidRequest for a prompt that nobody can read.
+        """Return the prompt for the model, and whether some of it passed unfiltered. Raises `Refused`: ContentFiltered,
+        FilterFailed, or InvalidRequest for token ids, which filters can't read.
         """
         rules = rules_of(self.policy, "input")
         if not rules:
@@ -147,7 +148,7 @@ class Screen:
         return passed
 
     def output(self, guest: str = "") -> "OutputScreen | None":
-        """For one answer; None where the policy has nothing to say of answers."""
+        """Return the filters of one answer; None if the policy has no rules for answers."""
         rules = rules_of(self.policy, "output")
         return OutputScreen(self, rules, guest) if rules else None
 

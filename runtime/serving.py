@@ -48,22 +48,23 @@ class EngineThread(Inbox, Protocol):
 
     @property
     def poisoned(self) -> Failure | None:
-        """Why it will never serve again, where it will not."""
+        """Return why it will never serve again; None if it may."""
         ...
 
     @property
     def in_step_s(self) -> float:
-        """For how many seconds it has been in a step without progress; 0 where it waits."""
+        """Return for how many seconds it has been in a step without progress; 0 while it waits."""
         ...
 
     def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
-        """End all requests, then the thread; whether it ended in time."""
+        """End all requests, then the thread. Return whether it ended in time."""
         ...
 
 
 class Encoding:
-    """Work on prompts: on short ones at once, on long ones in one thread, in fair turns of the callers' tenants. So
-    prompts take no more than one core from the engine, and a tenant waits for at most one prompt of each other tenant.
+    """Runs work on prompts: short ones at once, long ones in one thread, in fair turns of tenants.
+
+    So prompts take at most one core from the engine, and a tenant waits for at most one prompt of each other tenant.
     """
 
     def __init__(self, longest_inline: int = INLINE_CHARACTERS) -> None:
@@ -77,7 +78,7 @@ class Encoding:
 
     @property
     def waiting(self) -> int:
-        """Prompts that wait for their turn."""
+        """Return how many prompts wait for their turn."""
         return self._lock.waiting
 
     async def run(self, tenant: str, size: int, work: Callable[[], T]) -> T:
@@ -108,22 +109,23 @@ class Prepared:
 
 
 class Served(Protocol):
-    """What a replica serves from READY to its end, of whatever kind. `engine` is its thread's: only its gauges may be
-    read."""
+    """What a replica serves from READY to its end, whatever its kind. `engine` belongs to its thread: read only its
+    gauges.
+    """
 
     @property
     def kind(self) -> Kind:
-        """What for."""
+        """Return the kind of the model."""
         ...
 
     @property
     def bind(self) -> Bind:
-        """Which version, for whom."""
+        """Return the version and its tenant."""
         ...
 
     @property
     def limits(self) -> Limits:
-        """The version's own."""
+        """Return the version's limits."""
         ...
 
     @property
@@ -165,8 +167,8 @@ class Served(Protocol):
         ceiling: Ceiling = NO_CEILING,
         tenant: str = OWNER,
     ) -> Prepared:
-        """Decode, encode, apply limits, and the caller's, who is of `tenant`: OWNER, or a guest. Raises `Refused` for
-        what breaks one, before any compute.
+        """Decode and encode a request, and apply the version's limits and the caller's. `tenant` is OWNER or the guest
+        that asks. Raises `Refused` before any compute.
         """
         ...
 
@@ -206,7 +208,7 @@ class Serving:
 
     @property
     def kind(self) -> Kind:
-        """See `Served`, as for `prepare`."""
+        """See `Served`."""
         return "generate"
 
     async def prepare(
@@ -233,7 +235,7 @@ class Serving:
         return Prepared(request, answer if output is None else ScreenedAnswer(answer, output), ask.stream, unfiltered)
 
     async def _request(self, ask: Ask, request_id: str, ceiling: Ceiling, tenant: str) -> GenerationRequest:
-        """Template, tokens, limits."""
+        """Return the request for the engine: template, tokens and limits applied. Raises `Refused`."""
         prompt_ids = await self._prompt_ids(ask, tenant)
         try:
             max_tokens = fit_output(ask, len(prompt_ids), self.limits, self.context_tokens, ceiling)
@@ -273,8 +275,8 @@ class Serving:
         return self.codec.encode_rendered(text) if ask.is_chat else self.codec.encode(text)
 
     def _check_length(self, ask: Ask, characters: int) -> None:
-        """Refuse what can't fit before anything works on it: no token is longer than the longest one. Raises
-        `Refused(LimitExceeded)`.
+        """Raise `Refused(LimitExceeded)` for a text that can't fit, before anything works on it: it has more characters
+        than that many of the longest token.
         """
         if characters <= INLINE_CHARACTERS:
             return

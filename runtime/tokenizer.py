@@ -62,19 +62,19 @@ class TextCodec:
         return self.encode_rendered(self.render(messages))
 
     def render(self, messages: Sequence[Message]) -> str:
-        """A conversation as the chat template writes it. Raises `Refused`."""
+        """Return the conversation as the chat template writes it. Raises `Refused`."""
         if self._template is None:
             rule = "this model has no chat template; /v1/completions continues plain text"
             raise Refused(InvalidRequest("messages", f"({len(messages)})", rule))
         return self._template.render(messages)
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """What `render` wrote. Raises `Refused`."""
+        """Return the tokens of a text that `render` wrote. Raises `Refused`."""
         return encode_text(self._tokenizer, text, add_special_tokens=False)
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token. Takes a while at first."""
+        """Return the characters of the longest token. The first call is slow."""
         return longest_token(self._tokenizer)
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:

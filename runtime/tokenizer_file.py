@@ -1,11 +1,11 @@
-"""Read a `tokenizer.json`: as the library does, or, where it is a large BPE of known fields, in half of the time.
+"""Read a `tokenizer.json`: with the library, or in half the time if it is a large BPE with known fields only.
 
-The library goes through an untyped tree of the file before it builds the model, holding the interpreter's lock: half a
-second for 128,000 tokens, in which nothing else of the process runs. Given vocabulary and merges as they are, it builds
-the same. What is not known here, or comes out otherwise, is read its way.
+The library parses the file into an untyped tree first and holds the interpreter's lock meanwhile: half a second for
+128,000 tokens, in which nothing else of the process runs. From a vocabulary and merges that are parsed here it builds
+the same tokenizer. A file with unknown fields, or with another result, is read by the library.
 
 The library panics on unexpected input, such as a regular expression that backtracks too often. A panic reaches Python
-as a BaseException that is no Exception. So every call of the library is here, and its errors name the artifact.
+as a BaseException that is no Exception. So all calls of the library are here, and their errors name the artifact.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from contracts.wire import BadJson, decode_any, decoder
 TOKENIZER: Final = "tokenizer.json"
 MAX_GROWTH: Final = 128  # how many times longer normalizers may make a text
 _PANIC: Final = "pyo3_runtime"  # module of the exception for a panic
-# Characters that a normalizer makes of one at most, by its type. One for types that are not named.
+# How many characters a normalizer makes of one at most, by its type; 1 for other types.
 _GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
@@ -171,10 +171,10 @@ def _try_fast(raw: bytes) -> Any:
 
 
 def _pairs(merges: msgspec.Raw) -> list[tuple[str, str]]:
-    """Raises ValueError, of which BadJson is one."""
+    """Return the merges as pairs. Raises ValueError; BadJson is one."""
     try:
         return decoder(list[tuple[str, str]]).decode(merges)
-    except BadJson:  # at the first of them, where they are texts
+    except BadJson:  # older files have texts: it fails at the first one
         return [_pair(text) for text in decoder(list[str]).decode(merges)]
 
 

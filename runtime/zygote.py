@@ -105,7 +105,7 @@ class Zygote:
         poll.register(connection, select.POLLIN)
 
     def _answer(self, fd: int, poll: select.poll) -> str | None:
-        """One message of one connection. Returns the runtime id, but only in the process that was born."""
+        """Answer one message of one connection. Return the runtime id in the new process, None in the zygote."""
         connection = self._connections[fd]
         try:
             message = connection.recv(MAX_MESSAGE)

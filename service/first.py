@@ -1,4 +1,4 @@
-"""Wait for whichever comes first: nothing of what came later is left behind."""
+"""Race awaitables: wait for the first, cancel the others, and leave nothing behind."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -13,8 +13,10 @@ T = TypeVar("T")
 
 
 async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
-    """Until one of them is over; the others are cancelled then, and gone when this returns. So are all of them where
-    who waits is cancelled. Of each whether it came to its own end. Raises what one of them raised.
+    """Wait until one of these is done, then cancel the others and wait for their ends. Cancelling the caller cancels
+    them all.
+
+    Return for each whether it ended by itself. Raises what one of them raised.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -30,8 +32,9 @@ async def first(*works: Awaitable[object]) -> tuple[bool, ...]:
 
 
 async def while_asked(receive: Receive, work: Awaitable[T]) -> T:
-    """Return the result of `work`, which is for a client whose request was read whole. Where that client leaves first,
-    cancel the work and raise `Refused(Cancelled)`. A server goes on with a request that nobody waits for, otherwise.
+    """Return the result of `work`. If the client leaves first, cancel the work and raise `Refused(Cancelled)`.
+
+    The request must have been read whole. Without this a server goes on with work that nobody waits for.
     """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:

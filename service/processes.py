@@ -20,7 +20,7 @@ def born_ns(pid: int) -> int:
 
 
 def is_orphaned(lifeline_fd: int | None) -> bool:
-    """Return whether the supervisor has ended, whose death closes the other end of this pipe. It never writes to it."""
+    """Return whether the supervisor has ended. It holds the other end of this pipe, and never writes to it."""
     if lifeline_fd is None:
         return False
     poll = select.poll()
@@ -29,7 +29,7 @@ def is_orphaned(lifeline_fd: int | None) -> bool:
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot; "" where it has none."""
+    """Return the kernel's id of this boot; "" if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -37,7 +37,7 @@ def boot_id() -> str:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that the process shares with no other by a file: its resident set without mapped files. 0 for one that is
+    """Return the memory of the process that no mapped file backs: its resident set without mapped files. 0 if it is
     gone.
     """
     try:
@@ -49,7 +49,7 @@ def private_bytes(pid: int) -> int:
 
 
 def _suspended_ns() -> int:
-    """What CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC. Who loses the core between the two readings gets more than that:
-    the least of some is right.
+    """Return how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC. A pause between the two readings makes the result too
+    large, so the least of several counts.
     """
     return min(-time.monotonic_ns() + time.clock_gettime_ns(time.CLOCK_BOOTTIME) for _ in range(_READINGS))

@@ -47,7 +47,7 @@ class SocketDirectory:
         return sock
 
     def listen_unpublished(self, name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A listening socket of mode 0600 that has its name only after `publish(name)`, called in the same process."""
+        """Return a listening socket of mode 0600. It gets its name by `publish(name)`, called in the same process."""
         sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
         early = self._early(name)
         try:
@@ -61,7 +61,7 @@ class SocketDirectory:
         return sock
 
     def publish(self, name: str) -> None:
-        """Give `name` to the socket that this process listens on, in place of whoever had it. Raises OSError."""
+        """Give `name` to this process's unpublished socket, replacing the socket that has it. Raises OSError."""
         self._early(name).rename(self.path / name)
 
     def discard_unpublished(self, name: str) -> None:

@@ -11,15 +11,16 @@ from typing import BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is written to `file` is nothing until it is kept."""
+    """A file that does not exist under its name until it is kept."""
 
     file: BinaryIO
     _path: Path
     _target: Path
 
     def keep(self, *, replace: bool = True, durable: bool = True) -> None:
-        """Content, name and mode survive a power cut when this returns, if `durable`. Raises OSError; FileExistsError
-        where another file has the name and is not to be replaced.
+        """Give the file its name. If `durable`, content, name and mode survive a power cut on return.
+
+        Raises OSError; FileExistsError if another file has the name and `replace` is False.
         """
         self.file.flush()
         if durable:
@@ -34,7 +35,9 @@ class Draft:
 
 @contextmanager
 def drafted(path: Path, mode: int) -> Iterator[Draft]:
-    """A draft of `path`, beside it; gone when the block ends, unless it was kept. Raises OSError."""
+    """Yield a draft of `path`, in the same directory. Unless it was kept, it is removed when the block ends. Raises
+    OSError.
+    """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -45,7 +48,7 @@ def drafted(path: Path, mode: int) -> Iterator[Draft]:
 
 
 def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = True) -> None:
-    """Make the file, and its directory where there is none, or replace what was there. Raises OSError."""
+    """Write the file, or replace it, and make its directory if needed. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with drafted(path, mode) as draft:
         draft.file.write(content)
@@ -53,8 +56,8 @@ def write_whole(path: Path, content: bytes, mode: int, *, durable: bool = True) 
 
 
 def remove_drafts(directory: Path, names: str) -> None:
-    """Those that a killed process left of files whose names fit this pattern. One that can't be removed stays: the disk
-    may be read-only by now.
+    """Remove drafts that a killed process left of files whose names match the pattern `names`. One that can't be
+    removed stays, as on a disk that became read-only.
     """
     for draft in directory.glob(f".{names}.{'[0-9a-f]' * 16}"):
         with suppress(OSError):
@@ -62,7 +65,7 @@ def remove_drafts(directory: Path, names: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes durable, or the names in a directory that were made, changed or removed. Raises OSError."""
+    """Make a file's bytes durable, or the changes of names in a directory. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

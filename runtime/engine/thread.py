@@ -99,13 +99,13 @@ class EngineThread:
 
     @property
     def in_step_s(self) -> float:
-        """For how many seconds the engine has been in a step without moving on by a layer; 0 where it waits."""
+        """Return for how many seconds the engine has been in a step without finishing a layer; 0 while it waits."""
         since_s = self._turning_since_s
         return 0.0 if since_s is None else time.monotonic() - max(since_s, self._engine.progressed_s)
 
     @property
     def poisoned(self) -> Failure | None:
-        """Why this engine will never serve again, where it will not."""
+        """Return why this engine will never serve again; None if it may."""
         return self._poisoned
 
     def _run(self) -> None:

@@ -15,11 +15,12 @@ _SMOOTHING: Final = 0.2
 
 
 def take(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, ...]:
-    """How many sequences of each request, given the lengths of those that wait, in order of turns.
+    """Return how many sequences of each request go into the next forward. `queues` has the lengths of the waiting ones,
+    in order of turns.
 
-    One of each in turn, round and round, until rows times the longest row would be more than `max_tokens`: a request of
-    many sequences holds nobody up, if what had rows in one forward comes last in the next. The very first is taken
-    whatever its length.
+    Take one of each request in turn, again and again, until rows times the longest row would exceed `max_tokens`. The
+    first sequence is taken whatever its length. A request of many sequences delays no other if requests that had rows
+    in one forward come last in the next.
     """
     taken = [0] * len(queues)
     rows = longest = 0
