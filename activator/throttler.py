@@ -1,10 +1,10 @@
-"""Give each request a slot at a replica of its version, in fair order, and assign slots to waiting requests as they
-come free.
+"""Give each request a slot at a replica of its version, in fair order, and assign slots that come free to waiting
+requests.
 
-Everything here happens on one event loop, without an await in between: this is the one writer of every version's slots.
-Each decision is made elsewhere: `policy/admission.py` whether a request may wait, `policy/fair.py` whose turn it is,
-`shedding.py` who leaves a full queue, `slots.py` which replica a request gets, `roster.py` which replicas serve,
-`wake.py` when the decider is told, `policy/expected.py` when a slot is expected.
+Each step runs on one event loop without an await in between: this is the one writer of every version's slots. Decisions
+are made elsewhere: `policy/admission.py` whether a request may wait, `policy/fair.py` whose turn it is, `shedding.py`
+who leaves a full queue, `slots.py` which replica a request gets, `roster.py` which replicas serve, `wake.py` when the
+decider is told, `policy/expected.py` when a slot is expected.
 """
 
 import asyncio
