@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from contracts.numbers import MAX_LIMIT, whole_number
+
 CONTEXT: Final = "x-kelvin-context-tokens"
 OUTPUT: Final = "x-kelvin-output-tokens"
 CAP: Final = "x-kelvin-cap-tokens"
@@ -43,3 +45,8 @@ class Ceiling:
 
 
 NO_CEILING: Final = Ceiling()
+
+
+def read_tokens(written: str) -> int | None:
+    """Return the number in one of these headers; None where it is none."""
+    return whole_number(written, len(str(MAX_LIMIT)))

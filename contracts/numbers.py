@@ -4,6 +4,7 @@
 """
 
 DIGITS = 15  # of a number that a float holds exactly
+MAX_LIMIT = 1 << 50  # that a tenant or a step of a ladder may be given: has a digit more
 
 
 def whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:

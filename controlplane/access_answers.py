@@ -6,10 +6,10 @@ from msgspec import UNSET, Meta, UnsetType
 
 from contracts.control import MAX_WEIGHT, Priority, Scope, TenantLimits
 from contracts.ladder import PlanName
+from contracts.numbers import MAX_LIMIT
 from contracts.wire import Wire
 
 DAY_S = 86_400
-MAX_LIMIT = 1 << 50
 LifeS = Annotated[int, Meta(ge=1, le=3650 * DAY_S)]
 OverlapS = Annotated[int, Meta(ge=0, le=90 * DAY_S)]
 

@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
-from contracts.ladder import Fallback, Ladder, Rung
+from contracts.ladder import CapOutput, Fallback, Ladder, Rung
 from contracts.names import DEFAULT_ALIAS, model_name, owner_of
+from contracts.numbers import MAX_LIMIT
 from controlplane.facts import Model
 
 Find = Callable[[tuple[str, str]], Model | None]  # by tenant and name
 
 
 def check_ladder(model: Model, ladder: Ladder, find: Find) -> None:
-    """Raises Refused: InvalidRequest (order, a step twice, itself), ModelNotFound (what its owner may not call),
-    Conflict (of a model that does not generate, or to one).
+    """Raises Refused: InvalidRequest (order, a step twice, itself, too many tokens), ModelNotFound (what its owner may
+    not call), Conflict (of a model that does not generate, or to one).
     """
     _check_steps(model, ladder.steps, find, "steps")
     for plan, steps in ladder.plans.items():
@@ -33,6 +34,8 @@ def _check_steps(model: Model, steps: Sequence[Rung], find: Find, field: str) ->
     for step in steps:
         if isinstance(step, Fallback):
             _check_fallback(model, step.model, find)
+        if isinstance(step, CapOutput) and step.tokens > MAX_LIMIT:
+            raise Refused(InvalidRequest("tokens", str(step.tokens)[:40], f"must be {MAX_LIMIT} or less"))
 
 
 def _check_fallback(model: Model, named: str, find: Find) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contracts.ceiling import CAP, CONTEXT, NO_CEILING, OUTPUT, Ceiling
+from contracts.ceiling import CAP, CONTEXT, NO_CEILING, OUTPUT, Ceiling, read_tokens
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.frames import ENCODED
 from contracts.jobs import Bind
@@ -240,7 +240,7 @@ def _ceiling(scope: Scope) -> Ceiling:
 
 def _tokens(scope: Scope, name: str) -> int | None:
     raw = _header(scope, name)
-    tokens = None if raw is None else whole_number(raw)
+    tokens = None if raw is None else read_tokens(raw)
     if raw is not None and tokens is None:
         raise Refused(InvalidRequest(name, raw[:20], "must be a whole number of tokens"))
     return tokens

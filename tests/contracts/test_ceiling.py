@@ -2,7 +2,8 @@
 
 import pytest
 
-from contracts.ceiling import NO_CEILING, Ceiling
+from contracts.ceiling import NO_CEILING, Ceiling, read_tokens
+from contracts.numbers import MAX_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,15 @@ def test_headers() -> None:
     assert dict(Ceiling(30, 5).headers()) == {"x-kelvin-context-tokens": "30", "x-kelvin-output-tokens": "5"}
     assert dict(Ceiling(None, 5).headers()) == {"x-kelvin-output-tokens": "5"}
     assert dict(Ceiling(cap_tokens=7).headers()) == {"x-kelvin-cap-tokens": "7"}
+
+
+@pytest.mark.parametrize("tokens", [1, MAX_LIMIT])
+def test_any_limit_that_may_be_set_is_read_again(tokens: int) -> None:
+    """A replica that can't read it refuses each request of the tenant."""
+    assert [read_tokens(value) for _, value in Ceiling(tokens, tokens, tokens).headers()] == [tokens] * 3
+
+
+@pytest.mark.parametrize("written", ["", "-1", "1.5", " 1", "\u0661", str(10 * MAX_LIMIT)])
+def test_what_is_no_limit_is_not_read(written: str) -> None:
+    """Digits alone, and not too many."""
+    assert read_tokens(written) is None

@@ -11,6 +11,7 @@ import pytest
 
 from contracts.control import Stats
 from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.numbers import MAX_LIMIT
 from controlplane.changing import Changes
 from controlplane.clock import SystemClock
 from controlplane.facts import Model, ScaleChange, ScaleSettings, VersionKey
@@ -263,12 +264,13 @@ def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path) -> None:
-    """Where a schema lets through what the store would not."""
+@pytest.mark.parametrize("limits", [{"weight": 0}, {"outputTokens": MAX_LIMIT + 1}])
+def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path, limits: dict[str, int]) -> None:
+    """Where a schema lets through what the admin API would not."""
 
     async def main() -> None:
         async with world(tmp_path) as w:
-            name = w.cluster.declare("Tenant", "acme", limits={"weight": 0})
+            name = w.cluster.declare("Tenant", "acme", limits=limits)
             await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "InvalidRequest"))
             assert w.cluster.conditions(name)["Ready"] == ("False", "NotMade")
 

@@ -9,6 +9,7 @@ import pytest
 
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, Refused
 from contracts.ladder import CapOutput, Fallback, Ladder
+from contracts.numbers import MAX_LIMIT
 from controlplane.facts import Model, Version
 from controlplane.feed import FeedHub
 from controlplane.ladders import check_ladder
@@ -55,6 +56,8 @@ KNOWN = {
         pytest.param((SMALL, CAP), InvalidRequest, id="refusals before waits"),
         pytest.param((CAP, CapOutput(tokens=9, wait_s=1)), InvalidRequest, id="a longer wait before a shorter one"),
         pytest.param((CAP, CAP), InvalidRequest, id="a step twice"),
+        pytest.param((CapOutput(tokens=MAX_LIMIT),), None, id="as many tokens as a limit may say"),
+        pytest.param((CapOutput(tokens=MAX_LIMIT + 1),), InvalidRequest, id="more tokens than that"),
     ],
 )
 def test_what_a_ladder_may_name(steps: tuple[Any, ...], want: type[Exception] | None) -> None:

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import msgspec
 
-from contracts.control import TenantLimits
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import DEFAULT_ALIAS
 from contracts.wire import convert
+from controlplane.access_answers import SetLimits
 from controlplane.audit import Actor
 from controlplane.changing import Changes
 from controlplane.clock import Clock
@@ -113,7 +113,7 @@ class DeclaredTenants:
     async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         """Make it where there is none, then what differs. Raises Refused."""
         now_s, limits = self.clock.wall_s(), policy.given(spec.limits)
-        _converted(limits, TenantLimits, "spec.limits")
+        _converted(limits, SetLimits, "spec.limits")
         if facts is None:
             await self.changes.tenants.create(by, name, now_s)
             facts = TenantFacts(suspended=False, limits={}, models=0)
