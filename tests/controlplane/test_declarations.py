@@ -161,7 +161,7 @@ def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
             await w.until(lambda: cluster.conditions(chat).get("InSync") == ("True", "InSync"))
             await w.registry.rescale(BY, "acme", "chat", ScaleChange(max=3), NOW_S)
             await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
-            await w.until(lambda: bool(cluster.of("ModelVersion")[0].get("status")))
+            await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
         cluster.writes.clear()
         async with world(tmp_path, cluster) as w:
             other = cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
@@ -393,7 +393,7 @@ def test_events_are_told_once(tmp_path: Path) -> None:
                     cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
                 other = cluster.declare("Model", f"other-{len(cluster.events)}", "kelvin-acme", tenant="acme")
                 await w.until(partial(_is_told, cluster, other))
-                await w.until(lambda: bool(cluster.of("ModelVersion")[0].get("status")))
+                await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
         assert [(ref.kind, ref.name, reason, warning) for ref, reason, _, warning in cluster.events] == [
             ("Model", "chat", "Ready", False),
             ("ModelVersion", service_name("chat", A), "Ready", False),
