@@ -150,8 +150,8 @@ class _Current(ssl.SSLContext):
         return made
 
     def wrap_socket(self, *_: object, **__: object) -> ssl.SSLSocket:
-        """Not offered: a blocking socket made here would not check the role. All connections use `wrap_bio`."""
-        raise NotImplementedError
+        """Refuse. A blocking socket made here would not check the role."""
+        raise NotImplementedError("a blocking socket would not check the peer's role: use `wrap_bio`")
 
 
 @dataclass(frozen=True, slots=True)

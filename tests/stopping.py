@@ -2,11 +2,9 @@
 
 import os
 import signal
-import time
 from pathlib import Path
-from typing import Final
 
-LIMIT_S: Final = 60.0
+from tests.eventually import wait
 
 
 def stop(pid: int) -> None:
@@ -14,12 +12,13 @@ def stop(pid: int) -> None:
     ProcessLookupError where it ends instead.
     """
     os.kill(pid, signal.SIGSTOP)
-    limit_s = time.monotonic() + LIMIT_S
-    while not is_stopped(pid):
+
+    def is_at_rest() -> bool:
         if has_ended(pid):
             raise ProcessLookupError(pid)
-        assert time.monotonic() < limit_s, f"{pid} does not stop"
-        time.sleep(0.001)
+        return is_stopped(pid)
+
+    wait(is_at_rest, f"process {pid} stops")
 
 
 def is_stopped(pid: int) -> bool:

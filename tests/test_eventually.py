@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.eventually import PATIENCE_S, eventually
+from tests.eventually import PATIENCE_S, eventually, wait
 from tests.virtual_loop import run_virtually
 
 
@@ -24,3 +24,16 @@ def test_what_never_comes() -> None:
     """Its control."""
     with pytest.raises(AssertionError, match="a door that opens does not come about"):
         run_virtually(eventually(lambda: False, "a door that opens"))
+
+
+def test_blocking_wait_sees_what_comes() -> None:
+    """It looks again until the condition holds."""
+    looks = iter((False, False, True))
+    wait(lambda: next(looks), "the third look")
+    assert next(looks, None) is None
+
+
+def test_blocking_wait_names_what_never_comes() -> None:
+    """Its control."""
+    with pytest.raises(AssertionError, match="it is not so that a door opens"):
+        wait(lambda: False, "a door opens", limit_s=0.01)

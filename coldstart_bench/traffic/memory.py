@@ -13,9 +13,11 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.patience import comes
 from coldstart_bench.traffic.processor import Load, Spent, load_of, try_spent
 
 EVERY_S: Final = 0.1
+SAMPLE_S: Final = 10.0  # the sampling thread may get no core for a while
 MIB: Final = 1 << 20
 
 
@@ -97,6 +99,11 @@ def watching(pid: int) -> Iterator[list[Sample]]:
         stop.set()
         thread.join()
         take()
+
+
+def wait_for_sample(samples: Sequence[Sample], after_ns: int, limit_s: float = SAMPLE_S) -> bool:
+    """Wait until a sample was taken after that moment of CLOCK_MONOTONIC. False if none came within `limit_s`."""
+    return comes(lambda: bool(samples) and samples[-1].at_ns >= after_ns, limit_s, EVERY_S)
 
 
 def words(memory: Memory | None) -> str:

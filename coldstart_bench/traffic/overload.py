@@ -11,7 +11,7 @@ from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.traffic.arrivals import constant
 from coldstart_bench.traffic.behind import MODEL, Behind, Door, Loop, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan
-from coldstart_bench.traffic.memory import EVERY_S, Sample, watching
+from coldstart_bench.traffic.memory import Sample, wait_for_sample, watching
 from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadReport, Step, judge, notes_of, step_of
 
 TENANT: Final = "loud"
@@ -84,7 +84,7 @@ def _step(plan: OverloadPlan, times: float, door: Door, loop: Loop, key: str, sa
     asked = Asked(times, rate, plan.seconds, TOKENS, plan.deadline_s)
     right = [ran.text(sent) == f"3 {TOKENS}" for sent in ran.sent]
     ranks = [RANKS[sent.payload] for sent in ran.sent]
-    time.sleep(2 * EVERY_S)  # a sample from after the last answer
+    wait_for_sample(samples, time.monotonic_ns())  # the cost of a step ends with a sample after its last answer
     return step_of(asked, ran.sent, right, ranks, samples, ran.began_ns, ran.load)
 
 

@@ -6,10 +6,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 
+from tests.eventually import wait
 from tests.stopping import stop
 
 
@@ -49,15 +49,15 @@ class RedisServer:
         log = (self._place / "log").open("wb")
         self._process = subprocess.Popen([_program(), *words], cwd=self._place, stdout=log, stderr=log)
         log.close()
-        until_s = time.monotonic() + 30
-        while True:
-            assert self._process.poll() is None, (self._place / "log").read_text()
-            try:
-                assert self.ask("PING") == b"+PONG"
-                return
-            except OSError:
-                assert time.monotonic() < until_s
-                time.sleep(0.01)  # it has yet to listen; the limit is above
+        wait(self._answers, "Redis listens", 30)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._place / "log").read_text()
+        try:
+            return self.ask("PING") == b"+PONG"
+        except OSError:
+            return False
 
     def kill(self) -> None:
         """SIGKILL; its data is gone."""

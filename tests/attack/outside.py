@@ -298,14 +298,6 @@ def request(up: Installation, body: object, *headers: str, key: Path | None = No
     return "\r\n".join([*lines, "", ""]).encode() + raw
 
 
-def wait(is_so: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-    """Wait until it is so. Fails saying what never came."""
-    limit = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < limit, f"after {limit_s:g} s it is not so that {what}"
-        time.sleep(0.05)
-
-
 def in_parallel(*jobs: Callable[[], object]) -> list[Any]:
     """Run the jobs at the same time; return their results in order. Raises the first that failed."""
     found: list[Any] = [None] * len(jobs)

@@ -9,9 +9,10 @@ from typing import Final
 import pytest
 
 from coldstart_bench.installation import Installation, running
-from tests.attack.outside import SETTINGS, Bystander, Tenant, ask, kelvin, make_tenant, wait
+from tests.attack.outside import SETTINGS, Bystander, Tenant, ask, kelvin, make_tenant
 from tests.controlplane.postgres_server import PostgresServer, name_of
 from tests.e2e.calls import Answer
+from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

@@ -14,7 +14,8 @@ import pytest
 
 from coldstart_bench.installation import READY_S, Installation, free_port
 from tests.attack.models import make_tiny
-from tests.attack.outside import MIB, ROOT, SETTINGS, Bystander, Tenant, ask, default_tenant, make_tenant, wait
+from tests.attack.outside import MIB, ROOT, SETTINGS, Bystander, Tenant, ask, default_tenant, make_tenant
+from tests.eventually import wait
 
 pytestmark = [
     pytest.mark.deep,

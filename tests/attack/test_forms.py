@@ -14,7 +14,8 @@ from typing import Final
 import pytest
 
 from coldstart_bench.installation import Installation, running
-from tests.attack.outside import SETTINGS, Bystander, Tenant, Wire, default_tenant, kelvin, make_tenant, request, wait
+from tests.attack.outside import SETTINGS, Bystander, Tenant, Wire, default_tenant, kelvin, make_tenant, request
+from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

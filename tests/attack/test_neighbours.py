@@ -27,9 +27,9 @@ from tests.attack.outside import (
     in_parallel,
     make_tenant,
     p95,
-    wait,
 )
 from tests.e2e.calls import connect
+from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

@@ -24,8 +24,8 @@ from tests.attack.outside import (
     in_parallel,
     make_tenant,
     metric,
-    wait,
 )
+from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 

@@ -4,7 +4,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -15,9 +14,11 @@ import pytest
 
 from coldstart_bench.endings import ANSWERED, CUT, Ending
 from tests.attack.models import make_tiny
-from tests.attack.outside import ROOT, SETTINGS, kelvin, wait
+from tests.attack.outside import ROOT, SETTINGS, kelvin
 from tests.drills.ground import SERVED, Ground
 from tests.drills.matrix import Process
+from tests.eventually import wait
+from tests.stopping import has_ended
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
@@ -167,10 +168,7 @@ def test_hangup_drains(disturbed: Ground) -> None:
                 each.send_signal(signal.SIGHUP)
         (ending,) = call.endings()
     assert (ending.outcome, ending.words) == (ANSWERED, 400)
-    began_s = time.monotonic()
-    while supervisor.is_running() and supervisor.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() - began_s < 120, "it does not end"
-        time.sleep(0.05)
+    wait(lambda: has_ended(supervisor.pid), "the supervisor ends", 120)
     disturbed.restart()
     disturbed.expect_answer()
     assert disturbed.settle([ending]) == []

@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -66,14 +65,6 @@ class World:
     def retrying(self, store: S3Store) -> RetryingStore:
         """As a process uses it, without pauses."""
         return RetryingStore(store, sleep=no_pause)
-
-    def wait(self, is_so: Callable[[], bool]) -> None:
-        """Until `is_so`. Raises TimeoutError."""
-        limit = time.monotonic() + 60
-        while not is_so():
-            if time.monotonic() > limit:
-                raise TimeoutError
-            time.sleep(0.005)
 
     def plant(self, key: str, body: bytes = BODY) -> None:
         """Put an object past the store."""

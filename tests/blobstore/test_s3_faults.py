@@ -14,6 +14,7 @@ from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore, Blo
 from blobstore.verifying import VerifyingStore
 from tests.blobstore.s3_world import BODY, PART, World
 from tests.blobstore.suite import keys_of, pieces
+from tests.eventually import wait
 from tests.faults.faults import (
     CONFLICT,
     SLOW_DOWN,
@@ -346,10 +347,10 @@ def test_no_connection_is_left(world: World) -> None:
                 assert await store.read("t/a") == BODY
 
         asyncio.run(scenario())
-        world.wait(lambda: 0 < proxy.connections <= 3)
+        wait(lambda: 0 < proxy.connections <= 3, "at most three connections stay")
         asyncio.run(store.close())
         gc.collect()  # urllib3 closes a pool with its last reference
-        world.wait(lambda: proxy.connections == 0)
+        wait(lambda: proxy.connections == 0, "no connection stays")
 
 
 def test_a_connection_is_used_again(world: World) -> None:

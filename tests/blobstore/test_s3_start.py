@@ -14,6 +14,7 @@ from blobstore.store import BlobStore, BlobUnavailable
 from contracts.settings import BadSetting
 from tests.blobstore.s3_world import BODY, World
 from tests.blobstore.suite import keys_of
+from tests.eventually import eventually, wait
 from tests.faults.faults import SLOW_DOWN, Exchange, Fault, Refusal, Refused
 
 
@@ -116,7 +117,7 @@ def test_a_writer_clears_leftovers(world: World) -> None:
 
     async def writer() -> None:
         async for _ in scenario(writes=True):
-            await asyncio.to_thread(world.wait, lambda: world.uploads() == [])
+            await asyncio.to_thread(wait, lambda: world.uploads() == [], "no upload is left")
 
     asyncio.run(reader())
     asyncio.run(writer())
@@ -129,7 +130,7 @@ def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: pytest
     async def writer() -> None:
         world.proxy.inject(Refusal(507, "XMinioStorageFull"), method="DELETE")
         async with opened(world.url(), writes=True) as store:
-            await asyncio.to_thread(world.wait, lambda: "leftovers of uploads could not be aborted" in caplog.text)
+            await eventually(lambda: "leftovers of uploads could not be aborted" in caplog.text)
             assert await keys_of(store) == []
 
     asyncio.run(writer())

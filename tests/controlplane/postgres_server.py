@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from psycopg import sql
 from controlplane import postgres
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import open_database
+from tests.eventually import wait
 from tests.stopping import stop
 
 USER: Final = "kelvin"
@@ -109,15 +109,16 @@ class PostgresServer:
             command += ["-c", setting]
         with (self._place / "log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self._own, stdout=log, stderr=log, **self._as)
-        until_s = time.monotonic() + 60
-        while True:
-            assert self._process.poll() is None, (self._place / "log").read_text()
-            try:
-                self.ask("SELECT 1")
-                return
-            except psycopg.OperationalError:
-                assert time.monotonic() < until_s, (self._place / "log").read_text()
-                time.sleep(0.01)  # it has yet to listen; the limit is above
+        wait(self._answers, "PostgreSQL listens")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._place / "log").read_text()
+        try:
+            self.ask("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def kill(self) -> None:
         """SIGKILL of all its processes: what was not committed is gone."""

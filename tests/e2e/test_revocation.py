@@ -16,6 +16,7 @@ import pytest
 from coldstart_bench.installation import free_port
 from tests.controlplane.door import program
 from tests.controlplane.ground import ROOT, Run, fake_zygote
+from tests.eventually import wait
 
 pytestmark = pytest.mark.deep
 
@@ -37,14 +38,6 @@ def _activator(data: Path) -> Iterator[tuple[str, str]]:
     finally:
         process.kill()
         process.wait(60)
-
-
-def _wait(holds: Callable[[], bool], what: str) -> None:
-    """Return once it holds; each wait has PATIENCE_S of its own."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def _feed(client: httpx.Client, readyz: str) -> str:
@@ -81,7 +74,7 @@ def test_a_revoked_key_is_bad_everywhere_within_a_second(
     (data / "run").mkdir(parents=True)
     written = [data / name for name in ("ca.pem", "admin.key", "default.key")]
     with fake_zygote(Run(data / "run")), program(data), _activator(data) as (first, first_health):
-        _wait(lambda: all(each.exists() for each in written), "the keys are not written")
+        wait(lambda: all(each.exists() for each in written), "the keys are written")
         trust = ssl.create_default_context(cafile=str(data / "ca.pem"))
         infer, admin = ((data / name).read_text().strip() for name in ("default.key", "admin.key"))
         with (
@@ -92,7 +85,7 @@ def test_a_revoked_key_is_bad_everywhere_within_a_second(
             assert _seconds_until(client, urls, infer, 200, PATIENCE_S) is not None
             # One may have begun with what was kept, and is told of nothing yet.
             healths = (first_health, second_health)
-            _wait(lambda: all(_feed(client, each) == "live" for each in healths), "an activator stands on what it kept")
+            wait(lambda: all(_feed(client, each) == "live" for each in healths), "every activator follows the feed")
             by = {"authorization": f"Bearer {admin}"}
 
             def make(path: str, body: dict[str, object]) -> tuple[str, str]:

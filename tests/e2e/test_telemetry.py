@@ -11,7 +11,8 @@ from tests.e2e.conftest import COLLECTORS_SECRET
 from tests.e2e.inside import sole_replica
 from tests.e2e.models import prompt_of
 from tests.e2e.processes import mapped
-from tests.telemetry.receiver import Receiver, until
+from tests.eventually import wait
+from tests.telemetry.receiver import Receiver
 
 pytestmark = pytest.mark.deep
 
@@ -53,7 +54,7 @@ def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
     warm = complete(watched, "llama", prompt_of([5, 9]), max_tokens=3)
     wrong = complete(watched, "llama", prompt_of([5, 9]), max_tokens=100_000)
     assert (cold.status, warm.status, wrong.status) == (200, 200, 400)
-    until(lambda: collector.trace_of(wrong.headers["x-request-id"]), "the error's trace")  # the last of the three
+    wait(lambda: collector.trace_of(wrong.headers["x-request-id"]), "the error's trace")  # the last of the three
     trace, timeline = collector.trace_of(cold.headers["x-request-id"]), _timeline(watched, cold)
     assert timeline["cold"]
     assert _agrees(trace, timeline)
@@ -70,7 +71,7 @@ def test_a_cold_start_and_an_error_arrive_and_a_warm_request_does_not(
     assert seen["kelvin.runtime_id"] == runtime["runtime_id"]
     assert (seen["gen_ai.usage.input_tokens"], seen["gen_ai.usage.output_tokens"]) == (2, 3)
     assert whole["resource"]["service.name"] == "activator"
-    until(lambda: _restores(collector, runtime["runtime_id"]), "the restore's trace")
+    wait(lambda: _restores(collector, runtime["runtime_id"]), "the restore's trace")
     (restore,) = _restores(collector, runtime["runtime_id"])
     assert whole["links"][0]["trace_id"] == restore["trace_id"]
     assert restore["resource"]["service.name"] == "controlplane"
@@ -83,7 +84,7 @@ def test_a_request_belongs_to_its_callers_trace(watched: Installation, collector
     body = {"model": "llama", "prompt": prompt_of([5]), "max_tokens": 100_000}
     answer = post(watched, "/v1/completions", body, traceparent=f"00-{TRACE}-{CALLER}-01")
     request_id = answer.headers["x-request-id"]
-    until(lambda: collector.trace_of(request_id), "the trace")
+    wait(lambda: collector.trace_of(request_id), "the trace")
     whole = collector.trace_of(request_id)[0]
     assert base64.b64decode(whole["trace_id"]).hex() == TRACE
     assert base64.b64decode(whole["parent_span_id"]).hex() == CALLER
@@ -99,7 +100,7 @@ def test_metrics_arrive_from_every_process(watched: Installation, collector: Rec
         ("weightcache", "kelvin_tier_bytes"),
         ("snapshotter", "process_cpu_seconds_total"),
     ):
-        until(lambda process=process, name=name: name in collector.points(process), f"{name} of {process}")  # type: ignore[misc]
+        wait(lambda process=process, name=name: name in collector.points(process), f"{name} of {process}")  # type: ignore[misc]
 
 
 def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
@@ -127,12 +128,12 @@ def test_a_scraper_with_a_key_sees_all_processes(watched: Installation) -> None:
         'process_resident_memory_bytes{process="snapshotter"}',
         'kelvin_traces_total{process="activator",result="sent"}',
     ):
-        until(lambda said=said: said in watched.admin.text("/admin/v1/metrics"), said)  # type: ignore[misc]
+        wait(lambda said=said: said in watched.admin.text("/admin/v1/metrics"), said)  # type: ignore[misc]
 
 
 def test_the_collectors_secret_is_told_to_the_collector_alone(watched: Installation, collector: Receiver) -> None:
     """It came with each call there, and is in no log, no metric and no span."""
-    until(lambda: collector.seen()["headers"], "a call")
+    wait(lambda: collector.seen()["headers"], "a call")
     seen = collector.seen()
     assert {each["authorization"] for each in seen["headers"]} == {f"Basic {COLLECTORS_SECRET}"}
     assert COLLECTORS_SECRET not in str((seen["traces"], seen["metrics"]))
@@ -144,5 +145,5 @@ def test_its_library_is_loaded_where_it_is_on(watched: Installation) -> None:
     """Protobuf's, in the activator that tells, and not in the zygote, which tells nothing. Where it is off, it is
     nowhere: `test_telemetry_off.py`.
     """
-    until(lambda: mapped(watched, "google/_upb").get("activator"), "it is loaded where it is on")
+    wait(lambda: mapped(watched, "google/_upb").get("activator"), "it is loaded where it is on")
     assert not mapped(watched, "google/_upb").get("runtime.zygote", False)

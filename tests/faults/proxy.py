@@ -8,13 +8,13 @@ import http.client
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from tests.eventually import wait
 from tests.faults.faults import Answer, Fault, Request
 
 TIMEOUT_S = 60.0
@@ -134,12 +134,8 @@ class FaultProxy:
             return sum(seen.request.method == method and holding in seen.request.target for seen in self.seen)
 
     def wait_until_seen(self, count: int, method: str, holding: str = "", limit_s: float = TIMEOUT_S) -> None:
-        """Raises TimeoutError where so many exchanges never begin."""
-        limit = time.monotonic() + limit_s
-        while self.count(method, holding) < count:
-            if time.monotonic() > limit:
-                raise TimeoutError(f"{count} exchanges of {method} {holding} within {limit_s:g} s")
-            time.sleep(0.005)
+        """Fails where so many exchanges never begin."""
+        wait(lambda: self.count(method, holding) >= count, f"{count} exchanges of {method} {holding} begin", limit_s)
 
     def _choose(self, request: Request) -> tuple[Fault | None, threading.Event]:
         with self._lock:

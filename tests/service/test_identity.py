@@ -246,5 +246,5 @@ def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:
 def test_a_blocking_socket_has_no_way_in(tmp_path: Path) -> None:
     """It would be asked for no role."""
     identity = Identity(write(tmp_path, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-    with socket.socket() as sock, pytest.raises(NotImplementedError):
+    with socket.socket() as sock, pytest.raises(NotImplementedError, match="would not check the peer's role"):
         identity.server().wrap_socket(sock)

@@ -12,7 +12,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from time import monotonic, sleep
 from typing import Any, Final
 
 MODES: Final = ("take", "refuse", "hang")
@@ -153,14 +152,6 @@ def running() -> Iterator[Receiver]:
     finally:
         process.kill()
         process.communicate()
-
-
-def until(is_so: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
-    """Wait for it."""
-    limit = monotonic() + limit_s
-    while not is_so():
-        assert monotonic() < limit, f"it never came: {what}"
-        sleep(0.05)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from telemetry.policy.instruments import Family, Kind, Page
 from telemetry.policy.spans import RequestFacts
 from telemetry.sender import LIMIT, Facts, Sender, tell_forever
 from telemetry.settings import TelemetrySettings
-from tests.telemetry.receiver import until
+from tests.eventually import wait
 from tests.virtual_loop import run_virtually
 
 FAMILY = Family("k", "K.", Kind.GAUGE, (), {(): 1.0})
@@ -89,7 +89,7 @@ def test_a_collector_that_hangs_costs_nothing() -> None:
     ticks = iter(range(10**9))
     sender = started(collector, lambda: float(next(ticks)))
     sender.offer(facts())
-    until(lambda: collector.batches, "the thread hangs")
+    wait(lambda: collector.batches, "the thread hangs")
     for number in range(LIMIT + 100):
         sender.offer(facts(number))
     assert sender.dropped == 100
@@ -122,7 +122,7 @@ def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFix
     collector = FakeCollector(answer)
     sender = started(collector)
     sender.offer(facts())
-    until(lambda: sender.lost, "the first batch is lost")
+    wait(lambda: sender.lost, "the first batch is lost")
     sender.offer(facts())
     assert asyncio.run(sender.close(10))
     assert (sender.sent, sender.lost) == (1, 1)
@@ -196,5 +196,5 @@ def test_a_last_page_that_can_t_be_copied_keeps_nothing_from_ending(monkeypatch:
             opened.page.gauge("g", "G.", _no_descriptor)
 
     asyncio.run(main())
-    until(collector.closed.is_set, "the collector is closed")
+    wait(collector.closed.is_set, "the collector is closed")
     assert collector.told == []

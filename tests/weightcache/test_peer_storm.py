@@ -4,13 +4,13 @@ Each agent is a process with a directory of its own, as a node is; the store cou
 """
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
+from tests.eventually import wait
 from tests.weightcache.kit import Version, attest, make_version, publish
 from tests.weightcache.peer_processes import WITHOUT_TURNS, Waiters, nodes
 from tests.weightcache.throttled_s3 import throttled
@@ -94,10 +94,7 @@ def test_one_is_killed(tmp_path: Path) -> None:
     """When a node is killed half way, all who wait at the others get their bytes, and few ranges are read again."""
     with throttled(bucket_of(), RATE / 2) as bucket, nodes(tmp_path, 5, bucket.url) as started:
         waiters = Waiters(started, VERSION, 5 * 8)
-        limit = time.monotonic() + 60
-        while bucket.reads.total() < DISTINCT // 3:
-            assert time.monotonic() < limit
-            time.sleep(0.005)
+        wait(lambda: bucket.reads.total() >= DISTINCT // 3, "a third is read")
         started[3].process.kill()
         right = waiters.right()
         assert [right[at] for at in (0, 1, 2, 4)] == [8] * 4
