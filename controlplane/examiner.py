@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 WAIT_S: Final = 10.0  # for an answer
 ABANDONED_S: Final = 60.0  # after the last who asked
-RUNNING_LIMIT: Final = 2
+RUNNING_LIMIT: Final = 3
 PROGRAM: Final = (sys.executable, "-m", "controlplane.examine")
 _LINE_BYTES: Final = 16 << 20
 
@@ -38,14 +38,16 @@ class _Examination:
 
 
 class Examiner:
-    """At most RUNNING_LIMIT at once; who asks for the same joins. Close it where you opened it."""
+    """At most RUNNING_LIMIT at once, and of a tenant no more than are free; who asks for the same joins. Close it where
+    you opened it.
+    """
 
     def __init__(self, database: Path | PostgresPlace, spools: Path, program: Sequence[str] = PROGRAM) -> None:
         self._command = (*program, *words_of(database), str(spools))
         self._all: dict[Key, _Examination] = {}
 
     def __repr__(self) -> str:
-        return f"<Examiner running={self._running}/{RUNNING_LIMIT}>"
+        return f"<Examiner running={len(self._running())}/{RUNNING_LIMIT}>"
 
     async def answer(self, order: Order) -> bytes | Examining:
         """The report's JSON, or how far it is: then ask again. Raises Refused: Overloaded, Internal."""
@@ -65,12 +67,13 @@ class Examiner:
             self._drop(key, examination)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def _running(self) -> int:
-        return sum(not examination.task.done() for examination in self._all.values())
+    def _running(self) -> list[str]:
+        """Whose they are."""
+        return [tenant for (_, tenant, _), examination in self._all.items() if not examination.task.done()]
 
     def _begin(self, key: Key, order: Order) -> _Examination:
-        if self._running >= RUNNING_LIMIT:
+        running = self._running()
+        if running.count(order.tenant) >= RUNNING_LIMIT - len(running):
             raise Refused(Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0))
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._run(key, order), name=f"{order.kind} {order.tenant}")

@@ -112,7 +112,7 @@ def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third is refused for a while."""
+    """A third one of the tenant is refused for a while. Another tenant has its own all the same."""
     monkeypatch.setattr(subject, "WAIT_S", 0.01)
 
     async def main() -> None:
@@ -123,6 +123,9 @@ def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.Mon
             with pytest.raises(Refused) as refused:
                 await it.answer(order(month="2026-12"))
             assert refused.value.failure == Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0)
+            assert isinstance(await it.answer(order(tenant="beta")), Examining)
+            with pytest.raises(Refused):
+                await it.answer(order(tenant="gamma"))
 
     asyncio.run(main())
 
