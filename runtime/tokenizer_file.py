@@ -8,6 +8,7 @@ The library panics on unexpected input, such as a regular expression that backtr
 as a BaseException that is no Exception. So all calls of the library are here, and their errors name the artifact.
 """
 
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -22,9 +23,10 @@ from contracts.errors import Refused
 from contracts.wire import BadJson, decode_any, decoder
 
 TOKENIZER: Final = "tokenizer.json"
-MAX_GROWTH: Final = 128  # how many times longer normalizers may make a text
+MAX_GROWTH: Final = 128  # how many times longer a tokenizer may make a text, before it looks for tokens or after that
+MAX_ADDED: Final = 128  # special tokens that it may put around a text
 _PANIC: Final = "pyo3_runtime"  # module of the exception for a panic
-# How many characters a normalizer makes of one at most, by its type; 1 for other types.
+# How many characters a normalizer or pre-tokenizer makes of one at most, by its type; 1 for other types.
 _GROWTH: Final = {"BertNormalizer": 3, "ByteLevel": 4}
 LARGE: Final = 1 << 20  # bytes; below it the library's way takes some 100 ms at most
 
@@ -75,9 +77,13 @@ def load_tokenizer(raw: bytes) -> Any:
         tokenizer = read_tokenizer(raw)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        growth = _growth(_state(tokenizer.normalizer))
-    if growth > MAX_GROWTH:
-        rule = f"its normalizers can make a text {growth} times as long; at most {MAX_GROWTH} times is served"
+        growth = _growth(_state(tokenizer.normalizer)) * _growth(_state(tokenizer.pre_tokenizer))
+        copies, added = _template(_state(tokenizer.post_processor))
+    if growth * copies > MAX_GROWTH:
+        rule = f"it can make a text {growth * copies} times as long; at most {MAX_GROWTH} times is served"
+        raise Refused(ArtifactRejected(TOKENIZER, rule))
+    if added > MAX_ADDED:
+        rule = f"it puts {added} special tokens around a text; at most {MAX_ADDED} are served"
         raise Refused(ArtifactRejected(TOKENIZER, rule))
     return tokenizer
 
@@ -112,22 +118,43 @@ def _blaming_the_file(what: str) -> Iterator[None]:
         raise Refused(ArtifactRejected(TOKENIZER, f"{what}: {str(error)[:200]}")) from error
 
 
-def _state(normalizer: Any) -> dict[str, Any]:
-    state: dict[str, Any] = {} if normalizer is None else decode_any(normalizer.__getstate__())
+def _state(part: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {} if part is None else decode_any(part.__getstate__())
     return state
 
 
-def _growth(normalizer: dict[str, Any]) -> int:
-    """Return how many times longer the normalizer can make a text. For a sequence that is the product of its steps."""
-    match normalizer:
-        case {"type": "Sequence", "normalizers": steps}:
+def _growth(part: dict[str, Any]) -> int:
+    """Return how many times longer a normalizer or pre-tokenizer can make a text: of a sequence the product of its
+    steps.
+    """
+    match part:
+        case {"type": "Sequence", "normalizers": steps} | {"type": "Sequence", "pretokenizers": steps}:
             return prod(map(_growth, steps))
+        case {"type": "Precompiled", "precompiled_charsmap": str(charsmap)}:
+            raw = b64decode(charsmap)  # the length of its trie, the trie, and replacements, each with a zero behind it
+            replacements = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+            return max(1, *(len(each.decode(errors="replace")) for each in replacements))
         case {"type": "Replace", "pattern": {"String": str(replaced)}, "content": str(content)} if replaced:
             return max(1, -(-len(content) // len(replaced)))
         case {"type": "Replace", "content": str(added)} | {"type": "Prepend", "prepend": str(added)}:
             return 1 + len(added)  # an expression may match between any two characters
         case _:
-            return _GROWTH.get(normalizer.get("type", ""), 1)
+            return _GROWTH.get(part.get("type", ""), 1)
+
+
+def _template(processor: dict[str, Any]) -> tuple[int, int]:
+    """Return how often a post-processor repeats a text, and how many special tokens it puts around it at most."""
+    match processor:
+        case {"type": "Sequence", "processors": steps}:
+            copies, added = 1, 0
+            for of_text, more in map(_template, steps):
+                copies, added = copies * of_text, added * of_text + more
+            return copies, added
+        case {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": dict(special)}:
+            named = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
+            return max(1, len(pieces) - len(named)), sum(len(special[name]["ids"]) for name in named)
+        case _:
+            return 1, 0
 
 
 def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:

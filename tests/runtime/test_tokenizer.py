@@ -1,12 +1,16 @@
 """Prompts become the ids that transformers would make of the same files."""
 
+import base64
 import json
+import struct
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from contracts.artifact_errors import ArtifactRejected
@@ -135,6 +139,7 @@ def _replacing(pattern: dict[str, str], content: str) -> dict[str, Any]:
 BACKTRACKS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 SPLITS = {"type": "Sequence", "pretokenizers": [BACKTRACKS, json.loads(byte_level())["pre_tokenizer"]]}
 DOUBLES = _replacing({"String": "a"}, "aa")
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
 def test_text_on_which_the_tokenizer_panics_is_refused() -> None:
@@ -150,22 +155,63 @@ def test_text_on_which_the_tokenizer_panics_is_refused() -> None:
     assert codec.encode("and it goes on")
 
 
+def _charsmap(character: str, replacement: str) -> dict[str, Any]:
+    """A normalizer as SentencePiece writes them, with one replacement: a double array of three units, then texts."""
+    units = [0] * 1024
+    root, leaf = 256, 512
+    units[0] = root << 10
+    units[root ^ ord(character)] = ord(character) | 1 << 8 | leaf << 10
+    units[root ^ ord(character) ^ leaf] = 1 << 31
+    trie = struct.pack(f"<{len(units)}I", *units)
+    raw = struct.pack("<I", len(trie)) + trie + replacement.encode() + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(raw).decode()}
+
+
+def _template(*pieces: str, ids: Sequence[int] = (0,)) -> dict[str, Any]:
+    """A post-processor: `A` is the text, all else a special token of these ids."""
+    kinds = {"A": "Sequence"}
+    single = [{kinds.get(piece, "SpecialToken"): {"id": piece, "type_id": 0}} for piece in pieces]
+    special = {piece: {"id": piece, "ids": list(ids), "tokens": ["<s>"] * len(ids)} for piece in pieces if piece != "A"}
+    pair = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+
 @pytest.mark.parametrize(
-    "normalizer",
+    "parts",
     [
-        pytest.param({"type": "Sequence", "normalizers": [DOUBLES] * 40}, id="a text doubled 40 times"),
-        pytest.param(_replacing({"Regex": ""}, "b" * 1000), id="a thousand letters between any two"),
-        pytest.param({"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}, id="bytes of bytes"),
-        pytest.param({"type": "Prepend", "prepend": "b" * 1000}, id="a thousand letters before each"),
+        pytest.param({"normalizer": {"type": "Sequence", "normalizers": [DOUBLES] * 40}}, id="a text doubled 40 times"),
+        pytest.param({"normalizer": _replacing({"Regex": ""}, "b" * 1000)}, id="a thousand letters between any two"),
+        pytest.param(
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 40}}, id="bytes of bytes"
+        ),
+        pytest.param(
+            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTE_LEVEL] * 40}}, id="bytes of bytes of words"
+        ),
+        pytest.param({"normalizer": {"type": "Prepend", "prepend": "b" * 1000}}, id="a thousand letters before each"),
+        pytest.param({"normalizer": _charsmap("a", "b" * 1000)}, id="a thousand letters for one"),
+        pytest.param({"post_processor": _template(*"A" * 1000)}, id="a text put down a thousand times"),
+        pytest.param(
+            {"post_processor": {"type": "Sequence", "processors": [_template("A", "A")] * 40}}, id="doubled afterwards"
+        ),
+        pytest.param({"post_processor": _template("<s>", "A", ids=[0] * 1000)}, id="a thousand tokens before it"),
+        pytest.param({"post_processor": _template(*["<s>"] * 1000, "A")}, id="one token a thousand times"),
     ],
 )
-def test_normalizers_that_multiply_a_text_are_refused(normalizer: dict[str, Any]) -> None:
-    """What would become gigabytes is refused before any text is encoded."""
+def test_tokenizer_that_multiplies_a_text_is_refused(parts: dict[str, Any]) -> None:
+    """What would become gigabytes is refused before any text is encoded: the library ends the process over it."""
     with pytest.raises(Refused) as refused:
-        TextCodec(_with(normalizer=normalizer))
+        TextCodec(_with(**parts))
     failure = refused.value.failure
     assert isinstance(failure, ArtifactRejected)
-    assert "times as long" in failure.reason
+    assert "times as long" in failure.reason or "special tokens around a text" in failure.reason
+
+
+def test_character_map_is_read_as_the_library_reads_it() -> None:
+    """The control: what is counted is what the library puts in a character's place."""
+    map_of = Tokenizer.from_str(json.dumps(json.loads(byte_level()) | {"normalizer": _charsmap("a", "b" * 100)}))
+    assert map_of.normalizer.normalize_str("xax") == "x" + "b" * 100 + "x"
+    usual = {"normalizer": _charsmap("a", "b" * 18), "post_processor": _template("<s>", "A", "</s>")}
+    assert TextCodec(_with(**usual)).encode("Two words")
 
 
 def test_usual_normalizers_are_served() -> None:
