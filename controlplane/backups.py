@@ -23,7 +23,7 @@ from contracts.errors import Conflict, Refused
 from controlplane import schema
 from controlplane.archive import Packing
 from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, OlderDatabase, pieces_of
-from controlplane.ledger_schema import journal_position
+from controlplane.ledger_schema import IN_USE, journal_position
 from controlplane.store import Database
 from spool.frame import encode_frame
 from spool.looking import unshipped
@@ -102,7 +102,9 @@ class Backups:
         if self._journal is None:
             return None
         c = journal_position.c
-        position = connection.execute(select(c.position).where(c.id == self._journal.number)).scalar_one_or_none()
+        rows = connection.execute(select(c.id, c.position).where(c.id.in_((self._journal.number, IN_USE))))
+        known = {row.id: row.position for row in rows}
+        position = known.get(self._journal.number, None if known else 0)  # see `Ledger._journalize`
         if position is not None:
             try:
                 self._journal.check(position)

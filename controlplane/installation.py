@@ -73,7 +73,7 @@ async def open_installation(
         pass  # a place that is full or away: the next transaction does it before anything else
     except OlderDatabase as older:
         restore = f"kelvin restore {settings.backup} --data {settings.data} --replace"
-        rule = f"{older}. A copy of it must not be put back by hand: run `{restore}`"
+        rule = f"{older}. A copy of it must not be put back by hand: run `{restore}`, or begin anew with another place"
         raise BadSetting(SETTING, str(settings.backup), rule) from older
     telemetry.page.read(
         "kelvin_ledger_kept_aside_total",

@@ -8,7 +8,8 @@ Entries are written before their transaction commits. Marks tell a restore which
 - The transaction stores the journal's position in the database. If it did not commit, a `Dropped` mark is written
   behind its entries before anything else, and they are not replayed.
 - The journal notes each position that the database was seen to have (the file `committed`). A database with a lower
-  position was put back by hand. It is refused, as what it lacks was committed.
+  position was put back by hand, and one without any that was not restored is new. Both are refused, as what they lack
+  was committed.
 - Each journal has a number, which the database stores with the position: positions of two journals can't be compared.
 - If a journal is used again after another one, or after none, it gets a `_GAP` mark: it lacks the entries made
   meanwhile, and a restore from a backup before the mark reports that.

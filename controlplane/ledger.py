@@ -25,7 +25,14 @@ from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
 from controlplane.closings import closing_entry
 from controlplane.journal import Entry, LedgerJournal
-from controlplane.ledger_schema import IN_USE, LIFETIME_VALUES, journal_position, lifetime_records, request_records
+from controlplane.ledger_schema import (
+    IN_USE,
+    LIFETIME_VALUES,
+    UNKNOWN,
+    journal_position,
+    lifetime_records,
+    request_records,
+)
 from controlplane.months import Closed
 from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
@@ -191,7 +198,9 @@ class Ledger:
         journal.skip_to(position)
         if position is not None:
             journal.drop_after(position)
-        if in_use is not None and in_use != journal.number:
+        elif in_use is None:  # nor was it restored: it is new, and the journal must be
+            journal.check(0)
+        if in_use not in (None, UNKNOWN, journal.number):
             journal.mark_gap()
         if entries:
             journal.append(entries)

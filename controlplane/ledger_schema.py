@@ -226,6 +226,7 @@ Index(
 )
 
 IN_USE: Final = 0  # no journal's number: the position in that row is the number of the journal in use, 0 for none
+UNKNOWN: Final = -1  # there: the database was restored from a backup that doesn't say which journal was in use
 journal_position = Table(
     "ledger_journal",
     metadata,

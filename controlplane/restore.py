@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, insert, select, text
 
 from contracts.backup import BackupIndex, RestoreReport
 from controlplane import schema
@@ -22,7 +22,7 @@ from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
 from controlplane.journal import Entry, entries_after, entry_of, joined, lost_after, payloads_after
 from controlplane.ledger_migrations import NewerLedger
-from controlplane.ledger_schema import journal_position
+from controlplane.ledger_schema import IN_USE, UNKNOWN, journal_position
 from controlplane.migrations import NewerDatabase
 from controlplane.placing import STAGING, place
 from controlplane.program import reporting
@@ -56,7 +56,12 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
             unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
             unshipped = replay(database.engine, waiting) - unreadable
             with database.engine.begin() as connection:
-                connection.execute(delete(journal_position))  # the backup's is not where the journal is now
+                # The backup's is not where the journal is now. Only a new database has no row at all.
+                c = journal_position.c
+                in_use = connection.execute(select(c.position).where(c.id == IN_USE)).scalar_one_or_none()
+                connection.execute(delete(journal_position))
+                kept = UNKNOWN if in_use is None else in_use
+                connection.execute(insert(journal_position).values(id=IN_USE, position=kept))
             with database.engine.connect() as connection:
                 found = soundness_of(connection)
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()

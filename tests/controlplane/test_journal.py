@@ -347,10 +347,10 @@ def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
         await fill(ledger)
         with ledger.database.engine.begin() as connection:
             connection.execute(text("DELETE FROM ledger_journal"))
-        await ledger.settle_journal()
-        await ledger.append_requests(RequestBatch(records=(request_record(9),)))
 
     over(tmp_path, scenario)
+    (tmp_path / "place" / "journal" / "committed").unlink()
+    over(tmp_path, enters(9))
     same_again(tmp_path)
 
 
@@ -385,6 +385,28 @@ def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OlderDatabase, match="ends at entry 3 of the journal, and had entry 5"):
             over(tmp_path, enters(*numbers))
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "what was there before the journal"])
+def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path: Path, left: str) -> None:
+    """The journal knows what was committed. A new database would be backed up, and that backup would be the newest."""
+    without = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    asyncio.run(Ledger(without).append_requests(RequestBatch(records=(request_record(9),))))
+    without.close()
+    before = (tmp_path / "kelvin.db").read_bytes()
+    if left != "what was there before the journal":
+        (tmp_path / "kelvin.db").unlink()
+    over(tmp_path, enters(1, 2, 3))
+    (tmp_path / "kelvin.db").unlink()
+    match left:
+        case "an empty file":
+            (tmp_path / "kelvin.db").touch()
+        case "what was there before the journal":
+            (tmp_path / "kelvin.db").write_bytes(before)
+    for numbers in ((), (), (7,)):
+        with pytest.raises(OlderDatabase, match="ends at entry 0 of the journal, and had entry 2"):
+            over(tmp_path, enters(*numbers))
+    assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

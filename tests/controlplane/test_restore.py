@@ -24,7 +24,7 @@ from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import FILES, Backups
 from controlplane.clock import SystemClock
 from controlplane.feed import FeedHub
-from controlplane.journal import LedgerJournal
+from controlplane.journal import LedgerJournal, lost_after
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
 from controlplane.month_end import close_month
@@ -209,6 +209,68 @@ def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> No
         world.open()
         with pytest.raises(Refused, match="ends at entry 1 of the journal, and had entry 3 before"):
             await world.loop().once()
+
+    in_world(tmp_path, scenario)
+
+
+def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_path: Path) -> None:
+    """Likewise where it lacks everything: its write-ahead log was lost in the first minute."""
+
+    async def scenario(world: World) -> None:
+        for number in (1, 2, 3):
+            await world.enter(number)
+        world.close()
+        (world.data / "kelvin.db").unlink()
+        world.open()
+        with pytest.raises(Refused, match="ends at entry 0 of the journal, and had entry 2 before"):
+            await world.loop().once()
+
+    in_world(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("has_journal", [True, False], ids=["of now", "of an older program"])
+def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has_journal: bool) -> None:
+    """It is not refused as a new one, although it has no position. An older program's backup says of no journal that it
+    was in use. This one gets no mark of a gap, as nothing was entered without it.
+    """
+
+    async def scenario(world: World) -> None:
+        if has_journal:
+            await world.ledger.settle_journal()
+            await world.enter(1, 2)
+        file = await world.write(tmp_path / "b.backup")
+        world.close()
+        world.open()
+        for number in (3, 4, 5):
+            await world.enter(number)
+        world.close()
+        back(file, world.data, replace=True)
+        world.open()
+        await world.ledger.settle_journal()
+        await world.enter(6)
+        assert lost_after(world.place, 0) == 0
+
+    in_world(tmp_path, scenario, journal=has_journal)
+    assert ids(tmp_path / "data" / "kelvin.db")[-1] == "req-6"
+
+
+def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_path: Path) -> None:
+    """The journal that it goes on with lacks what the backup's journal has."""
+
+    async def scenario(world: World) -> None:
+        await world.enter(1)
+        world.close()
+        first, world.place = world.place, tmp_path / "second"
+        world.open()
+        await world.ledger.settle_journal()
+        await world.enter(2)
+        file = await world.write(tmp_path / "b.backup")
+        world.close()
+        back(file, world.data, replace=True)
+        world.place = first
+        world.open()
+        await world.ledger.settle_journal()
+        assert (lost_after(first, 0), lost_after(tmp_path / "second", 0)) == (1, 0)
 
     in_world(tmp_path, scenario)
 
