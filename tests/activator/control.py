@@ -24,6 +24,7 @@ from contracts.control import (
     Scope,
     StartProblemRow,
     Stats,
+    TenantLimits,
     TenantRow,
     TimelineAnswer,
     VersionRow,
@@ -66,6 +67,11 @@ def replica_row(name: str, max_streams: int = 8, *, draining: bool = False, vers
         runtime_id=name, tenant="default", model="m", version=version, address=f"rt-{name}.sock",
         max_streams=max_streams, draining=draining, restore=RESTORE,
     )  # fmt: skip
+
+
+def limited(**limits: int) -> TenantRow:
+    """The default tenant with these limits."""
+    return TenantRow(tenant="default", suspended=False, limits=msgspec.structs.replace(TenantLimits(), **limits))
 
 
 def snapshot() -> Feed:

@@ -5,12 +5,10 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
-from contracts.control import TenantLimits, TenantRow
-from tests.activator.control import KEY, STRANGER, replica_row
+from tests.activator.control import KEY, STRANGER, limited, replica_row
 from tests.activator.replica import DONE, Call, chunk, hello
 from tests.activator.world import CHAT, Got, World, http, world
 
@@ -194,10 +192,6 @@ def test_a_tenants_own_limits(tmp_path: Path) -> None:
             await replica.until(lambda r: len(r.deleted) == 1)
 
     asyncio.run(scenario())
-
-
-def limited(**limits: int) -> TenantRow:
-    return TenantRow(tenant="default", suspended=False, limits=msgspec.structs.replace(TenantLimits(), **limits))
 
 
 def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:

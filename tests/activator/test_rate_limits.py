@@ -4,22 +4,16 @@ import asyncio
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from contracts.control import TenantLimits, TenantRow
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.frames import ENCODED
-from tests.activator.control import STRANGER
+from tests.activator.control import STRANGER, limited
 from tests.activator.replica import Call, Held, hello
 from tests.activator.world import CHAT, World, http, world
 
 SMALL = CHAT | {"max_tokens": 10}
 TOLD = ("limit", "remaining", "reset")
-
-
-def limited(**limits: int) -> TenantRow:
-    return TenantRow(tenant="default", suspended=False, limits=msgspec.structs.replace(TenantLimits(), **limits))
 
 
 async def limit(here: World, **limits: int) -> None:

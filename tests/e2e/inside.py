@@ -1,9 +1,11 @@
-"""What a test may look at inside an installation: the cache's counters, a replica's report, a version's manifest."""
+"""What a test may look at inside an installation: counters of the cache, a replica's report, a manifest, the ledger."""
 
 import asyncio
 import contextlib
 import json
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from coldstart_bench.installation import Installation
 from contracts.jobs import RuntimeReport
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from tests.e2e.calls import Answer
 
 
 def cache(kelvin: Installation) -> Any:
@@ -123,3 +126,20 @@ def is_recorded(kelvin: Installation, request_id: str) -> bool:
     with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
         found = database.execute("SELECT count(*) FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone()
     return bool(found[0])
+
+
+def record(kelvin: Installation, answer: Answer) -> dict[str, Any]:
+    """The request's row in the ledger, once it is there."""
+    request_id = answer.headers["x-request-id"]
+    kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
+    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        return dict(database.execute("SELECT * FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone())
+
+
+def reconciled(kelvin: Installation, code: int) -> Any:
+    """What the command says as JSON; its exit code must be `code`."""
+    command = [sys.executable, "-m", "kelvin.main", "billing", "reconcile", "--json", "--data", str(kelvin.data)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout)

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from contracts.usage import ACK_TOKENS
 from tests.e2e.calls import Answer, complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.held_up import POINTS
-from tests.e2e.inside import is_recorded, sole_replica
+from tests.e2e.inside import is_recorded, reconciled, sole_replica
 from tests.e2e.processes import services
 
 pytestmark = pytest.mark.deep
@@ -113,14 +111,6 @@ def _report(kelvin: Installation) -> Any:
     return found[0]
 
 
-def _reconciled(kelvin: Installation, code: int) -> Any:
-    """What reconcile says; its exit code must be `code`."""
-    command = [sys.executable, "-m", "kelvin.main", "billing", "reconcile", "--json", "--data", str(kelvin.data)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout)
-
-
 def _charged(kelvin: Installation, point: str, before: Any) -> int:
     """Tokens of the one request that the bill has now and had not before."""
 
@@ -151,7 +141,7 @@ def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) ->
     held.to_zero("llama")
     held.wait(lambda: not _report(held)["open_runtimes"], "the replica's life is recorded")
     assert _report(held)["balance"]["problems"] == []
-    known = _reconciled(held, 0)["differences"]
+    known = reconciled(held, 0)["differences"]
     assert {each["kind"] for each in known} == {"charged_by_receipt"}
     assert all(each["tokens"] == ACK_TOKENS and each["amount_micros"] > 0 for each in known)
 
@@ -171,7 +161,7 @@ def _leaves_a_named_difference(unbalanced: Installation) -> None:
         return life in [each["subject"] for each in _report(unbalanced)["balance"]["problems"]]
 
     unbalanced.wait(is_named, "the replica's life is recorded")
-    (found,) = [each for each in _reconciled(unbalanced, 2)["differences"] if each["subject"] == life]
+    (found,) = [each for each in reconciled(unbalanced, 2)["differences"] if each["subject"] == life]
     assert (found["kind"], found["requests"]) == ("requests_missing", 1)
     assert "SIGKILL" in found["cause"]
     assert found["tokens"] > 0

@@ -1,10 +1,8 @@
 """Embeddings the whole way, with a real model: pushed, restored from zero, batched, and equal to the library's own."""
 
 import base64
-import contextlib
 import json
 import shutil
-import sqlite3
 import ssl
 import struct
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ import torch
 
 from coldstart_bench.installation import Installation, InstallationFailed
 from tests.e2e.calls import Answer, all_at_once, connect, headers, post
-from tests.e2e.inside import bill, is_recorded, report
+from tests.e2e.inside import bill, record, report
 from tests.runtime.encoder.models import write_encoder
 
 if TYPE_CHECKING:
@@ -65,15 +63,6 @@ def vectors(answer: Answer) -> torch.Tensor:
     items = answer.json["data"]
     assert [item["index"] for item in items] == list(range(len(items)))
     return torch.tensor([item["embedding"] for item in items])
-
-
-def record(kelvin: Installation, answer: Answer) -> dict[str, Any]:
-    """The request's row in the ledger, once it is there."""
-    request_id = answer.headers["x-request-id"]
-    kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        database.row_factory = sqlite3.Row
-        return dict(database.execute("SELECT * FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone())
 
 
 def test_as_the_library_has_it(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:

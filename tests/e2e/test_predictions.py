@@ -1,9 +1,7 @@
 """Predictions the whole way: pushed, restored from zero, batched, metered, and equal to scikit-learn's own."""
 
-import contextlib
 import hashlib
 import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ import pytest
 from coldstart_bench.installation import Installation, InstallationFailed
 from tests.e2e import predictors
 from tests.e2e.calls import Answer, all_at_once, connect, headers, post, read
-from tests.e2e.inside import bill, is_recorded, report
+from tests.e2e.inside import bill, record, report
 from tests.e2e.predictors import COLUMNS, Trained
 
 pytestmark = pytest.mark.deep
@@ -79,15 +77,6 @@ def assert_as_the_library(answer: Answer, model: Any, rows: Any) -> None:
         return
     assert found["label"].tolist() == model.predict(rows).tolist()
     assert np.abs(found["probabilities"] - model.predict_proba(rows)).max() < TOLERANCE
-
-
-def record(kelvin: Installation, answer: Answer) -> dict[str, Any]:
-    """The request's row in the ledger, once it is there."""
-    request_id = answer.headers["x-request-id"]
-    kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        database.row_factory = sqlite3.Row
-        return dict(database.execute("SELECT * FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone())
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,10 +1,7 @@
 """`kelvin billing reconcile` from outside: what somebody or something did to the accounts is named; else they agree."""
 
 import contextlib
-import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +11,7 @@ import pytest
 from coldstart_bench.installation import Installation
 from spool.spool import Spool
 from tests.e2e.calls import complete, post
-from tests.e2e.inside import is_recorded
+from tests.e2e.inside import is_recorded, reconciled
 
 pytestmark = pytest.mark.deep
 
@@ -132,14 +129,6 @@ def changed(kelvin: Installation, planted: Planted, names: dict[str, str]) -> It
         finally:
             with database:
                 assert database.execute(planted.undo, names).rowcount > 0
-
-
-def reconciled(kelvin: Installation, code: int) -> Any:
-    """What the command says as JSON; its exit code must be `code`."""
-    command = [sys.executable, "-m", "kelvin.main", "billing", "reconcile", "--json", "--data", str(kelvin.data)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout)
 
 
 def test_without_anything_planted_the_accounts_agree(kelvin: Installation, named: dict[str, str]) -> None:

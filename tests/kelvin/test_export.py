@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from kelvin.progress import Silence
 from kelvin.push import push
 from kelvin.push_calls import Door
 from tests.kelvin.test_push import FAST, Told
-from tests.snapshotter.house import TENANT, House, open_house, settings_for
+from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, Weight, default_weights, resharded, weight
 from tests.snapshotter.planted import Store
 
@@ -35,12 +34,6 @@ ODD: dict[str, Weight] = {
 WEIGHTS = default_weights() | EVERY | ODD
 MORE = {"chat_template.jinja": b"{{ messages }}\n", "generation_config.json": b'{ "top_k":3 }'}
 SHARDED = Model(shards=resharded(WEIGHTS, 3, seed=8), more=MORE)
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(settings_for(tmp_path / "data")) as opened:
-        yield opened
 
 
 def pushed(house: House, tmp_path: Path, model: Model = SHARDED) -> str:

@@ -1,24 +1,20 @@
 """Listings of the command line in a pipe: a row is one line with whole cells, whatever `COLUMNS` says."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from contracts.wire import encode
 from kelvin.audit import audit_command
 from kelvin.billing import billing_command
-from kelvin.client import Target
 from kelvin.grants import grants_command
 from kelvin.keys import keys_command
 from kelvin.models import models_command, status_command
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
+from tests.kelvin.doors import Installation
 from tests.kelvin.test_billing import GOOD
 
 LONG = "a-name-of-thirty-or-more-characters"
@@ -50,18 +46,6 @@ OPEN = tuple(f"rt-{number}-{LONG}" for number in range(4))
 BILL = msgspec.structs.replace(
     GOOD, lines=tuple(msgspec.structs.replace(line, model=f"{LONG}-{LONG}") for line in GOOD.lines), open_runtimes=OPEN
 )
-
-
-@dataclass(frozen=True)
-class Installation(Target):
-    """An installation that answers every request with `answer`."""
-
-    data: Path = Path("/nowhere")
-    answer: object = None
-
-    def door(self, key_file: str = "admin.key") -> httpx.Client:
-        response = httpx.Response(200, content=encode(self.answer))
-        return httpx.Client(transport=httpx.MockTransport(lambda _: response), base_url="https://door")
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,11 @@ from kelvin.progress import Silence
 from kelvin.push import PARALLEL, Line, push, push_directory
 from kelvin.push_calls import Patience
 from kelvin.push_directory import Source
-from tests.snapshotter.house import TENANT, House, open_house, settings_for
+from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, default_weights, resharded, weight
 from tests.snapshotter.reader import assert_whole, read_version, versions_of
 
 FAST = Line(patience=Patience(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01))
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(settings_for(tmp_path / "data")) as opened:
-        yield opened
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """The command as a caller sees it: what it prints, in words and in JSON, and what it ends with."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_config
 from tests.snapshotter.reader import versions_of
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(settings_for(tmp_path / "data")) as opened:
-        yield opened
 
 
 def run(house: House, *arguments: str) -> Result:

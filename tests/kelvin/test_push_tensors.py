@@ -1,6 +1,5 @@
 """A tensorizer file becomes the version that the same tensors in safetensors become; one that lies becomes none."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from kelvin.push_tensors import TensorsWish
 from tests.kelvin.doors import Doors
 from tests.kelvin.test_export import hashes, read_by_library
 from tests.kelvin.test_push import FAST, Told
-from tests.snapshotter.house import TENANT, House, open_house, settings_for
+from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.reader import versions_of
 from tests.snapshotter.tensors_files import TensorsFile
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.deep
 
 WEIGHTS = default_weights() | {"model.half": weight((9, 3), 70, "BF16"), "model.long": weight((40_001,), 71, "U8")}
 MODEL = Model(shards={"model.safetensors": WEIGHTS})
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    with open_house(settings_for(tmp_path / "data")) as opened:
-        yield opened
 
 
 def written(directory: Path, file: TensorsFile | None = None, small: bool = True) -> Path:

@@ -1,31 +1,14 @@
 """`kelvin timeline`: what it prints of a request besides the drawing, which test_waterfall.py covers."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
-import httpx
 import msgspec
 from click.testing import CliRunner
 
 from contracts.control import StartProblem, TimelineAnswer
 from contracts.timeline import Stage, Stamp
-from contracts.wire import encode
-from kelvin.client import Target
 from kelvin.models import timeline_command
+from tests.kelvin.doors import Installation
 
 WARM = TimelineAnswer(request_id="r1", model="m", version="a" * 64, cold=True, stamps=(Stamp(Stage.ROUTED, 1_000),))
-
-
-@dataclass(frozen=True)
-class Installation(Target):
-    """An installation that answers every request with `answer`."""
-
-    data: Path = Path("/nowhere")
-    answer: object = None
-
-    def door(self, key_file: str = "admin.key") -> httpx.Client:
-        response = httpx.Response(200, content=encode(self.answer))
-        return httpx.Client(transport=httpx.MockTransport(lambda _: response), base_url="https://door")
 
 
 def _printed(answer: TimelineAnswer) -> str:
