@@ -93,13 +93,15 @@ class FeedClient:
 
 
 def from_afar(line: Feed) -> Feed:
-    """The same for an activator on another host: replicas are where other hosts reach them, if they do."""
+    """Return the line for an activator on another host: only replicas that other hosts can reach, at that address."""
     reached = (msgspec.structs.replace(row, address=row.url) for row in line.replicas if row.url)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 
 
 def with_pods(line: Feed) -> Feed:
-    """The same for an activator on the control plane's host: what has no socket there is a pod's."""
+    """Return the line for an activator on the control plane's host: a replica without a socket there is a pod, reached
+    by its URL.
+    """
     reached = (row if row.address else msgspec.structs.replace(row, address=row.url) for row in line.replicas)
     return msgspec.structs.replace(line, replicas=tuple(reached))
 

@@ -48,12 +48,12 @@ class KeySet:
         return asyncio.get_running_loop().time() - self._fetched_s
 
     def current(self, name: Name) -> jwt.PyJWK | None:
-        """The key of that name, where it is there and not too old. The same object while its bytes are the same."""
+        """Return the key of that name, if it is known and not too old. The same object while its bytes are the same."""
         return self._keys.get(name) if self.age_s() <= self._source.max_age_s else None
 
     async def find(self, name: Name) -> jwt.PyJWK | None:
-        """Likewise, once the issuer was asked for one that is missing. Raises Refused(Unavailable) where it has not
-        answered for too long: no key of it is known to be wrong then.
+        """Return the key of that name, after asking the issuer if it is missing. Raises Refused(Unavailable) if the
+        issuer has not answered for too long: then none of its keys is known to be wrong.
         """
         if (key := self.current(name)) is not None:
             return key

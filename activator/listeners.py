@@ -10,7 +10,7 @@ from service.listener import listen
 
 
 def listen_for(settings: ActivatorSettings) -> socket.socket:
-    """The door's. Raises BadSetting."""
+    """Return the listening socket of the front door. Raises BadSetting."""
     if settings.listener_fd is not None:
         try:
             given = socket.socket(fileno=settings.listener_fd)
@@ -28,7 +28,7 @@ def listen_for(settings: ActivatorSettings) -> socket.socket:
 
 
 def listen_plain(host: str, port: int) -> socket.socket:
-    """That on Knative's data path. Likewise."""
+    """Return the listening socket of Knative's data path. Raises BadSetting."""
     try:
         return listen(host, port)
     except OSError as error:

@@ -72,7 +72,7 @@ class Proving:
         return f"<Proving asking={len(self._asked)} proven={len(self._proven)} used={len(self._used)}>"
 
     def take(self, line: Feed) -> Feed:
-        """The same, without those that have to answer first, and with those that have."""
+        """Return the line without pods that have to answer first, and with pods that have answered."""
         present = {row.runtime_id for row in line.replicas}
         gone = (self._asked.keys() | self._used) - present if line.full else set()
         for runtime_id in (*gone, *line.removed_replicas):

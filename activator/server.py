@@ -51,7 +51,7 @@ async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Sto
 
 
 async def serve_plain(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
-    """The same without TLS."""
+    """As `serve_tls`, without TLS."""
     await _serve(app, plain_protocol(gate), gate, listener, stop, drain_s)
 
 

@@ -109,11 +109,11 @@ class Answer:
         return self._connection.is_whole and not self._connection.parts
 
     def some(self) -> Awaitable[bytes]:
-        """What has come of the body, as soon as there is some; nothing at its end. Raises OSError where it is cut."""
+        """Return the next part of the body as soon as there is one; nothing at its end. Raises OSError if it is cut."""
         return self._connection.take()
 
     async def read(self) -> bytes:
-        """All of it. Likewise."""
+        """Return the whole body. Raises OSError if it is cut."""
         parts = []
         while part := await self._connection.take():
             parts.append(part)

@@ -161,11 +161,11 @@ def chunks(values: Sequence[T]) -> Iterable[Sequence[T]]:
 
 
 def _fitting(word: str, column: Column[Any]) -> str:
-    """Likewise a word."""
+    """Return the word cut to the column's length, without NUL characters."""
     assert isinstance(column.type, String)
     return without_nul(word)[: column.type.length]
 
 
 def _storable(at_us: int) -> int:
-    """A time that is itself damage must not keep its record from being kept."""
+    """Return the time within what the database can store, so that a damaged time does not keep its record out."""
     return min(max(at_us, 0), MAX_FIGURE)

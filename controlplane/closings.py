@@ -15,19 +15,19 @@ from controlplane.policy.rating import PriceBook
 
 
 def frozen_report(connection: Connection, tenant: str, month: str) -> BillingReport | None:
-    """The bill of a closed month."""
+    """Return the bill of a closed month; None for an open one."""
     row = _closing(connection, tenant, month)
     return None if row is None else decoder(BillingReport).decode(row.report)
 
 
 def frozen_book(connection: Connection, tenant: str, month: str) -> PriceBook | None:
-    """What held when it was closed; None for an open month."""
+    """Return the prices that held when the month was closed; None for an open month."""
     row = _closing(connection, tenant, month)
     return None if row is None else prices_of(row.prices)
 
 
 def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
-    """Likewise. Raises LookupError for an open month."""
+    """Return the prices that held when the month was closed. Raises LookupError for an open month."""
     book = frozen_book(connection, tenant, month)
     if book is None:
         raise LookupError(f"{month} of {tenant} is not closed, and something of it is booked in another month")
@@ -35,7 +35,7 @@ def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
 
 
 def currencies(connection: Connection) -> set[str]:
-    """Those of all closed months."""
+    """Return the currencies of all closed months."""
     books = connection.execute(select(closings.c.prices).distinct()).scalars()
     return {prices_of(text).currency for text in books}
 

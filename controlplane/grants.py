@@ -27,7 +27,7 @@ def check_grantee(model: Model, grantee: str) -> None:
 
 
 def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
-    """Recorded for the audit. Raises Refused(NotFound): the grantee."""
+    """Store the grant, and record it for the audit. Raises Refused(NotFound) for an unknown grantee."""
     find_tenant(connection, grantee)
     row = {"tenant": model.tenant, "model": model.model, "grantee": grantee, "created_at_s": now_s}
     connection.execute(insert(schema.grants).values(row))
@@ -36,7 +36,7 @@ def insert_grant(connection: Connection, by: Actor, model: Model, grantee: str, 
 
 
 def delete_grant(connection: Connection, by: Actor, model: Model, grantee: str, now_s: int) -> None:
-    """Likewise. Raises Refused(NotFound) where there is none."""
+    """Delete the grant, and record that for the audit. Raises Refused(NotFound) if there is none."""
     table = schema.grants.c
     gone = connection.execute(
         delete(schema.grants).where(table.tenant == model.tenant, table.model == model.model, table.grantee == grantee)

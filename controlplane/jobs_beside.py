@@ -45,7 +45,7 @@ class JobsBeside:
         return await self._desk.gate(job)
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """Likewise."""
+        """See `JobDesk`. Raises Refused(OneMachineOnly) without a zygote."""
         await self._there()
         return await self._desk.seal(job)
 

@@ -143,15 +143,15 @@ class Recount:
             sums[:] = [old + new for old, new in zip(sums, figures, strict=True)]
 
     def differing_requests(self) -> Iterator[Differing]:
-        """Kept sums of requests that the rows don't make."""
+        """Yield the stored sums of requests that differ from those of the rows."""
         return self._differing(request_totals, ("day", "model", "outcome", "billable"), REQUEST_FIGURES, self.requests)
 
     def differing_steps(self) -> Iterator[Differing]:
-        """Likewise of what ladders gave up."""
+        """Yield the stored counts of degraded requests that differ from those of the rows."""
         return self._differing(step_totals, ("day", "step"), STEP_FIGURES, self.steps)
 
     def differing_devices(self) -> Iterator[Differing]:
-        """Likewise of device time."""
+        """Yield the stored sums of device time that differ from those of the rows."""
         return self._differing(device_totals, ("day", "model", "device_class"), DEVICE_FIGURES, self.devices)
 
     def _add_step(self, ended_at_us: int, degraded: str | None, sign: int) -> None:

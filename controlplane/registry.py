@@ -397,7 +397,7 @@ class Registry:
 
 
 def _resumed(model: Model, versions: Collection[str]) -> Model:
-    """The same with these versions no longer stopped."""
+    """Return the model with these versions not stopped."""
     every = (replace(v, stopped_at_s=None) if v.registration.version in versions else v for v in model.versions)
     return replace(model, versions=tuple(every))
 

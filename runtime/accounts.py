@@ -26,14 +26,14 @@ class Account:
     counts: Counts
     delivered_tokens: int  # the last count that the activator acknowledged
     once: str = ""  # as the activator would have recorded it; "" for none
-    degraded: str = ""  # likewise
+    degraded: str = ""  # as the activator would have recorded it
 
     def delivered(self, tokens: int) -> "Account":
-        """The same with an acknowledgement that came later; it never takes one back."""
+        """Return the account with a later acknowledgement. The count never goes down."""
         return replace(self, delivered_tokens=max(self.delivered_tokens, min(tokens, self.counts.completion_tokens)))
 
     def answered_elsewhere(self) -> "Account":
-        """The same where another replica's answer was delivered: this one's cost was for nothing."""
+        """Return the account of a request that another replica answered: it charges nothing."""
         return replace(self, delivered_tokens=0, once="")
 
     def record(self, source: str, sequence: int) -> RequestRecord:

@@ -38,13 +38,15 @@ def check_text(codec: TextCodec, vocab_size: int) -> None:
 
 
 def check_reading(tokenizer: bytes) -> None:
-    """A large `tokenizer.json` that is read in a quicker way comes out as its library reads it. Raises likewise."""
+    """Check that a large `tokenizer.json`, which is parsed here, gives the same tokenizer as its library. Raises
+    `Refused(ArtifactRejected)`.
+    """
     if not is_read_alike(tokenizer):
         _reject(TOKENIZER, "is read otherwise here than by the library that wrote it")
 
 
 def check_vocabulary(codec: TextCodec, vocab_size: int) -> None:
-    """The same of all ids, one by one. Raises likewise."""
+    """Check that the model has a row for every id of the vocabulary. Raises `Refused(ArtifactRejected)`."""
     if codec.vocab_size > vocab_size:
         _reject(TOKENIZER, f"has {codec.vocab_size} tokens, the model {vocab_size}")
 

@@ -72,7 +72,7 @@ def read_settings(env: Mapping[str, str]) -> RuntimeSettings:
 
 
 def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
-    """What a runtime that nobody forks is to be. Raises `BadSetting`."""
+    """Return what a runtime without a zygote is to be. Raises `BadSetting`."""
     raw = settings.text(env, "KELVIN_POD")
     try:
         return decode(raw.encode(), Pod)
@@ -81,7 +81,7 @@ def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
 
 
 def read_parked(between: Between, env: Mapping[str, str] = os.environ) -> Between:
-    """The same for a pod that waits: where it is told what to take. Raises `BadSetting`."""
+    """Return the settings of a waiting pod, with the address at which it is told what to take. Raises `BadSetting`."""
     settings.text(env, STANDBY_LISTEN)
     told = read_between(env, Role.RUNTIME, STANDBY_LISTEN)
     return replace(between, files=told.files, listen=told.listen)

@@ -46,7 +46,7 @@ class IdentityFiles:
 
 
 class Identity:
-    """One process's. Used from one event loop; files are read off it, but for the first time."""
+    """The certificate of one process. Used from one event loop. Only the constructor reads files on that loop."""
 
     def __init__(self, files: IdentityFiles, role: Role) -> None:
         """Raises BadIdentity."""
@@ -59,16 +59,20 @@ class Identity:
         return f"<Identity {self._role} {self._pair.serial:x}>"
 
     def server(self) -> ssl.SSLContext:
-        """For a listener: whoever has a role of this installation. Each connection gets what is current then."""
+        """Return a context for a listener. It accepts every role of this installation. Each connection uses the current
+        certificate.
+        """
         return _Current(ssl.PROTOCOL_TLS_SERVER, lambda: self._pair.server, frozenset(Role))
 
     def client(self, role: Role) -> ssl.SSLContext:
-        """For connections to processes of that role alone. Likewise."""
+        """Return a context for connections to processes of that role only. Each connection uses the current
+        certificate.
+        """
         return _Current(ssl.PROTOCOL_TLS_CLIENT, lambda: self._pair.client, frozenset((role,)))
 
     @property
     def ends(self) -> datetime.datetime:
-        """Until when our certificate counts."""
+        """Return when the certificate expires."""
         return self._pair.ends
 
     async def look(self) -> None:

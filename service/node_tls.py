@@ -54,11 +54,11 @@ class NodeTls:
         return "<NodeTls>"
 
     def server(self) -> ssl.SSLContext:
-        """Its handshake fails for whoever shows no certificate of a node."""
+        """Return a context whose handshake fails for a client without a node's certificate."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client(self) -> ssl.SSLContext:
-        """Likewise the other way round."""
+        """Return a context whose handshake fails for a server without a node's certificate."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -84,7 +84,7 @@ def _name(authority: Ed25519PrivateKey) -> x509.Name:
 
 
 def _certificate(authority: Ed25519PrivateKey) -> x509.Certificate:
-    """The same on every machine."""
+    """Return the authority's certificate, which is the same on every machine."""
     public = authority.public_key()
     return (
         x509.CertificateBuilder()

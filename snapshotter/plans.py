@@ -73,7 +73,7 @@ class PlanRecord(Wire, frozen=True):
     kept: KeptFile | None = None
 
     def named(self, *more: object) -> "PlanRecord":
-        """The same under the id of its content and `more`."""
+        """Return the plan with the id that follows from its content and `more`."""
         content = encode((structs.replace(self, plan_id=""), *more))
         return structs.replace(self, plan_id=blake3(content).hexdigest()[:ID_HEX])
 
@@ -83,7 +83,7 @@ class PlanRecord(Wire, frozen=True):
         return sum(chunk.length for chunk in self.chunks)
 
     def answer(self) -> Plan:
-        """What the client is told."""
+        """Return what the client is told."""
         return Plan(plan_id=self.plan_id, total_bytes=self.total_bytes, chunks=self.chunks, gate=self.gate)
 
     def check_digests(self, digests: tuple[str, ...]) -> None:

@@ -49,7 +49,9 @@ class Verifier:
         return await to_the_end(self._threads, self.compare, data, digest, tag)
 
     async def is_right(self, data: memoryview, digest: str) -> bool:
-        """Whether these are the digest's bytes, for who keeps no tags. Likewise."""
+        """Return whether the bytes have that digest, for callers without tags. On return or cancellation no thread
+        reads them any more.
+        """
         return await to_the_end(self._threads, self._verify, data, digest)
 
     async def check(self, source: Source, outcome: Outcome, tenant: str, digest: str, data: memoryview) -> Outcome:

@@ -30,7 +30,7 @@ class Booked:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SumKey:
-    """One sum of requests: within a tenant's month, those of a day that have all this in common."""
+    """Names one sum of requests within a tenant's month: requests that have all these fields in common."""
 
     tenant: str
     month: str
@@ -42,7 +42,7 @@ class SumKey:
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceKey:
-    """Likewise for device time, by the day of death."""
+    """Names one sum of device time within a tenant's month. `day` is that of the replicas' deaths."""
 
     tenant: str
     month: str
@@ -53,7 +53,7 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepKey:
-    """Likewise of requests for which a ladder gave something up, by its step."""
+    """Names one count of degraded requests within a tenant's month, by what the ladder gave up."""
 
     tenant: str
     month: str
@@ -66,17 +66,17 @@ Use = tuple[int, int, int]  # of a runtime: requests, those that cost or deliver
 
 
 def key_of(record: RequestRecord) -> RowKey:
-    """What tells it from the other records of its request."""
+    """Return what distinguishes the record from others of its request."""
     return record.origin.value, (record.runtime_id or "") if record.origin is Origin.ORPHAN else ""
 
 
 def packed(key: RowKey) -> str:
-    """As it is stored beside the record that replaces it."""
+    """Return the key as it is stored beside the record that replaces it."""
     return ":".join(key)
 
 
 def unpacked(text: str) -> RowKey:
-    """The other way round."""
+    """Return the key that `packed` wrote."""
     origin, _, orphan_of = text.partition(":")
     return origin, orphan_of
 
@@ -100,7 +100,7 @@ def book(group: Sequence[Booked], closed: Collection[str]) -> list[Booked]:
 
 
 def request_sums(group: Sequence[Booked]) -> dict[SumKey, Sums]:
-    """What the records of one request add to the sums."""
+    """Return what the records of one request add to the sums."""
     sums: defaultdict[SumKey, Sums] = defaultdict(lambda: (0, 0, 0, 0))
     for month, record, sign in _charges(group):
         _add(sums, month, record, sign)
@@ -108,7 +108,7 @@ def request_sums(group: Sequence[Booked]) -> dict[SumKey, Sums]:
 
 
 def step_sums(group: Sequence[Booked]) -> dict[StepKey, int]:
-    """Likewise of what was given up: of one request nothing, or one."""
+    """Return what the records of one request add to the counts of degraded requests."""
     sums: defaultdict[StepKey, int] = defaultdict(int)
     for month, record, sign in _charges(group):
         if record.degraded:
@@ -117,7 +117,7 @@ def step_sums(group: Sequence[Booked]) -> dict[StepKey, int]:
 
 
 def _charges(group: Sequence[Booked]) -> Iterator[tuple[str, RequestRecord, int]]:
-    """In which month which records count once, or (-1) are taken back."""
+    """Yield month and record of each charge, with 1; and of each charge that is taken back, with -1."""
     for booked in group:
         if booked.stands:
             yield booked.month, booked.record, 1

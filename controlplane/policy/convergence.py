@@ -150,18 +150,20 @@ def succeeded(wanted: Json | None, answer: Json | None, memory: Memory, now: flo
 
 
 def refused(wanted: Json | None, refusal: Refusal, memory: Memory, now: float, luck: float) -> Memory:
-    """After a step that it did not take."""
+    """Return the memory after a step that the cluster refused."""
     tries = memory.tries + 1 if memory.failing and memory.stamp == stamp_of(wanted) else 1
     return Memory(stamp_of(wanted), tries, now + pause_s(tries, luck), now, refusal=refusal)
 
 
 def not_sooner(memory: Memory, until: float) -> Memory:
-    """The same, as somebody asked not to be tried before."""
+    """Return the memory with no attempt before `until`, because the cluster asked for that."""
     return replace(memory, not_before=max(memory.not_before, until))
 
 
 def pause_s(tries: int, luck: float) -> float:
-    """Twice as long each time, within bounds, less up to a half by luck in [0, 1): not all try at once."""
+    """Return the pause before the next attempt. It doubles, within bounds, and is shortened by up to half by `luck` in
+    [0, 1).
+    """
     return PAUSES.after(tries, luck)
 
 

@@ -116,12 +116,12 @@ S = TypeVar("S", bound=_Spec)
 
 
 def model_spec(obj: Mapping[str, Any]) -> ModelSpec:
-    """Of an object as the cluster has it. Raises Refused(InvalidRequest)."""
+    """Return the spec of a Model object. Raises Refused(InvalidRequest)."""
     return _spec(obj, ModelSpec)
 
 
 def tenant_spec(obj: Mapping[str, Any]) -> TenantSpec:
-    """Likewise; a tenant may have none."""
+    """Return the spec of a Tenant object, which may be empty. Raises Refused(InvalidRequest)."""
     return _spec(obj, TenantSpec)
 
 
@@ -133,7 +133,7 @@ def _spec(obj: Mapping[str, Any], kind: type[S]) -> S:
 
 
 def given(spec: Scale | Limits) -> dict[str, Any]:
-    """What it says, by the names of its fields."""
+    """Return the fields that the spec sets, by name."""
     return {name: value for name in spec.__struct_fields__ if (value := getattr(spec, name)) is not None}
 
 
@@ -148,7 +148,7 @@ def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
 
 
 def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
-    """Likewise."""
+    """Return the fields of the spec that do not hold, by their paths in the object."""
     suspended = ("suspended",) if spec.suspended not in (None, facts.suspended) else ()
     return (*suspended, *_differing("limits", given(spec.limits), facts.limits))
 

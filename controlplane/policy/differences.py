@@ -108,7 +108,7 @@ def charged_so_far(runtime_id: str, device_class: str, prices: Prices) -> Differ
 
 
 def silent(runtime_id: str) -> Difference:
-    """The same before it is charged: it may yet be heard of."""
+    """A replica that has been silent for a while, and may still report. After an hour it is `charged_so_far`."""
     detail = "has said nothing of its life lately; an hour after its last word it is charged up to there"
     cause = "its pod ended at once, or can't reach the control plane"
     size = (0, 0, SO_FAR_S * SECOND_US, None)

@@ -43,7 +43,9 @@ async def drained(fleet: Fleet, feed: FeedHub, process: Process, revision: int, 
 
 
 async def condemned(fleet: Fleet, feed: FeedHub, process: Process, revision: int, drain_s: float) -> None:
-    """The same of one whose memory was found wrong. One that works on over a copy of its own is a drain from there."""
+    """Drain a replica whose memory was found wrong. It ends at once, unless it computes over a copy on a device: then
+    it drains as any other. Kill it if it can't be told.
+    """
     await _told(feed, process, revision)
     try:
         await process.condemn()

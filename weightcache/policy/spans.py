@@ -54,7 +54,7 @@ class Spans:
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same bytes in order, neighbours as one. They are disjoint."""
+    """Return disjoint spans in order, with adjacent ones joined."""
     found: list[Span] = []
     for begin, end in sorted(spans):
         if found and found[-1][1] == begin:

@@ -132,20 +132,21 @@ class ClusterApi(Protocol):
     """A cluster. Each call ends within the time of its row in `dependencies`, and is safe to cancel."""
 
     async def apply(self, obj: Json) -> Json:
-        """Server-side apply as `MANAGER`, with force: what we name is ours. Gives the object as it is now. Idempotent.
+        """Server-side apply as `MANAGER`, with force: fields that we name become ours. Return the object as it is now.
+        Idempotent.
 
         Raises ClusterError.
         """
         ...
 
     async def apply_status(self, obj: Json) -> Json:
-        """The same for the status subresource; of `obj` its head and status count. Raises ClusterError."""
+        """As `apply`, for the status subresource: only metadata and status of `obj` count. Raises ClusterError."""
         ...
 
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
-        """In the foreground: it stays visible until what it owns is gone. One that is not there is fine.
+        """Delete in the foreground: the object stays visible until what it owns is gone. A missing object is fine.
 
-        With a uid only that very object: Conflict where another bears its name. Raises ClusterError.
+        With a uid, only that very object: Conflict if another has its name. Raises ClusterError.
         """
         ...
 

@@ -65,7 +65,7 @@ class View:
 
 
 class Uids:
-    """The same where whole objects are not kept, as there are too many: which is there under each name."""
+    """A view that keeps only uids, for kinds of which there are too many objects to keep."""
 
     def __init__(self) -> None:
         self._known: dict[Ref, str] = {}
