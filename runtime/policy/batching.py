@@ -11,6 +11,7 @@ CPU_TOKENS: Final = 2048
 CUDA_TOKENS: Final = 16384
 CAP_S: Final = 0.005  # beside a request's own milliseconds
 FIRST_S: Final = 0.0005
+LONG_S: Final = 2.0  # a tenth of what an engine that hangs is given
 _SMOOTHING: Final = 0.2
 
 
@@ -33,6 +34,15 @@ def take(queues: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, ...]:
             rows, longest = rows + 1, max(longest, lengths[turn])
             taken[index] += 1
     return tuple(taken)
+
+
+def rows_after(rows: int, took_s: float, rows_max: int, limit: int) -> int:
+    """Return how many rows the next forward may have, if this one had `rows` of at most `rows_max`: twice as many if it
+    was full and quick, fewer if it took longer than LONG_S. What a row costs is known from forwards alone.
+    """
+    if took_s > LONG_S:
+        return max(1, int(rows * LONG_S / took_s))
+    return min(limit, 2 * rows_max) if rows >= rows_max and took_s < LONG_S / 4 else rows_max
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from contracts.jobs import Probe
 from contracts.signature import Signature
 from runtime.batch_engine import BatchEngine, Part
 from runtime.engine.interface import Event, Predicted, PredictionRequest, Request
-from runtime.policy.batching import Window
+from runtime.policy.batching import Window, rows_after
 from runtime.predictor import probe as known_answers
 from runtime.predictor.arrays import Array, find_array_fault, is_finite
 from runtime.predictor.session import NotAsPromised, Session
@@ -20,6 +20,7 @@ from runtime.predictor.session import NotAsPromised, Session
 _log = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 1024
+FIRST_ROWS: Final = 16  # of the first forward: nothing is known of what a row costs
 Answer = tuple[Array, ...]
 
 
@@ -44,13 +45,14 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
             probe=probe,
             probe_tokens=known_answers.ROWS,
             max_waiting=max_waiting,
-            max_tokens=batch_rows,
+            max_tokens=min(FIRST_ROWS, batch_rows),
             window=window,
             clock_ns=clock_ns,
         )
         self._session = session
         self._signature = signature
         self._max_rows = max_rows
+        self._batch_rows = batch_rows
 
     def _accept(self, request: Request) -> PredictionRequest | Failure:
         if not isinstance(request, PredictionRequest):
@@ -95,7 +97,12 @@ class PredictorEngine(BatchEngine[PredictionRequest, Answer]):
         for spec in self._signature.inputs:
             rows = [part.live.request.inputs[spec.name][part.start : part.stop] for part in parts]
             inputs[spec.name] = rows[0] if len(rows) == 1 else np.concatenate(rows)
-        return self._session.run(inputs, sum(part.count for part in parts))
+        count, began_ns = sum(part.count for part in parts), self._clock_ns()
+        found = self._session.run(inputs, count)
+        # A graph tells nothing of its progress, and must not be taken for one that hangs.
+        took_s = (self._clock_ns() - began_ns) / 1e9
+        self._max_tokens = rows_after(count, took_s, self._max_tokens, self._batch_rows)
+        return found
 
     def _try_run(self, part: Part[PredictionRequest]) -> Answer | Failure:
         try:

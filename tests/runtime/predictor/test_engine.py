@@ -146,6 +146,30 @@ def test_the_first_waits_for_company_within_the_window() -> None:
     assert engine.linger_s == 0
 
 
+@pytest.mark.parametrize(
+    ("row_s", "longest_s"), [pytest.param(0.2, 3.2, id="slow rows"), pytest.param(0.001, 1.1, id="quick rows")]
+)
+def test_no_forward_takes_as_long_as_one_that_hangs(
+    row_s: float, longest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of slow rows few share a forward, of quick ones many: a graph tells nothing of its progress."""
+    now_ns, took_s, run = [0], [], Session.run
+
+    def slow(self: Session, inputs: Any, rows: int) -> Any:
+        took_s.append(rows * row_s)
+        now_ns[0] += round(rows * row_s * 1e9)
+        return run(self, inputs, rows)
+
+    monkeypatch.setattr(Session, "run", slow)
+    engine = LINEAR.engine(clock_ns=lambda: now_ns[0])
+    for at in range(40):
+        assert engine.admit(ask(str(at), x=ROWS[:50])) is None
+    events = run_dry(engine)
+    assert all(np.allclose(outputs_of(events, str(at)), WANTED[:50], atol=1e-5) for at in range(40))
+    assert max(took_s) <= longest_s
+    assert sum(took_s) / len(took_s) > longest_s / 8, "many rows share a forward"
+
+
 def test_known_answers_come_again() -> None:
     """In the first step, charged to nobody; a matching replica serves."""
     probe = known_answers.record(LINEAR.session, LINEAR.signature)
