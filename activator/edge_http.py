@@ -1,6 +1,6 @@
-"""HTTP/1.1 for a public door: bounds on the head, no pipelining, known delivery; uvicorn's server owns the listener.
+"""Serve HTTP/1.1 to the public: bounds on the head, no pipelining, known delivery. uvicorn's server owns the listener.
 
-One request is `edge_cycle`'s, its answer `edge_answer`'s, and what it shares with HTTP/2 `edge_connection`'s.
+`edge_cycle.py` handles one request, `edge_answer.py` its response. `edge_connection.py` has what HTTP/2 does alike.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class HttpProtocol(Client, EdgeConnection):
         self.alarm = Alarm(goes_on=True)
         self._extensions = {EXTENSION: self}
 
-    # What the application uses.
+    # Called by the application.
 
     def is_here(self) -> bool:
         return self._is_open and not self._transport.is_closing()
@@ -76,7 +76,7 @@ class HttpProtocol(Client, EdgeConnection):
         """End the connection now, whatever waits to be sent."""
         self.raw.abort()
 
-    # What the cycle uses.
+    # Called by the cycle.
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -104,7 +104,7 @@ class HttpProtocol(Client, EdgeConnection):
         self.resume_body()
         self._idle_from_now()
 
-    # What the transports tell.
+    # Called by the transports.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -168,7 +168,7 @@ class HttpProtocol(Client, EdgeConnection):
         return parser
 
     def _judge_read(self) -> None:
-        """Of what was parsed so far: the head's bounds, and how a body comes."""
+        """Check what was parsed so far: the size of the head, and the pace of the body."""
         if self._ignoring or self._transport.is_closing():
             return
         if self._in_head:
@@ -185,9 +185,10 @@ class HttpProtocol(Client, EdgeConnection):
             self._pace.watch()
 
     def shutdown(self) -> None:
-        """The server ends. A lame duck tells its clients before it goes (RFC 9112, 9.6).
+        """End the connection because the server ends. A lame duck announces it first (RFC 9112, 9.6).
 
-        On a connection that is cut while idle a request may be on its way. Who is within an answer is told by the next.
+        A lame duck does not close an idle connection at once, since a request may be on its way. If a response has
+        begun, the next one carries the announcement.
         """
         busy = self._busy()
         if self._gate.relieved:
@@ -199,7 +200,7 @@ class HttpProtocol(Client, EdgeConnection):
         else:
             self._transport.close()
 
-    # What the parser tells.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if (busy := self._busy()) is not None:
@@ -219,7 +220,7 @@ class HttpProtocol(Client, EdgeConnection):
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and not self._ignoring:  # trailers are nobody's headers (RFC 9110, 6.5.1)
+        if self._in_head and not self._ignoring:  # trailers are no headers (RFC 9110, 6.5.1)
             name = name.lower()
             if name == b"transfer-encoding":
                 self._codings.append(value)  # not stripped: the parser does not recognise "chunked" before a tab
@@ -257,7 +258,7 @@ class HttpProtocol(Client, EdgeConnection):
         return codings == [b"chunked"] and not has_length and self._parser.get_http_version() == "1.1"
 
     def _begin(self) -> None:
-        """The head is whole and may be served."""
+        """Serve the request whose head is complete."""
         parser, headers = self._parser, self._headers
         version = parser.get_http_version()
         method = parser.get_method().decode("ascii")
@@ -289,12 +290,12 @@ class HttpProtocol(Client, EdgeConnection):
                     self._transport.close()
 
     def _busy(self) -> HttpCycle | None:
-        """The request that waits for the end of its answer."""
+        """Return the request whose response is not complete yet."""
         cycle = self._cycle
         return None if cycle is None or cycle.response_complete else cycle
 
     def _request_id(self) -> str:
-        """Of the request that is under way, or of one that nobody serves."""
+        """Return the id of the running request, else a new one for a request that is refused here."""
         busy = self._busy()
         named: str = new_request_id() if busy is None else busy.scope[NAMED]
         return named
@@ -303,7 +304,7 @@ class HttpProtocol(Client, EdgeConnection):
         return self._busy() is None
 
     def _refuse_malformed(self, why: bytes) -> None:
-        """What the parser does not take. Behind a request that is whole it is as a second one: not answered."""
+        """Refuse what the parser rejects. After a complete request it counts as pipelined, and gets no response."""
         busy = self._busy()
         if busy is not None and not busy.more_body:
             self._ignoring = True
@@ -314,7 +315,7 @@ class HttpProtocol(Client, EdgeConnection):
             self._refuse(malformed(why, self._request_id()), 400)
 
     def _names_another_host(self) -> bool:
-        """Of a target in absolute-form, which would count instead of Host (RFC 9112, 3.2.2): the two have to agree."""
+        """Return whether a target in absolute-form differs from Host, which it would replace (RFC 9112, 3.2.2)."""
         scheme, _, rest = self._url.partition(b"://")
         authority = rest.partition(b"/")[0]
         hosts = [value for name, value in self._headers if name == b"host"]
@@ -343,7 +344,7 @@ class HttpProtocol(Client, EdgeConnection):
         self.raw.abort()
 
     def _is_body_held(self) -> bool:
-        """By us: we read no more for now, or it was not invited yet."""
+        """Return whether we hold up the body: reading is paused, or `100 Continue` was not sent yet."""
         return self._is_paused or (self._cycle is not None and self._cycle.invites)
 
     def _body_is_late(self) -> None:

@@ -1,4 +1,4 @@
-"""One request as it came in, and its answer's way to the client-side socket. What is said is others' matter."""
+"""One request as it arrived, and the way of its response to the client's socket. Other modules decide what it says."""
 
 import asyncio
 import copy
@@ -28,8 +28,8 @@ _OF_BYTE: Final = (_DIGITS * 8).encode()  # what `translate` makes of a byte: a 
 _LAST: Final = (_DIGITS[::4] * 32).encode()  # of three
 _CHANCE: Final = 15  # digits before the last
 ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
-NAMED: Final = "kelvin.request_id"  # of a scope: as whoever answers the request names it
-UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, whose body no header tells of: whether there is one
+NAMED: Final = "kelvin.request_id"  # of a scope: the request's id in its response
+UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, where no header announces a body: whether there is one
 # We read one value of each of these, as of every `x-kelvin-` header. Another reader might choose the other value.
 _ONCE_ONLY: Final = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type"))
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -61,34 +61,34 @@ class Connection(Protocol):
         ...
 
     def try_body(self) -> bytes | None:
-        """What is left of the request's body, where all of it has come: then it is read."""
+        """Return the rest of the request's body if all of it has arrived, else None."""
         ...
 
     def body_is_read(self) -> None:
-        """From now on a client that goes is noticed at once."""
+        """Notice at once from now on if the client disconnects."""
         ...
 
     def unwatch(self, gone: Callable[[], None] | None = None) -> None:
-        """Don't. With `gone` nothing where another is to be called by now."""
+        """Stop watching. With `gone`, do nothing if another callback has replaced it."""
         ...
 
     def abort(self) -> None:
-        """End it now."""
+        """End the connection now. Data that waits to be sent is lost."""
         ...
 
 
 def now_us() -> int:
-    """Monotonic microseconds."""
+    """Return monotonic microseconds."""
     return time.monotonic_ns() // 1000
 
 
 def arrival() -> tuple[int, int]:
-    """Now: monotonic microseconds, and those of the wall clock."""
+    """Return the current time in microseconds: monotonic, and of the wall clock."""
     return time.monotonic_ns() // 1000, time.time_ns() // 1000
 
 
 def _draw() -> Iterator[str]:
-    """78 bits of the system's at a time, asked of it for 256 at once. One thread's, of a process that does not fork."""
+    """Yield 78 random bits at a time, read from the system 256 times ahead. Not thread-safe, nor safe to fork."""
     while True:
         drawn, last = os.urandom(256 * _CHANCE).translate(_OF_BYTE).decode(), os.urandom(256).translate(_LAST).decode()
         for at, digit in enumerate(last):
@@ -108,7 +108,7 @@ def new_request_id() -> str:
 
 
 class Exchange:
-    """Used by one task. Each write returns when the client-side socket has taken it."""
+    """One request and its response, used by one task. Each write returns when the client's socket has taken it."""
 
     __slots__ = (
         "_is_stream", "_more", "_receive", "_repeats", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
@@ -127,7 +127,7 @@ class Exchange:
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
         first = dict(reversed(self.headers))
-        self.header: Callable[[bytes], bytes | None] = first.get  # of a name in lower case the first value
+        self.header: Callable[[bytes], bytes | None] = first.get  # the first value of a header, by its lower-case name
         self._repeats = len(first) != len(self.headers)
         self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
         self._is_stream = scope.get("http_version") == "2"
@@ -139,7 +139,7 @@ class Exchange:
             self.hosts = [value for name, value in self.headers if name == b"host"]
         self.request_id: str = scope[NAMED]
         self.standing: Headers = [(b"x-request-id", self.request_id.encode())]  # on every answer
-        self.rates: Headers = []  # where its tenant stands with what it may use in a minute
+        self.rates: Headers = []  # the tenant's limits per minute, and what is left of them
         own = first.get(b"x-request-id")
         self.own_id = own if own is not None and _SANE_ID.fullmatch(own) else None  # the caller's name for it
         if self.own_id is not None:
@@ -148,7 +148,7 @@ class Exchange:
         self.caller: TraceContext | None = None
         if b"traceparent" in first:
             given = [value for name, value in self.headers if name == b"traceparent"]
-            self.caller = parse(given[0]) if len(given) == 1 else None  # two are as none
+            self.caller = parse(given[0]) if len(given) == 1 else None  # several count as none
         self.peer: str = (scope.get("client") or ("",))[0]  # the socket's: what headers claim is not looked at
         self.last = False  # whether the connection ends with this answer
 
@@ -156,8 +156,10 @@ class Exchange:
         return f"<Exchange {self.request_id} {self.method} {self.path[:60]!r}>"
 
     def through(self, send: Send, connection: Connection) -> "Exchange":
-        """The same request, whose body was read, answered to another end than its socket; what is said there of
-        who asked is for that end to say."""
+        """Return the same request with another destination for its response. Its body must have been read.
+
+        The destination adds the headers that name the caller.
+        """
         other = copy.copy(self)
         other._send, other.connection = send, connection
         other.standing, other.rates, other.last = [], [], False
@@ -178,7 +180,7 @@ class Exchange:
             raise Refused(failure)
 
     def deadline(self, seconds: float) -> Deadline:
-        """The earlier of the client's (`x-kelvin-deadline-ms`) and ours, so many seconds after it arrived.
+        """Return the earlier of the client's deadline (`x-kelvin-deadline-ms`) and `seconds` after the request arrived.
 
         Raises Refused(InvalidRequest).
         """
@@ -190,7 +192,7 @@ class Exchange:
         return Deadline.after(seconds, self.arrived_us / 1e6)
 
     def overhear(self, ear: Callable[[Message], None], marks: Headers) -> None:
-        """Tell `ear` of all that is said from now on, before it is; `marks` are further lines of the head."""
+        """Call `ear` with each message before it is sent. Add `marks` to the headers of the response."""
         send = self._send
         self.rates = [*(line for line in self.rates if line not in marks), *marks]
 
@@ -231,7 +233,7 @@ class Exchange:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def receive(self) -> bytes:
-        """The next part of the body; nothing more comes once `has_more` is false. Raises ClientGone."""
+        """Return the next part of the body. It was the last one if `has_more` is false now. Raises ClientGone."""
         return self._part(await self._receive())
 
     def _part(self, message: Message) -> bytes:
@@ -244,7 +246,7 @@ class Exchange:
         return body
 
     def body_bound(self, limit_bytes: int) -> int:
-        """The most that the body can take: its length where that is told. Raises as `check_length`."""
+        """Return the most bytes that the body can have. Raises as `check_length`."""
         self.check_length(limit_bytes)
         length = self.header(b"content-length")
         return (limit_bytes if self._more else 0) if length is None else int(length)
@@ -255,7 +257,7 @@ class Exchange:
         return self._more
 
     def check_length(self, limit_bytes: int) -> None:
-        """Refuse a body by what is said of it. Raises Refused: BodyTooLarge, InvalidRequest."""
+        """Refuse a body by its Content-Length. Raises Refused: BodyTooLarge, InvalidRequest."""
         length = self.header(b"content-length")
         if length is None:
             return
@@ -265,16 +267,19 @@ class Exchange:
             raise Refused(BodyTooLarge(limit_bytes))
 
     def see_through(self, within_s: float) -> None:
-        """From now on no client that leaves ends what is under way, and its time not before it had so many seconds."""
+        """Finish the request even if the client leaves. It gets at least `within_s` more seconds."""
         self.connection.unwatch()
         self.connection.alarm.put_off(time.monotonic() + within_s)
 
     def leaving_ends(self, within_s: float | None = None) -> "Stay":
-        """`with` it: a client that leaves cancels the block, which raises ClientGone; so does time, TimeoutError."""
+        """Return a context manager that cancels its block if the client leaves or the time is over.
+
+        The block raises ClientGone or TimeoutError then.
+        """
         return Stay(self.connection, within_s)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
-        """The head of the answer. A body that was not read ends the connection after it, or the stream alone."""
+        """Send the head of the response. An HTTP/1.1 connection closes after it if a part of the body was not read."""
         self.started = True
         closing: Headers = [(b"connection", b"close")] if (self._more and not self._is_stream) or self.last else []
         return self._send(
@@ -286,16 +291,16 @@ class Exchange:
         )
 
     async def write(self, data: bytes) -> None:
-        """A piece of the body, taken by the socket on return. Raises ClientGone."""
+        """Send a piece of the body. Returns once the socket has taken it. Raises ClientGone."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
         await self.delivered()
 
     def finish(self, data: bytes) -> Awaitable[None]:
-        """The last piece."""
+        """Send the last piece of the body."""
         return self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def delivered(self) -> None:
-        """Until the socket has taken everything. Raises ClientGone, also of a client that reads nothing for long."""
+        """Wait until the socket has taken everything. Raises ClientGone, also if the client reads nothing for long."""
         if self.connection.is_accepted():
             return
         try:
@@ -307,16 +312,16 @@ class Exchange:
         raise ClientGone
 
     async def respond(self, status: int, content_type: bytes, body: bytes, headers: Headers | None = None) -> None:
-        """A whole answer at once."""
+        """Send a complete response."""
         length = str(len(body)).encode()
         await self.start(status, [(b"content-type", content_type), (b"content-length", length), *(headers or [])])
         await self.finish(body)
 
 
 class Stay:
-    """A block that ends when the client leaves, or its time is over: one watcher and one timer, whatever it waits for.
+    """A block that ends when the client leaves or its time is over: one watcher and one timer, whatever it waits for.
 
-    Both cancel its task, as `asyncio.timeout` does. Who else cancels it is told apart: that goes on.
+    Both cancel its task, as `asyncio.timeout` does. A cancellation from elsewhere passes through.
     """
 
     __slots__ = ("_asked", "_before", "_connection", "_is_left", "_task", "_within_s")

@@ -1,6 +1,6 @@
-"""What the Open Inference Protocol tells without a replica: who serves, what a model takes and gives, what is ready.
+"""Answer what the Open Inference Protocol asks without a replica: server and model metadata, health and readiness.
 
-Nothing here wakes a model. Predictions are `completions`'.
+Nothing here wakes a model. Predictions are in `completions.py`.
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ _JSON: Final = b"application/json"
 
 
 class OpenInference:
-    """Serves `/v2`, `/v2/health/…` and `/v2/models/M…` but for `infer`."""
+    """Serves `/v2`, `/v2/health/…` and `/v2/models/M…`, except `infer`."""
 
     def __init__(self, authenticator: Authenticator, table: Table, unread: Room) -> None:
         """`unread` has a place for each request that waits for its body."""
@@ -36,8 +36,11 @@ class OpenInference:
         self._version = importlib.metadata.version("kelvin-serving")
 
     async def server(self, exchange: Exchange, asked: ShowServer) -> None:
-        """Who we are; of health that we live, and that the door knows models and keys (without which nobody gets so
-        far). A model that the path names must be the caller's."""
+        """Send the server's metadata, or that it is healthy.
+
+        It is healthy here, since only an activator that knows models and keys can authenticate a caller. Raises Refused
+        if the path names a model that the caller may not use.
+        """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         if asked.target.model is not None:
             self._find(principal, asked.target, parse_reference(asked.target.model))
@@ -47,8 +50,10 @@ class OpenInference:
             await self._answer(exchange, principal, {asked.health: True})
 
     async def model(self, exchange: Exchange, asked: ShowPredictor) -> None:
-        """What a version takes and gives; or that it is ready, which it is while it may be addressed: a request wakes
-        it."""
+        """Send what a version takes and returns, or that it is ready. A version with a name is ready: requests wake it.
+
+        Raises Refused.
+        """
         principal = await self._authenticator.authenticate(exchange, Scope.INFER)
         reference = which_model(asked.target.model, asked.named)
         entry, row = self._find(principal, asked.target, reference)
@@ -72,7 +77,7 @@ class OpenInference:
         )
 
     def _find(self, principal: Principal, target: Target, reference: ModelReference) -> tuple[ModelEntry, VersionRow]:
-        """Another's that was not granted is as what is not there. Raises `Refused`."""
+        """Return a model and its version. Another tenant's model without a grant counts as missing. Raises Refused."""
         entry = reach(self._table, principal, target.tenant, reference)
         return entry, resolve(reference, entry)
 

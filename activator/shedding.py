@@ -1,4 +1,4 @@
-"""Tell those who are shed, and count them. Who it is, is `policy/shed`'s; when it is looked at, the throttler's."""
+"""Refuse and count queued requests that are shed. `policy/shed.py` chooses them, `throttler.py` the moment."""
 
 import asyncio
 from collections import Counter, deque
@@ -15,32 +15,32 @@ from activator.policy.shed import Late, Reason, needs_s, too_late, try_enter
 from contracts.errors import Failure
 from contracts.traffic_errors import DeadlineTooShort, Displaced, OverShare
 
-SWEEP_S: Final = 0.5  # between two looks at all who wait for a version, at least
-SWEEP_EACH_S: Final = 0.00025  # and for each of them: a look at one takes a microsecond or two
+SWEEP_S: Final = 0.5  # between two sweeps over the queue of a version, at least
+SWEEP_EACH_S: Final = 0.00025  # and for each queued request: a look at one takes a microsecond or two
 LONGEST_RETRY_S: Final = 60.0
-TOLD: Final = 8  # of these in one round of the loop: each ends its request, and replicas' answers wait meanwhile
+TOLD: Final = 8  # refusals in one iteration of the loop: each ends a request, and replicas' responses wait meanwhile
 
 
 class Shedding:
-    """Of all versions. `counts` is by reason and rank."""
+    """Sheds requests of all versions. `counts` has their number by reason and rank."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self.counts: Counter[tuple[Reason, Rank]] = Counter()
-        self._late: deque[tuple[Waiter, Ask, Failure]] = deque()  # who stands nowhere any more, to be told
+        self._late: deque[tuple[Waiter, Ask, Failure]] = deque()  # they have left the queue, and are refused soon
 
     def __repr__(self) -> str:
         return f"<Shedding {self.counts.total()}>"
 
     def refused(self, reason: Reason, ask: Ask) -> None:
-        """A newcomer was, by the throttler."""
+        """Count a new request that the throttler refused."""
         self.counts[reason, ask.rank] += 1
 
     def try_enter(self, line: Line, waiter: Waiter, ask: Ask) -> bool:
-        """Wait in a full queue in the place of those who are lower, who are told before this returns. False where
-        nobody is.
+        """Enter a full queue in the place of lower requests, which are refused before this returns. False if there are
+        none.
         """
-        after_s = _emptied_in_s(line)  # before anybody leaves: between leaving and being told nothing may fail
+        after_s = _emptied_in_s(line)  # before any request leaves: nothing may fail between its leaving and its refusal
         out = try_enter(line.waiting, waiter, ask, waiter.until_s, self._limits)
         if out is None:
             self.refused(Reason.FULL, ask)
@@ -53,8 +53,9 @@ class Shedding:
         return True
 
     def sweep(self, line: Line, now: float) -> None:
-        """Once in a while: those who can't be in time any more wait no longer, once whoever is being given a slot has
-        gone on, which takes it two rounds of the loop.
+        """Refuse the requests that can't be in time any more, if the last sweep was long enough ago.
+
+        A request that is being given a slot needs two iterations of the loop to go on, so the refusals come after them.
         """
         if now < line.swept_s + max(SWEEP_S, len(line.waiting) * SWEEP_EACH_S):
             return
@@ -64,7 +65,7 @@ class Shedding:
             loop.call_soon(loop.call_soon, self._clear, line.waiting, found)
 
     def _clear(self, queue: FairQueue[Waiter], found: Sequence[Late[Waiter]]) -> None:
-        """They are told in the order in which they stood, some in each round: of a thousand there may be hundreds."""
+        """Refuse them in their order, some in each iteration of the loop: of a thousand there may be hundreds."""
         is_telling = bool(self._late)
         for late in found:
             if queue.discard(late.place.entry):
@@ -74,7 +75,7 @@ class Shedding:
             self._tell_late()
 
     def next_in_time(self, line: Line, now: float) -> tuple[Waiter, Ask] | None:
-        """Whose turn it is. Who could not end in time is passed over while anybody else waits, who may."""
+        """Return the next request. One that could not end in time is refused while another one may have the slot."""
         slots, free, running = line.slots, line.free, line.pace.running
 
         def may_take(tenant: str) -> bool:
@@ -98,12 +99,12 @@ class Shedding:
             waiter.granted.get_loop().call_soon(self._tell_late)
 
     def _tell(self, waiter: Waiter, ask: Ask, reason: Reason, failure: Failure) -> None:
-        if not waiter.granted.done():  # else it is about to leave by itself
+        if not waiter.granted.done():  # else the request is about to leave by itself
             waiter.granted.set_result(failure)
             self.counts[reason, ask.rank] += 1
 
 
 def _emptied_in_s(line: Line) -> float:
-    """By its pace, within bounds: when a retry is worth its while."""
+    """Return when a retry is worth it: after the time that the queue takes at its pace, within bounds."""
     expected_s = wait_s(line.waiting.own.tokens, line.pace.tokens_per_s(line.slots))
     return RETRY_AFTER_S if expected_s is None else min(max(expected_s, RETRY_AFTER_S), LONGEST_RETRY_S)
