@@ -15,8 +15,8 @@ from service.cause import cause
 
 # The level is for these. Libraries stay at INFO: at DEBUG some of them write the headers that they send.
 OURS: Final = (
-    "activator", "blobstore", "controlplane", "kelvin", "runtime", "service", "snapshotter", "spool", "telemetry",
-    "weightcache",
+    "activator", "blobstore", "controlplane", "filters", "kelvin", "runtime", "service", "snapshotter", "spool",
+    "telemetry", "weightcache",
 )  # fmt: skip
 _LEADING: Final = ("at", "level", "process", "logger", "message")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}

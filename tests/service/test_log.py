@@ -134,6 +134,18 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.usefixtures("lines")
+def test_packages_that_log_are_ours() -> None:
+    """So that the level holds for the lines of each."""
+    root = Path(__file__).parents[2]
+    logging_ones = {
+        path.relative_to(root).parts[0]
+        for path in root.glob("*/**/*.py")
+        if (root / path.relative_to(root).parts[0] / "__init__.py").exists()
+        and "getLogger(__name__)" in path.read_text(encoding="utf-8")
+    }
+    assert logging_ones - {"coldstart_bench", "tests"} == set(OURS)
+
+
 def test_terminal_gets_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """A person who ran `kelvin up` reads sentences. What a terminal would obey is quoted, keys lose their secret."""
     terminal = Terminal()
