@@ -29,7 +29,7 @@ Body: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 BACKOFF: Final = Doubling(0.1, 10.0)
 FAILING_AFTER: Final = 5  # errors in a row
-ROUND_S: Final = 1.0  # part errors within one round count as one error in a row
+ROUND_S: Final = 1.0  # from a part's error: further ones in that time do not count as errors in a row
 STEADY_S: Final = 60.0  # after so long without an error, earlier errors no longer count
 UNAVAILABLE: Final = (Refused, ConnectionError, TimeoutError)  # raised by calls to an unavailable dependency
 
@@ -161,7 +161,7 @@ class _Loop:
         self._takes_readiness = takes_readiness
         self._errors_in_a_row = 0
         self._is_unavailable = False  # the last error was one of UNAVAILABLE
-        self._part_error_s: float | None = None  # when a part of its work failed last
+        self._round_began_s: float | None = None  # when an error of a part was last counted
         self._sound_since_s: float | None = None  # None: it waits for its restart
         self._now_s = asyncio.get_running_loop().time
 
@@ -205,11 +205,13 @@ class _Loop:
     def record_part(self, error: Exception, about: object) -> None:
         """Count an error that does not end the body."""
         now_s = self._now_s()
-        if self._part_error_s is not None and now_s - self._part_error_s < ROUND_S:
+        if self._round_began_s is not None and now_s - self._round_began_s < ROUND_S:
             self._health.errors[self.name] += 1
+            self._is_unavailable = self._is_unavailable and isinstance(error, UNAVAILABLE)
         else:
             self._count(error)
-        self._part_error_s = self._sound_since_s = now_s
+            self._round_began_s = now_s
+        self._sound_since_s = now_s
         self._log("a background loop goes on without a part of its work", error, loop=self.name, about=str(about))
 
     def _count(self, error: BaseException) -> None:

@@ -309,6 +309,49 @@ def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogC
     assert getattr(caplog.records[0], "about", "") == "a"
 
 
+@pytest.mark.parametrize("round_s", [0.25, 0.9, 2.0])
+def test_part_that_fails_in_each_round_makes_a_failing_loop(round_s: float, caplog: pytest.LogCaptureFixture) -> None:
+    """However short a round is. Few of the errors are logged."""
+
+    async def work() -> None:
+        while True:
+            record_error(KeyError("x"), "a part")
+            await asyncio.sleep(round_s)
+
+    async def main() -> None:
+        health = LoopHealth()
+        async with Loops(health) as loops:
+            loops.start("parts", work)
+            await asyncio.sleep(STEADY_S)
+            assert health.errors["parts"] >= STEADY_S / round_s
+            assert health.failing() == ("parts",)
+
+    with caplog.at_level(logging.ERROR, "service.loops"):
+        run_virtually(main())
+    assert len(caplog.records) < 30
+
+
+@pytest.mark.parametrize("is_defect_first", [True, False])
+def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_defect_first: bool) -> None:
+    """Whichever part of the work comes first."""
+    errors = [KeyError("x"), Refused(Unavailable("the database"))]
+
+    async def work() -> None:
+        while True:
+            for error in errors if is_defect_first else reversed(errors):
+                record_error(error, "a part")
+            await asyncio.sleep(2.0)
+
+    async def main() -> None:
+        health = LoopHealth()
+        async with Loops(health) as loops:
+            loops.start("parts", work)
+            await asyncio.sleep(2.0 * FAILING_AFTER)
+            assert health.failing() == ("parts",)
+
+    run_virtually(main())
+
+
 def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
     """As where it ends the body."""
 
