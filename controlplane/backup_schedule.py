@@ -14,14 +14,15 @@ from contracts.settings import BadSetting
 from controlplane.archive import BadBackup, read_index
 from controlplane.backup_place import SETTING, backups_in, claim_place, next_name, write_backup
 from controlplane.backups import Backups, Moment, Stopped
-from controlplane.clock import Clock
+from controlplane.clock import Clock, ClockSteps
 from controlplane.journal import LedgerJournal
-from controlplane.policy.retention import NEWEST, keep
+from controlplane.policy.retention import DAY_S, NEWEST, keep
 from controlplane.store import Database
 
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
+DOUBT_US: Final = 3_600_000_000  # in which a clock that may be wrong removes nothing
 
 
 class BackupLoop:
@@ -47,7 +48,12 @@ class BackupLoop:
         self._clock = clock
         self._stop = threading.Event()
         self._state: tuple[object, ...] = ()  # of what is backed up, when the newest backup began
-        written = (path.stat().st_mtime for _, path in backups_in(place))
+        there = backups_in(place)
+        self._steps = ClockSteps(clock)
+        self._thins_from_us = 0  # by the clock that never steps
+        if there and clock.wall_s() - there[-1][0] > DAY_S:
+            self._doubt_clock()  # it was off for that long, or the clock is ahead
+        written = (path.stat().st_mtime for _, path in there)
         self.done_at_s: float = max((at_s for at_s in written if at_s <= time.time()), default=0.0)
 
     def __repr__(self) -> str:
@@ -114,13 +120,23 @@ class BackupLoop:
     def _now(self) -> tuple[object, ...]:
         return self._database.writes, self._backups.files_state()
 
+    def _doubt_clock(self) -> None:
+        self._thins_from_us = self._clock.monotonic_us() + DOUBT_US
+
     def _thin(self) -> None:
-        """Remove old backups, but never the NEWEST ones, and trim the journal to the oldest of those."""
+        """Remove old backups, but never the NEWEST ones, and trim the journal to the oldest of those.
+
+        By a clock that is years ahead all others would be old. So none is removed until it has run evenly for an hour.
+        """
+        if by_us := self._steps.stepped_us():
+            log.warning("the clock stepped; no backup is removed for an hour", extra={"by_us": by_us})
+            self._doubt_clock()
+        is_trusted = self._clock.monotonic_us() >= self._thins_from_us
         there = backups_in(self._place)
         newest = [path for _, path in there[-NEWEST:]]
         kept = keep((moment for moment, _ in there), self._clock.wall_s(), self._keep_days)
         for moment, path in there:
-            if moment not in kept and path not in newest:
+            if is_trusted and moment not in kept and path not in newest:
                 try:
                     path.unlink()
                 except OSError as error:  # the others are removed, and the journal is trimmed

@@ -15,7 +15,7 @@ from contracts.errors import InvalidRequest, Refused
 from contracts.usage import CUT, KILLED, LifetimeRecord
 from contracts.wire import BadJson, decoder, encode
 from controlplane.arrivals import chunks
-from controlplane.clock import Clock
+from controlplane.clock import Clock, ClockSteps
 from controlplane.ledger_schema import lifetime_records, open_lives
 from controlplane.policy.standing import Conflict, place_lifetime
 from controlplane.upserts import upserts
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 CUT_S: Final = 3600.0  # a pod that can't reach us for so long is gone; a month can't be closed sooner
 LOOK_S: Final = 60.0
-STEP_US: Final = 60_000_000  # a step of our own clock after which silence is measured anew
 _MOST: Final = 500  # that end at once
 _LIVES: Final = decoder(LifetimeRecord)
 _NOTE: Final = upserts(
@@ -121,12 +120,11 @@ async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_
     Listen for CUT_S from `since_us` (monotonic) first: a replica that could not report has not gone. After a step of
     our own clock, listen for CUT_S again.
     """
-    ahead_us = _ahead_us(clock)
+    steps = ClockSteps(clock)
     await clock.sleep(max(0.0, CUT_S - (clock.monotonic_us() - since_us) / 1e6))
     while True:
-        before_us, ahead_us = ahead_us, _ahead_us(clock)
-        if abs(ahead_us - before_us) > STEP_US:
-            log.warning("the clock stepped; lives are not ended for an hour", extra={"by_us": ahead_us - before_us})
+        if by_us := steps.stepped_us():
+            log.warning("the clock stepped; lives are not ended for an hour", extra={"by_us": by_us})
             await clock.sleep(CUT_S)
             continue
         try:
@@ -135,11 +133,6 @@ async def cut_forever(cut: Callable[[int], Awaitable[int]], clock: Clock, since_
         except Refused as refused:  # the database is another's for a moment
             log.warning("lives are not ended yet", extra={"error": str(refused)})
         await clock.sleep(LOOK_S)
-
-
-def _ahead_us(clock: Clock) -> int:
-    """Return wall clock minus monotonic clock. It changes only when the wall clock steps."""
-    return clock.wall_s() * 1_000_000 - clock.monotonic_us()
 
 
 def _check(record: LifetimeRecord) -> None:

@@ -17,7 +17,7 @@ from controlplane import dependencies, schema
 from controlplane.audit import INSTALLATION, Actor, Event, events, record
 from controlplane.audit_expiry import expire, tenants_of
 from controlplane.audit_windows import days_of, set_days
-from controlplane.clock import Clock
+from controlplane.clock import Clock, ClockSteps
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.trail import Action, Changed, differing, made
 from controlplane.store import Database
@@ -150,15 +150,23 @@ class Trail:
         await self._database.write(write)
 
     async def run(self) -> None:
-        """Expire now and every hour. Ends by being cancelled."""
+        """Expire every hour. Ends by being cancelled.
+
+        What is let go is gone. So the first time is after an hour, as is the next one after a step of the clock: it may
+        be wrong until it is set.
+        """
+        steps, wait_s = ClockSteps(self._clock), EXPIRE_S
         while True:
+            await self._clock.sleep(wait_s)
             wait_s = EXPIRE_S
+            if by_us := steps.stepped_us():
+                log.warning("the clock stepped; nothing of the audit expires for an hour", extra={"by_us": by_us})
+                continue
             try:
                 await self.expire()
             except Refused as refused:  # a full disk, a lock that another process holds
                 log.error("the audit's old entries are still there", extra={"error": str(refused)})
                 wait_s = RETRY_S
-            await self._clock.sleep(wait_s)
 
 
 def _windows(connection: Connection, tenant: str) -> AuditWindows:

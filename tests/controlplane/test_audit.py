@@ -22,6 +22,7 @@ from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.backends import database as opened
 
 NOW_S = 1_700_000_000
+YEAR_S = 365 * DAY_S
 BY = Actor(key_id="acme-k", tenant="acme", scopes=(), request_id="req_7")
 
 
@@ -280,7 +281,7 @@ def test_rows_of_before_are_chained(backend: Backend, tmp_path: Path) -> None:
 
 
 def test_a_loop_expires(tmp_path: Path) -> None:
-    """The control plane's own: at its start, and again after an hour."""
+    """The control plane's own, after an hour, and again after another."""
     from controlplane.trail import EXPIRE_S, Trail
 
     class Clock:
@@ -307,6 +308,48 @@ def test_a_loop_expires(tmp_path: Path) -> None:
                 await Trail(database, clock).run()
             assert clock.waits == [EXPIRE_S, EXPIRE_S]
             assert [each.expired for each in shown(database.engine)] == [False, True]
+        finally:
+            database.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "expires"),
+    [
+        pytest.param((20 * YEAR_S, 0, 0, 0), False, id="at the start"),
+        pytest.param((0, 20 * YEAR_S, 0, 0), False, id="for an hour"),
+        pytest.param((0, 20 * YEAR_S, 20 * YEAR_S, 20 * YEAR_S), True, id="the control: it stays so"),
+    ],
+)
+def test_clock_that_is_ahead_for_a_while_expires_nothing(
+    tmp_path: Path, ahead_s: tuple[int, ...], expires: bool
+) -> None:
+    """What is let go would be gone for good. `ahead_s` are of each hour."""
+    from controlplane.trail import Trail
+
+    class Clock:
+        hours = 0
+
+        def monotonic_us(self) -> int:
+            return self.hours * 3600 * 1_000_000
+
+        def wall_s(self) -> int:
+            return NOW_S + self.hours * 3600 + ahead_s[self.hours]
+
+        async def sleep(self, seconds: float) -> None:
+            assert seconds == 3600
+            if self.hours + 1 == len(ahead_s):
+                raise asyncio.CancelledError
+            self.hours += 1
+
+    async def main() -> None:
+        database = opened(tmp_path)
+        try:
+            note(database.engine, Action.KEY_CREATED)
+            with pytest.raises(asyncio.CancelledError):
+                await Trail(database, Clock()).run()
+            assert any(each.expired for each in shown(database.engine)) is expires
         finally:
             database.close()
 

@@ -16,9 +16,10 @@ from contracts.control import RequestBatch
 from contracts.settings import BadSetting
 from controlplane.backup_place import backups_in, claim_place, name_of
 from controlplane.backup_schedule import open_backups
+from controlplane.clock import SystemClock
 from controlplane.journal import extent_of
 from controlplane.ledger import Ledger
-from controlplane.policy.retention import NEWEST
+from controlplane.policy.retention import DAY_S, NEWEST
 from controlplane.store import open_database
 from service.loops import LoopHealth, Loops
 from tests.controlplane.test_restore import World, back, ids, in_world
@@ -85,6 +86,41 @@ def test_old_backup_that_cannot_be_removed_costs_only_itself(
         assert extent_of(world.place).trimmed == 1
         assert len(backups_in(world.place)) <= NEWEST + NEWEST
         assert any(stuck.name in str(each.__dict__) for each in caplog.records)
+
+    in_world(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_ahead_at_start", [False, True], ids=["for a while", "at the start"])
+def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ahead_at_start: bool) -> None:
+    """By it all others would be too old. The control: after an hour it is believed, and the newest stay."""
+
+    class Clock(SystemClock):
+        passed_s = ahead_s = 0
+
+        def monotonic_us(self) -> int:
+            return self.passed_s * 1_000_000
+
+        def wall_s(self) -> int:
+            return now_s + self.passed_s + self.ahead_s
+
+    now_s, clock = int(time.time()), Clock()
+    years_s = 4 * 365 * DAY_S
+
+    async def scenario(world: World) -> None:
+        old = [world.place / name_of(now_s - day * DAY_S) for day in range(1, 7)]
+        for path in old:
+            path.touch()
+        clock.ahead_s = years_s if is_ahead_at_start else 0
+        loop = world.loop(clock=clock)
+        for number, ahead_s in enumerate((clock.ahead_s, years_s, 0, years_s), 1):
+            clock.ahead_s = ahead_s
+            await world.enter(number)
+            await loop.once()
+            assert all(path.exists() for path in old)
+        clock.passed_s += 3600
+        await world.enter(5)
+        await loop.once()
+        assert not any(path.exists() for path in old[NEWEST:])
 
     in_world(tmp_path, scenario)
 
