@@ -1,4 +1,8 @@
-"""Durable hand-over of records: an append returns once its record is on disk, and is shipped until acknowledged."""
+"""Durable hand-over of records: an append returns once its record is on disk, and is shipped until acknowledged.
+
+It does not know what records mean. Begin with `spool.py` (append), `shipper.py` (ship) and `recovery.py` (ship what a
+dead process left); `frame.py` has the format.
+"""
 
 from spool.recovery import Recovered, has_owner, recover
 from spool.shipper import Post, Shipper
