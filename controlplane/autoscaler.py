@@ -1,7 +1,8 @@
-"""The loop that turns reports of concurrency into replicas: observe, decide, apply. How to decide is `policy`'s.
+"""Turn reports of concurrency into replicas: observe, decide, apply. The decisions are in `policy/kpa.py` and
+`policy/idle.py`.
 
-Every version in use is looked at each tick; one at zero at once, when somebody asks for it. Versions that nobody uses
-cost nothing. The loop converges: what died is missed at the next look, and made up for.
+Every version in use is looked at each tick, and one at zero at once when it is requested. Versions that nobody uses
+cost nothing. The loop converges: a replica that died is missed at the next look, and replaced.
 """
 
 import logging
@@ -30,7 +31,7 @@ _US: Final = 1_000_000
 
 
 class Actuator(Protocol):
-    """Where replicas come from and go to. All calls return at once."""
+    """Starts and ends replicas. All calls return at once."""
 
     @property
     def slots(self) -> int | None:
@@ -38,7 +39,7 @@ class Actuator(Protocol):
         ...
 
     def apply(self, key: VersionKey, replicas: int, asked_us: int) -> None:
-        """Idempotent. Accepted on return, not done."""
+        """Have that many replicas of the version. Idempotent. Accepted on return, not done."""
 
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Have the version's only replica asleep. Idempotent; one level at a time: asked again, it sleeps deeper."""
@@ -61,22 +62,22 @@ class Actuator(Protocol):
 
 
 class Versions(Protocol):
-    """What is known of versions, from memory."""
+    """Models and versions, from memory."""
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None: ...
 
     def every_model(self) -> tuple[Model, ...]: ...
 
     async def resume(self, key: VersionKey, stopped_at_s: int) -> None:
-        """Record that a version that was stopped then is requested again. Raises Refused."""
+        """Record that a version that was stopped at `stopped_at_s` is requested again. Raises Refused."""
         ...
 
 
 class Economy(Protocol):
-    """What warmth costs."""
+    """Costs of keeping a model warm."""
 
     def steps(self, model: Model, version: Version) -> Sequence[Step]:
-        """When the version's last replica goes where."""
+        """Return when the version's last replica goes to which level."""
         ...
 
 
@@ -154,7 +155,7 @@ class Autoscaler:
         self._minimums.check(model, scale)
 
     async def run(self) -> None:
-        """Tick for ever, on a fixed beat; a beat that was missed is not made up for."""
+        """Tick until cancelled, on a fixed beat. A missed beat is skipped."""
         self._takeover.begin(self._now_s())
         due_us = self._clock.monotonic_us()
         while True:
@@ -165,18 +166,18 @@ class Autoscaler:
     # -- what the actuator tells --
 
     def ready(self, replica: Replica) -> None:
-        """Whoever asked is served."""
+        """Record that a replica serves, so no caller waits at zero."""
         if replica.key is not None:
             self._ensure(replica.key).asked_us = None
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """Not again before somebody asks, whatever the reason was."""
+        """Record that a start failed. The next one waits for a new request, whatever the reason was."""
         scaled = self._ensure(key)
         scaled.asked_us = None
         scaled.start_failed(self._now_s(), at_zero=self._actuator.live(key) == 0)
 
     def lost(self, replica: Replica) -> None:
-        """Make up for a replica that died; give its slot to whoever waits for one."""
+        """Replace a replica that died, and give its slot to a version that waits for one."""
         if replica.key is not None and (scaled := self._scaled.get(replica.key)) is not None:
             scaled.process_died(self._now_s(), served=replica.state is ReplicaState.READY)
             if replica.state is ReplicaState.READY:
@@ -185,7 +186,7 @@ class Autoscaler:
         self.room()
 
     def room(self) -> None:
-        """A slot may have come free: it goes to whoever has waited for one for longest."""
+        """Give a slot that may have come free to the version that has waited longest."""
         for key in tuple(self._awaiting_room):
             if not self._actuator.has_room():
                 break
@@ -194,7 +195,7 @@ class Autoscaler:
                 self._look(self._ensure(key))
 
     def check_integrity(self) -> None:
-        """Assert that every version's windows add up, and that who waits for room is known."""
+        """Assert that every version's windows add up, and that versions that wait for room are known."""
         for scaled in self._scaled.values():
             scaled.check_integrity()
         assert set(self._awaiting_room) <= set(self._scaled)

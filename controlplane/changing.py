@@ -25,19 +25,21 @@ class Changes:
     clock: Clock
 
     async def deploy(self, by: Actor, tenant: str, model: str, prefix: str) -> str:
-        """The version. Raises as `Registry.deploy`."""
+        """Name another version `prod`, and return it. Raises as `Registry.deploy`."""
         version = await self.registry.deploy(by, tenant, model, prefix, self.clock.wall_s())
         self.decider.tick()  # a minimum moves with the alias
         return version
 
     async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int]) -> dict[str, int]:
-        """By whole digests. Raises as `Registry.split`."""
+        """Split requests between versions, and return the shares by whole digest. Raises as `Registry.split`."""
         split = await self.registry.split(by, tenant, model, weights, self.clock.wall_s())
         self.decider.tick()  # a minimum is every version's that is named
         return split
 
     async def scale(self, by: Actor, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
-        """What holds now. Raises as `Registry.rescale`; InvalidRequest for what can't be where versions run."""
+        """Change the model's scale, and return what holds now. Raises as `Registry.rescale`; InvalidRequest for what
+        can't be done where versions run.
+        """
         found = self.registry.model(tenant, model)
         self.decider.check_scale(found, changed(found.scale, change))
         scale = await self.registry.rescale(by, tenant, model, change, self.clock.wall_s())
@@ -45,13 +47,13 @@ class Changes:
         return scale
 
     async def suspend(self, by: Actor, tenant: str) -> Tenant:
-        """Its keys are refused, and what runs of it ends. Raises as `TenantStore.move`."""
+        """Suspend the tenant: its keys are refused, and its replicas end. Raises as `TenantStore.move`."""
         found = await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
         self.decider.stop(tuple(version.key for model in self.registry.models(tenant) for version in model.versions))
         return found
 
     async def resume(self, by: Actor, tenant: str) -> Tenant:
-        """Its keys are good, and its minimums hold. Raises as `TenantStore.move`."""
+        """End the suspension: the tenant's keys are good again, and its minimums hold. Raises as `TenantStore.move`."""
         found = await self.tenants.move(by, tenant, TenantState.ACTIVE, self.clock.wall_s())
         self.decider.tick()
         return found

@@ -1,4 +1,4 @@
-"""Keeps the processes that read all rows of the ledger: whoever asks waits a while, and asks again until it is done."""
+"""Run processes that read all rows of the ledger. A caller waits a while, and asks again until its process is done."""
 
 import asyncio
 import logging
@@ -82,7 +82,7 @@ class Examiner:
         return examination
 
     def _expect(self, key: Key, examination: _Examination) -> None:
-        """It goes on for as long as somebody asks."""
+        """Keep the examination for another ABANDONED_S, since a caller has asked for it."""
         examination.abandoned.cancel()
         later = asyncio.get_running_loop().call_later
         examination.abandoned = later(ABANDONED_S, self._drop, key, examination)

@@ -289,8 +289,10 @@ class FeedHub:
             subscription.end()
 
     async def settled(self, revision: int, timeout_s: float) -> bool:
-        """Wait until every reader was sent `revision`: who is there, and who left under a name moments ago and is there
-        again. False after `timeout_s`: somebody may not know it.
+        """Wait until every reader was sent `revision`, readers included that left under a name moments ago and are
+        expected back.
+
+        Return False after `timeout_s`: some reader may not have it.
         """
         now_s = asyncio.get_running_loop().time
         end_s = now_s() + timeout_s
@@ -309,7 +311,7 @@ class FeedHub:
         return bool(self._away) or any(each.name or not each.is_cut for each in lag)  # who was cut and is named returns
 
     def _forget(self) -> None:
-        """Who was away for so long doesn't come back."""
+        """Forget readers that have been away for so long that they are not expected back."""
         if self._away:
             now_s = asyncio.get_running_loop().time()
             self._away = {name: until_s for name, until_s in self._away.items() if until_s > now_s}

@@ -49,7 +49,7 @@ class Health:
 
     @contextmanager
     def by(self, app: ASGIApp) -> Iterator[None]:
-        """It answers until the block is left, or all is to end."""
+        """Pass requests to `app` until the block is left or the process is to end."""
         self._app = app
         try:
             yield

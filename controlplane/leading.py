@@ -35,10 +35,11 @@ async def lead(
     serve: Callable[[], Awaitable[None]],
     role: RoleLabel | None = None,
 ) -> None:
-    """`serve()` while nobody else leads, to its end; where the lead is lost it is cancelled, and begun anew when it is
-    ours again.
+    """Run `serve()` to its end while this process leads. If the lead is lost, cancel it, and start it anew once the
+    lead is back.
 
-    Returns with `stop` while others lead; otherwise `stop` is for `serve` to heed. Raises as it does.
+    Return if `stop` is set while others lead. While this one leads, `serve` has to heed `stop`. Raises what `serve`
+    raises.
     """
     me = f"{socket.gethostname()}_{secrets.token_hex(8)}"
     election = Election(leases, namespace, NAME, me, clock)
@@ -53,7 +54,9 @@ async def lead(
 
 @asynccontextmanager
 async def _following(health: Health, role: RoleLabel | None) -> AsyncIterator[None]:
-    """Be a follower until the block is left. Without a role label nobody could tell it from the leader: not ready."""
+    """Be a follower until the block is left. Without a role label the Service can't tell it from the leader, so it is
+    not ready.
+    """
     health.waits_for = "the lead"
     if role is None:
         yield

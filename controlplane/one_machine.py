@@ -36,7 +36,7 @@ from telemetry.telemetry import Telemetry
 
 
 async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
-    """What lives already is adopted on return, and in the feed."""
+    """Put the control plane of one machine together. On return living replicas are adopted and in the feed."""
     settings, clock, registry, feed, tasks = inst.settings, inst.clock, inst.registry, inst.feed, inst.tasks
     directory, telemetry = inst.directory, inst.telemetry
     zygote = ZygoteClient(directory)
@@ -110,7 +110,7 @@ def show_room(outcomes: Outcomes, slots: int, key: VersionKey, is_lacking: bool)
 
 
 def routers(shown: Shown, renewals: Renewals, trail: Trail, telemetry: Telemetry) -> tuple[APIRouter, ...]:
-    """What only a machine's control plane can answer."""
+    """Return the routes that only a machine's control plane has."""
     return (
         machine_api.router(shown, trail),
         renewal_api.router(shown.registry, renewals, trail),

@@ -145,8 +145,10 @@ def _reason(error: DBAPIError) -> str:
 
 
 class _Opening:
-    """In a thread, which goes on where nobody waits for it any more: whoever lost the lead can't stay for a migration.
-    What is open then is closed at once, or its session would keep whoever leads from the lock.
+    """Opens PostgreSQL in a thread that goes on when its caller has left.
+
+    A control plane that lost the lead can't wait for a migration to end. So a database that is open by then is closed
+    at once, or its session would keep the lock from the next leader.
     """
 
     def __init__(self, place: PostgresPlace) -> None:
@@ -165,7 +167,7 @@ class _Opening:
         return opened
 
     def leave(self) -> None:
-        """Nobody takes it: also where it is open, and whoever waited was cancelled before it was told."""
+        """Close the database, now or once it is open: the caller has left."""
         with self._turn:
             opened, self._is_left = self._opened, True
         if opened is not None:
@@ -173,9 +175,10 @@ class _Opening:
 
 
 async def keep_writing(database: Database, clock: Clock) -> None:
-    """Again and again make sure of the session that writes; ends by being cancelled.
+    """Check the writing session again and again, until cancelled.
 
-    So the lock is ours again soon after a session was cut; and who was replaced meanwhile learns of it.
+    So a session that was cut is replaced soon and takes the lock again, and a control plane that was superseded learns
+    of it.
     """
     is_away = False
     while True:

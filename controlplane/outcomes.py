@@ -64,13 +64,13 @@ class Outcomes:
             self._feed.publish(start_problems=(row,))
 
     def clear_problem(self, key: VersionKey, reason: StartReason | None = None) -> None:
-        """Forget why the version did not start, where that is known and the reason is this one, or any."""
+        """Forget why the version did not start: any reason, or only this one."""
         known = self.problem(key)
         if known is not None and reason in (None, known.reason):
             self._feed.publish(removed_start_problems=((key.tenant, key.model, key.version),))
 
     def exited(self, records: Iterable[LifetimeRecord]) -> None:
-        """Take in how processes ended: a crash loop names the last of these."""
+        """Take in how processes ended. The problem of a crash loop names the last exit status."""
         for record in records:
             if record.tenant is None or record.model is None or record.version is None or not record.exit_status:
                 continue
@@ -82,7 +82,7 @@ class Outcomes:
                 self._exits[key] = record.exit_status
 
     def ready(self, replica: Replica) -> None:
-        """Its bytes are good."""
+        """Record a restore that succeeded: the version's bytes are good."""
         assert replica.key is not None
         self._last[replica.key] = LastRestore(replica.restore, None)
         self._exits.pop(replica.key, None)
@@ -90,7 +90,7 @@ class Outcomes:
         self._note(replica.key, VersionEvent.RESTORED, None)
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
-        """Its bytes may be broken; or it was the machine."""
+        """Record a restore that failed. The version is faulty only if the failure is about its bytes."""
         self._last[key] = LastRestore((), (code_of(failure), failure.message))
         problem = problem_of(failure)
         if problem.reason == "crash_loop" and problem.exit_status is None:
@@ -100,7 +100,7 @@ class Outcomes:
             self._note(key, VersionEvent.FOUND_BROKEN, code_of(failure))
 
     def lost(self, replica: Replica) -> None:
-        """Says nothing of the version."""
+        """Do nothing: a death says nothing about the version."""
 
     def _note(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
         self._tasks.start(self._registry.note(key, event, fault), f"note {event} of {key}")

@@ -202,7 +202,7 @@ class ServingApi:
             exchange.delete()
 
     def _take(self, receipt: Receipt) -> None:
-        """It may come before the last frame is out of our hands, or after all is over."""
+        """Take in a receipt. It may come before the last frame is sent, or after all is over."""
         self._orphans.take(receipt)
         if (exchange := self._exchanges.get(receipt.request_id)) is not None:
             exchange.delivered_tokens = max(exchange.delivered_tokens, receipt.completion_tokens)

@@ -83,7 +83,7 @@ class Orphans:
         return len(self._kept)
 
     def keep(self, account: Account, *, lost: bool) -> None:
-        """It has left the engine, and nobody has said that its record is durable."""
+        """Keep the account of a request that has left the engine and whose record nobody has confirmed."""
         previous = self._kept.pop(account.request_id, None)
         if previous is None and len(self._kept) >= MAX_KEPT:
             self._write(next(iter(self._kept)))
@@ -93,25 +93,25 @@ class Orphans:
         self._look = self._look or loop.call_later(self._look_s, self._look_after)
 
     def heard_from_afar(self, activator: str) -> None:
-        """It asks from another host, where its spool is."""
+        """Note an activator on another host, where its spool is."""
         self._far.pop(activator, None)
         self._far[activator] = asyncio.get_running_loop().time()
         if len(self._far) > MAX_FAR:
             del self._far[next(iter(self._far))]
 
     def claimed(self, request_id: str) -> None:
-        """Its activator lives, and will write the record."""
+        """Leave the record to the request's activator, which lives."""
         if (kept := self._kept.get(request_id)) is not None:
             kept.lost_at_s = None
 
     def disown(self, request_id: str) -> None:
-        """Its activator's record will name another replica: what was counted here is for us to record, at once."""
+        """Record at once what was counted here, because the activator's record will name another replica."""
         if (kept := self._kept.get(request_id)) is not None:
             kept.account = kept.account.answered_elsewhere()
             self._write(request_id, logging.DEBUG, "answered elsewhere")
 
     def take(self, receipt: Receipt) -> None:
-        """An acknowledgement that came after the request had left, or the end of it all."""
+        """Take in a late acknowledgement, or the word that the record is durable."""
         if receipt.recorded:
             if self._kept.pop(receipt.request_id, None) is not None:
                 self._look_no_more()
@@ -119,7 +119,7 @@ class Orphans:
             kept.account = kept.account.delivered(receipt.completion_tokens)
 
     async def settled(self, patience_s: float) -> None:
-        """Until nothing is kept, for at most that long: a replica about to end gives its activators a last chance."""
+        """Wait until nothing is kept, for at most `patience_s`: the last chance of activators before a replica ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._empty.wait()
@@ -132,9 +132,10 @@ class Orphans:
             await asyncio.wait(self._writing)
 
     def _look_after(self) -> None:
-        """Write what nobody else will: once in a while, as long as anything is kept.
+        """Write the records that no activator will write. Repeats while anything is kept.
 
-        What a dead activator was owed waits for one more look: its last acknowledgements may be still on their way.
+        An account of a dead activator waits for one more look, because its last acknowledgements may still be on their
+        way.
         """
         self._look = None
         loop = asyncio.get_running_loop()

@@ -130,32 +130,32 @@ class Served(Protocol):
 
     @property
     def engine(self) -> Engine:
-        """What computes."""
+        """Return the engine."""
         ...
 
     @property
     def thread(self) -> EngineThread:
-        """Its thread."""
+        """Return the engine's thread."""
         ...
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """How the restore went."""
+        """Return the stages of the restore."""
         ...
 
     @property
     def bytes_by_tier(self) -> Mapping[str, int]:
-        """Where its bytes came from."""
+        """Return how many bytes came from which tier."""
         ...
 
     @property
     def recorded(self) -> SealAttestation | None:
-        """What was learnt under a fingerprint of which nothing was known; None where it was."""
+        """Return the answers that were recorded under a new fingerprint; None if it had answers."""
         ...
 
     @property
     def kept(self) -> "Kept | None":
-        """What it leaves in host memory when it sleeps; None where it can't."""
+        """Return what stays in host memory when it sleeps; None if it can't sleep."""
         ...
 
     async def prepare(

@@ -65,11 +65,11 @@ class Stream:
 
     @property
     def abandoned(self) -> Failure | None:
-        """Why nobody will hear more of it, where that is so."""
+        """Return why this stream was abandoned; None if it was not."""
         return self._failure
 
     def offer(self, event: Event) -> None:
-        """What the engine says. After `abandon` only its letting go counts."""
+        """Take in an event of the engine. After `abandon` only the one that releases the request counts."""
         if isinstance(event, Finished | Failed | interface.Cancelled):
             self._cost = event.counts
             self.release()
@@ -162,7 +162,7 @@ class Streams:
         return stream
 
     def dispatch(self, events: list[Event]) -> None:
-        """What the engine's thread handed over."""
+        """Pass on events of the engine's thread."""
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is None:
@@ -174,7 +174,7 @@ class Streams:
             self._empty.set()
 
     def end_all(self, failure: Failure | None = None) -> None:
-        """The engine is gone: nobody will let go of anything any more."""
+        """End all streams, because the engine is gone and will release nothing any more."""
         for stream in self._streams.values():
             stream.release()
             stream.abandon(failure or Internal())
@@ -182,7 +182,7 @@ class Streams:
         self._empty.set()
 
     async def emptied(self) -> None:
-        """Until the engine holds nothing."""
+        """Wait until the engine holds nothing."""
         await self._empty.wait()
 
     def check_integrity(self) -> None:

@@ -66,11 +66,11 @@ class BornProcess:
         return await self._client.call("POST", "/control/seal", SealAttestation, body=job, timeout_s=timeout_s)
 
     async def report(self) -> RuntimeReport:
-        """What it says of itself. Raises Refused(Unavailable) where it does not listen."""
+        """Return what it reports of itself. Raises Refused(Unavailable) if it does not listen."""
         return await self._client.call("GET", "/control/state", RuntimeReport, timeout_s=self.report_s)
 
     async def parks(self, may_wait: Callable[[], bool]) -> bool:
-        """Wait until it listens and says that it can take a version; False where it dies, or `may_wait` says no."""
+        """Wait until it listens and can take a version. Return False if it dies, or once `may_wait` returns False."""
         look_s = _FIRST_LOOK_S
         while not await self.gone(look_s):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
@@ -81,14 +81,14 @@ class BornProcess:
         return False
 
     async def gone(self, timeout_s: float) -> bool:
-        """Wait for its death; whether it came."""
+        """Wait for its death for at most `timeout_s`. Return whether it is dead."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._gone.wait()
         return self.is_gone
 
     async def end(self, term_s: float = TERM_S) -> None:
-        """SIGTERM, and SIGKILL where it lives on `term_s` later. Returns when it is dead."""
+        """Send SIGTERM, and SIGKILL if it still lives after `term_s`. Return once it is dead."""
         self.is_ending = True
         self.signal(signal.SIGTERM)
         if not await self.gone(term_s):
@@ -103,7 +103,7 @@ class BornProcess:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def is_alive(self) -> bool:
-        """By the kernel's word, which comes before the event loop's."""
+        """Return whether the kernel still has it. The event loop learns of a death later."""
         if self._pidfd < 0:
             return False
         try:

@@ -14,9 +14,10 @@ _PR_SET_DUMPABLE: Final = 4  # prctl(2)
 
 
 def keep_secrets() -> None:
-    """For a process that sees keys, at its start: PR_SET_DUMPABLE 0, and RLIMIT_CORE 0 for what it starts.
+    """Call it at the start of a process that sees keys. Sets PR_SET_DUMPABLE to 0, and RLIMIT_CORE to 0 for child
+    processes.
 
-    The first also closes `/proc/PID/mem` and `ptrace` to others of the same user. Raises OSError.
+    The first also closes `/proc/PID/mem` and `ptrace` to other processes of the user. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:

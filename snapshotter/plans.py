@@ -102,16 +102,16 @@ class PlanRecord(Wire, frozen=True):
         return {digest: chunk.length for digest, chunk in zip(digests, self.chunks, strict=True)}
 
     def loose(self, digests: tuple[str, ...]) -> dict[str, int]:
-        """Of the chunks those of the pinned files, which lie in no file that is kept."""
+        """Return digest and length of the pinned files' chunks, which lie in no kept file."""
         count = len(self.file_digests)
         return {digest: chunk.length for digest, chunk in zip(digests[:count], self.chunks[:count], strict=True)}
 
     def came_with_plan(self) -> set[str]:
-        """What is staged from the start: pinned files' chunks, and of a file that is kept what no chunk holds."""
+        """Return what is staged from the start: pinned files' chunks, and bytes of a kept file that are in no chunk."""
         return {*self.file_digests, *(() if self.kept is None else (self.kept.rest,))}
 
     def file_index(self, digests: tuple[str, ...]) -> FileIndex:
-        """Where the other chunks lie in the file that is kept."""
+        """Return where the other chunks lie in the kept file."""
         assert self.kept is not None
         count = len(self.file_digests)
         chunks = zip(digests[count:], self.chunks[count:], strict=True)
@@ -122,17 +122,17 @@ class PlanRecord(Wire, frozen=True):
         return FileIndex(chunks=tuple(inside), size=self.kept.size)
 
     def declaration(self, digests: tuple[str, ...], keeps: bool) -> Declaration:
-        """Of a push of this plan with these chunks; `keeps` where its file has yet to be written."""
+        """Return the declaration of a push of these chunks. `keeps`: its kept file has yet to be written."""
         lengths = tuple(chunk.length for chunk in self.chunks)
         loose, kept = (len(self.file_digests), self.kept) if keeps else (0, None)
         return Declaration(digests=digests, lengths=lengths, loose=loose, kept=kept)
 
     def inputs(self, digests: tuple[str, ...]) -> str:
-        """By which an equal push is recognised."""
+        """Return the digest by which an equal push is recognised."""
         return inputs_digest(self._sealing(), self.files, self.tensors, digests)
 
     def manifest(self, digests: tuple[str, ...]) -> Manifest:
-        """The version that these chunks make."""
+        """Return the manifest of the version that these chunks make."""
         chunks = (Chunk(digest, chunk.length) for digest, chunk in zip(digests, self.chunks, strict=True))
         return build_manifest(self._sealing(), self.files, self.tensors, chunks)
 

@@ -123,7 +123,9 @@ class Publisher:
         )
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
-        """What a replica recorded under a fingerprint that had none; one at a time for a version. Raises NotFound."""
+        """Store what a replica recorded under a fingerprint that had no seal. One at a time for a version. Raises
+        NotFound.
+        """
         async with self._versions.hold(f"{tenant}/{seal.version}"):
             await self._attestations.add_seal(tenant, seal)
 

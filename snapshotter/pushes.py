@@ -147,7 +147,9 @@ class Pushes:
         return facts
 
     async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
-        """What the client has to send: in no pack of the tenant, and not staged. Opens the push, but of a dry run."""
+        """Return the chunks that the client has to send: in no pack of the tenant, and not staged. Opens the push,
+        unless it is a dry run.
+        """
         rehearsed = self._rehearsals.get((tenant, plan_id))
         record = rehearsed or await self._load(tenant, plan_id)
         record.check_digests(request.digests)
@@ -255,7 +257,7 @@ class Pushes:
         return answer
 
     async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
-        """What a commit runs: publish, then forget what was staged; also where it can never be published."""
+        """Publish the version, then drop what was staged. Drop it also if it can never be published."""
         try:
             with self._staging.hold(record.plan_id):
                 committed = await self._publisher.publish(record, digests, report)

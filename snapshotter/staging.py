@@ -102,14 +102,14 @@ class Staging:
             raise Refused(CapacityExceeded("bytes on the staging disk", nbytes, free))
 
     def declared(self, tenant: str, plan_id: str) -> tuple[str, ...]:
-        """Raises `Refused(Conflict)` before `declare`."""
+        """Return the declared chunks of the push. Raises `Refused(Conflict)` before `declare`."""
         declaration = self._declaration(self._path(tenant, plan_id))
         if declaration is None:
             raise Refused(Conflict("chunk", "ask which chunks are missing first"))
         return declaration.digests
 
     def promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
-        """What the tenant's pushes other than `but` may send, the longest idle first."""
+        """Return what the tenant's pushes other than `but` may still send, the longest idle first."""
         found: list[Promise] = []
         for plan in sorted(self._plans(tenant), key=_mtime):
             if plan.name == but or (declaration := self._declaration(plan)) is None:
@@ -123,12 +123,12 @@ class Staging:
             _write_whole(self._path(tenant, plan_id) / "chunks" / digest, data)
 
     def staged(self, tenant: str, wanted: Iterable[str]) -> set[str]:
-        """Those of `wanted` that some push of the tenant holds."""
+        """Return those of `wanted` that some push of the tenant holds."""
         names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
         return set(wanted).intersection(names)
 
     def adopt(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
-        """Those of `wanted` that are staged, also by other pushes of the tenant, for this one to keep."""
+        """Link chunks that other pushes of the tenant hold into this one. Return those of `wanted` that it has then."""
         mine = self._path(tenant, plan_id) / "chunks"
         with _translated("plan", plan_id):
             missing = set(wanted) - {entry.name for entry in os.scandir(mine)}
@@ -141,12 +141,12 @@ class Staging:
             return set(wanted) & {entry.name for entry in os.scandir(mine)}
 
     def read(self, tenant: str, plan_id: str, digest: str) -> bytes:
-        """A staged chunk; the caller checks it. Raises `Refused(Conflict)` where it is not there."""
+        """Return a staged chunk, which the caller checks. Raises `Refused(Conflict)` if it is missing."""
         with _reading(digest):
             return (self._path(tenant, plan_id) / "chunks" / digest).read_bytes()
 
     def read_part(self, tenant: str, plan_id: str, digest: str, offset: int, length: int) -> bytes:
-        """Of a staged chunk; fewer bytes where it ends before. Raises as `read`."""
+        """Return part of a staged chunk; fewer bytes if the chunk ends earlier. Raises as `read`."""
         with _reading(digest), (self._path(tenant, plan_id) / "chunks" / digest).open("rb") as file:
             return os.pread(file.fileno(), length, offset)
 
