@@ -243,7 +243,7 @@ def test_a_version_that_is_not_there_ends_the_standby(house: Installation) -> No
     born = house.fork()
     with pytest.raises(Refused) as caught:
         born.bind(make_llama(seed=99))
-    assert caught.value.failure.message.startswith("version '")
+    assert caught.value.failure.message.startswith("the manifest of version")
     assert born.reap() == 1
 
 
