@@ -167,6 +167,7 @@ class PredictionAnswer:
         self._signature = signature
         self._ask = ask
         self._got: list[tuple[Any, ...]] = []
+        self._least_bytes = 0  # of the answer: a value and its comma have two
         self.counts = Counts()
 
     def feed(self, events: Sequence[Event]) -> Progress:
@@ -176,6 +177,9 @@ class PredictionAnswer:
             match event:
                 case Predicted():
                     self._got.append(event.outputs)
+                    self._least_bytes += 2 * sum(event.outputs[at].size for at in self._ask.outputs)
+                    if self._least_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
+                        return self._too_long(self._least_bytes)
                 case Finished():
                     return self._end(event)
                 case Failed():
@@ -191,9 +195,11 @@ class PredictionAnswer:
         answer["outputs"] = [self._output(at) for at in self._ask.outputs]
         body = msgspec.json.encode(answer)
         if len(body) > MAX_PAYLOAD:
-            failure = LimitExceeded("outputs", len(body), MAX_PAYLOAD, "bytes")
-            return Progress(b"", self.counts, failure=failure)
+            return self._too_long(len(body))
         return Progress(body, self.counts, reason=event.reason)
+
+    def _too_long(self, nbytes: int) -> Progress:
+        return Progress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
 
     def _output(self, at: int) -> dict[str, object]:
         spec, parts = self._signature.outputs[at], [outputs[at] for outputs in self._got]

@@ -1,6 +1,7 @@
 """Predictions are decoded strictly against the signature, and answered in the protocol's form."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,16 @@ def test_an_answer_that_fails() -> None:
     progress = answer().feed([Predicted("r", long, COUNTS), Finished("r", "stop", COUNTS)])
     assert isinstance(progress.failure, LimitExceeded)
     assert not progress.data
+
+
+def test_answer_that_can_only_be_too_long_is_not_written_out() -> None:
+    """It is refused at its first rows that are too many, and numbers that nobody asked for do not count."""
+    wide = (FIRST[0], np.zeros((1, MAX_PAYLOAD // 2 + 1), np.float32))
+    tracemalloc.start()
+    try:
+        progress = answer().feed([Predicted("r", wide, COUNTS)])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert isinstance(progress.failure, LimitExceeded)
+    assert answer((0,)).feed([Predicted("r", wide, COUNTS)]).failure is None
