@@ -22,7 +22,7 @@ class Work(Protocol):
 
     @property
     def computed_tokens(self) -> int:
-        """So far, as its replica said."""
+        """Tokens computed so far, as the replica reported them."""
         ...
 
 

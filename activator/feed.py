@@ -47,7 +47,7 @@ class FeedClient:
         return f"<FeedClient {'connected' if self.connected else 'AWAY'} synced={self.synced.is_set()}>"
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         failures = 0  # since it was connected
         while True:
             try:

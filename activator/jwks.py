@@ -67,7 +67,7 @@ class KeySet:
         return self.current(name)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._wanted.clear()
             went_well = await self._fetch()

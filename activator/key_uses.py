@@ -36,7 +36,7 @@ class KeyUses:
             self._is_news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._is_news.wait()
             await self.tell()

@@ -63,14 +63,14 @@ class Ours:
         self.kelvin.rest()
 
     def ready_on_nvme(self) -> None:
-        """In files that are out of the page cache, and nowhere above."""
+        """Leave the model's chunks in NVMe files outside the page cache, and in no faster tier."""
         self._wait_for_nvme()
         self.kelvin.forget("host")
         self.kelvin.rest()
         drop_page_cache(self.kelvin.nvme_files())
 
     def ready_in_store(self) -> None:
-        """Likewise, and nowhere above."""
+        """Leave the model's chunks in the store, and in no faster tier."""
         for tier in ("host", "nvme"):
             self.kelvin.forget(tier)
         self.kelvin.rest()

@@ -15,7 +15,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 def failure_line(failed: Failed) -> str:
-    """For people."""
+    """Return it as the text that a person reads."""
     where = [] if failed.size_bytes is None else [f"{failed.size_bytes / 1e9:.2f} GB"]
     where += [] if failed.state is None else [failed.state]
     return f"{failed.system}{' at ' if where else ''}{', '.join(where)}: {failed.reason}"

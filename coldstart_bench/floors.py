@@ -166,7 +166,7 @@ def rows_of(taken: Mapping[str, Sequence[Taken]]) -> tuple[FloorRow, ...]:
 
 
 def table(report: FloorReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     lines = [f"{report.bytes / 1e9:.3g} GB in {report.files} files"]
     lines += [f"{'floor':<42} {'median':>12}  {'95 % interval':>19}  {'n':>3}"]
     for row in report.rows:

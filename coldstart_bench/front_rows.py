@@ -111,7 +111,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def table(report: FrontReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     head = f"{'conns':>5}  {'system':<14} {'requests/s':>10} {'p50':>9} {'p99':>9} {'added':>9}"
     lines = [f"load: {report.loader}", f"{head} {'/ nginx':>8} {'kelvin /':>8} {'cpu':>7}"]
     for row in report.rows:

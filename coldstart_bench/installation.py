@@ -50,12 +50,12 @@ class Door:
         self._headers = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json"}
 
     def request(self, method: str, path: str, body: object | None = None) -> Any:
-        """The decoded answer. Raises InstallationFailed with the error's own words."""
+        """Return the decoded answer. Raises InstallationFailed with the text of an error."""
         raw = self._read(method, path, None if body is None else json.dumps(body))
         return json.loads(raw) if raw else None
 
     def text(self, path: str) -> str:
-        """What a GET answers, as it is. Likewise."""
+        """Return the body of a GET as text. Raises InstallationFailed."""
         return self._read("GET", path, None).decode()
 
     def _read(self, method: str, path: str, payload: str | None) -> bytes:

@@ -96,7 +96,7 @@ def judge(
 
 
 def table(report: IntegrityReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     head = f"{'damaged in':<12} {'chunks':>7} {'healed':>7} {'refused':>8} {'served wrong':>13} {'unexplained':>12}"
     lines = [
         head,

@@ -215,7 +215,7 @@ def _peak_of(module: str) -> int:
 
 
 def table(report: LedgerReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     rows = (
         ("requests, lives", f"{report.requests:,}, {report.lifetimes:,}"),
         ("entered", f"{report.fill_s:.0f} s, {report.rows_per_s:,.0f} rows/s"),

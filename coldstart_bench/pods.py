@@ -56,11 +56,11 @@ class ParkedPod:
     inner: Path
 
     def bind(self, take: Take) -> None:
-        """Returns when it serves. Raises InstallationFailed."""
+        """Have the pod serve a version. Returns when it does. Raises InstallationFailed."""
         self._order("POST", "/control/bind", encode(take))
 
     def release(self, take: Take) -> None:
-        """Returns before it waits again. Likewise."""
+        """Release the version. Returns before the pod waits again. Raises InstallationFailed."""
         self._order("POST", "/control/release", encode(take))
 
     def waits(self) -> bool:

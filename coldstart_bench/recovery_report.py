@@ -47,7 +47,7 @@ class DrillReport(msgspec.Struct, frozen=True):
 
 
 def table(report: DrillReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     lines = []
     for case in report.cases:
         lines += [

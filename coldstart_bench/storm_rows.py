@@ -104,7 +104,7 @@ def _times(node: Node) -> float | None:
 
 
 def table(report: StormReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     waiters = report.waiters
     lines = [
         f"{waiters.asked} waited for one model at zero: {waiters.answered} answered, {waiters.wrong} of them wrong; "

@@ -260,7 +260,7 @@ class RequestBatch(Fact, frozen=True):
 
 
 class LifetimeBatch(Fact, frozen=True):
-    """Body of `POST /internal/v1/usage/lifetimes`; likewise."""
+    """Body of `POST /internal/v1/usage/lifetimes`; answered 204 once durable. Repeats are harmless."""
 
     records: tuple[LifetimeRecord, ...]
 

@@ -45,7 +45,7 @@ def billing_report(
 
 
 def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
-    """The total of that report, without what is checked for it. Raises likewise."""
+    """Return the total of `billing_report` without its checks. Raises Refused(InvalidRequest) for a malformed month."""
     month_bounds_us(month)
     if (frozen := frozen_report(connection, tenant, month)) is not None:
         return frozen.total_micros

@@ -164,7 +164,7 @@ def _short(count: int) -> str:
 
 
 def print_tables(report: BillingReport, console: Console) -> None:
-    """For people."""
+    """Print the report as tables."""
     used = Table("", "", title=f"{report.tenant}, {report.month}: used", show_header=False)
     for outcome, count in sorted(report.requests.items()):
         used.add_row(f"requests, {outcome}", f"{count:,}")

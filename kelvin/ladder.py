@@ -48,7 +48,7 @@ def ladder_command(
 
 
 def changed(ladder: dict[str, Any], steps: list[dict[str, Any]] | None, plan: str | None) -> dict[str, Any]:
-    """The same with other steps for those of a plan, or for all of no such plan. Of a plan None takes them away."""
+    """Return the ladder with these steps for the plan, or for all tenants without one. None removes a plan's steps."""
     if plan is None:
         return ladder | {"steps": steps}
     others = {name: own for name, own in ladder["plans"].items() if name != plan}

@@ -53,10 +53,10 @@ class Door(Protocol):
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> httpx.Response:
-        """Raises `httpx.TransportError`."""
+        """Return the whole answer. Raises `httpx.TransportError`."""
 
     def stream(self, method: str, url: str, *, timeout: float | None = None) -> AbstractContextManager[httpx.Response]:
-        """An answer whose body is read as it comes. Raises likewise."""
+        """Return an answer whose body is read as it arrives. Raises `httpx.TransportError`."""
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def doctor_environment(data: Path, store: str | None, env: Mapping[str, str] = o
 def pod_environment(
     settings: PodSettings, lifeline_fd: int, runtime_id: str, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Likewise for the processes of a pod, whose runtime lives under that name."""
+    """Return the environment for the processes of a pod, whose runtime is called `runtime_id`."""
     return {
         **_kept(env, uses_store=uses_store),
         **settings.told,
@@ -176,7 +176,7 @@ def pod_environment(
 def engine_environment(
     settings: EngineSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Likewise for the processes of an engine."""
+    """Return the environment for the processes of an engine."""
     return {
         **_kept(env, uses_store=uses_store),
         "KELVIN_STORE": settings.store,

@@ -80,7 +80,7 @@ def _signed(key_id: str | None, entry: AttestationEntry) -> dict[str, Any]:
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """The same for people."""
+    """Yield what `kelvin show` prints, line by line."""
     engine, tensors = found["engine"], found["tensors"]
     yield f"version        {found['version']}"
     yield f"format         {found['format']}, chunks of {found['chunk_bytes']} bytes"

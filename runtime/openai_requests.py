@@ -146,7 +146,7 @@ class Ask:
 
 
 def decode_chat(raw: bytes) -> Ask:
-    """`POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
+    """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
     request = convert(json_body(raw), _ChatRequest)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise refused("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
@@ -161,7 +161,7 @@ def decode_chat(raw: bytes) -> Ask:
 
 
 def decode_completion(raw: bytes) -> Ask:
-    """`POST /v1/completions`, likewise."""
+    """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
     request = convert(json_body(raw), _CompletionRequest)
     wanted = COMPLETION_DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     return _ask(request, _one_prompt(request.prompt), "max_tokens", wanted)

@@ -95,7 +95,7 @@ class Identity:
             log.info("our certificate was read again", extra={"serial": f"{pair.serial:x}"})
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             await self.look()

@@ -30,14 +30,14 @@ FLUSH_S: Final = 1.0
 
 
 class Collector(Protocol):
-    """Where it goes. Blocking, each call with a bound of its own; used by one thread."""
+    """The OpenTelemetry collector. Calls block, each with its own time limit. Used by one thread."""
 
     def traces(self, batch: Sequence[Facts]) -> bool:
-        """Whether they were taken."""
+        """Send traces. Return whether the collector accepted them."""
         ...
 
     def metrics(self, families: Sequence[Family]) -> bool:
-        """Likewise."""
+        """Send metrics. Return whether the collector accepted them."""
         ...
 
     def close(self) -> None:

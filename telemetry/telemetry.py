@@ -27,12 +27,12 @@ class Telemetry:
     share: float
 
     def request(self, facts: RequestFacts) -> None:
-        """Tell its trace if it is notable, or in the share. Never waits, never fails."""
+        """Send the request's trace if it is notable or in the sampled share. Never waits, never fails."""
         if self.sender is not None and (facts.is_notable or is_wanted(facts.trace_id, facts.caller, self.share)):
             self.sender.offer(facts)
 
     def restore(self, facts: RestoreFacts) -> None:
-        """Tell its trace, as every restore's is. Likewise."""
+        """Send the trace of a restore. Never waits, never fails."""
         if self.sender is not None:
             self.sender.offer(facts)
 

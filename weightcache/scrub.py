@@ -61,7 +61,7 @@ class Scrubber:
         return f"<Scrubber every {self._interval_s:g} s>"
 
     async def run(self) -> None:
-        """For ever."""
+        """Run until cancelled."""
         while True:
             await self._sleep(self._interval_s)
             await self.sweep()

@@ -59,7 +59,7 @@ class BudgetLease:
         return self._ask(spent, max(1, waiting_micros) + block_of(budget_micros), now_us, now_s)
 
     def renewal(self, spent: Spent, budget_micros: int, now_us: int, now_s: float) -> Question:
-        """Likewise, with nobody waiting: what was used stays, and something ahead of it where it was used lately."""
+        """Return the question that renews a lease while no request waits: what was used, and a block if used lately."""
         ahead = block_of(budget_micros) if self.is_used else 0
         self.is_used = False
         return self._ask(spent, ahead, now_us, now_s)

@@ -38,7 +38,7 @@ class Counters(Generic[K]):
     _floor: float = 0.0  # where the last that was served began
 
     def of(self, key: K) -> float:
-        """So far."""
+        """Return what was given to `key` so far."""
         return self._given.get(key, self._floor)
 
     def join(self, key: K) -> None:

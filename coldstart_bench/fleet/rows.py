@@ -64,7 +64,7 @@ def judge(sizes: Sequence[Size]) -> tuple[Verdict, ...]:
 
 
 def table(report: FleetReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     heads = ("models", "tick", "longest", "look-up", "key", "table", "activator", "registry", "c. plane", "activator")
     lines = [f"{report.active} models in use", " ".join(f"{head:>10}" for head in heads)]
     for size in report.sizes:

@@ -88,7 +88,7 @@ class World:
         self.inside = self.most_inside = self.answered = 0
 
     def seen(self) -> Seen:
-        """So far."""
+        """Return what was answered and recorded so far."""
         every = (record for batch in self.batches for record in decoder(RequestBatch).decode(batch).records)
         records = {record.request_id: record for record in every}  # what is shipped again is no other record
         return Seen(self.answered, self.most_inside, tuple(records.values()))

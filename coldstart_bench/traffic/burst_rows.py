@@ -82,7 +82,7 @@ def judge(each: Sequence[Served], fair: float | None, memory: Memory | None, sta
 
 
 def table(report: BurstReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     head = f"{'tenant':<8} {'asked':>6} {'right':>6} {'wrong':>6} {'first':>9} {'median':>9} {'last':>9}"
     lines = [f"{head} {'turned round':>13}  not answered"]
     for one in report.served:

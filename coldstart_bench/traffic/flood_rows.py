@@ -75,7 +75,7 @@ def judge(
 
 
 def table(report: FloodReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     lines = [
         f"{report.slots} slots of {report.slot_s * 1e3:g} ms; all answered after {report.seconds:.2f} s",
         f"{'tenant':<8} {'asked':>6} {'right':>6} {'queued p50':>11} {'p95':>10} {'most':>10} {'client p95':>11}",

@@ -107,7 +107,7 @@ def wait_for_sample(samples: Sequence[Sample], after_ns: int, limit_s: float = S
 
 
 def words(memory: Memory | None) -> str:
-    """For people."""
+    """Return it as the text that a person reads."""
     if memory is None:
         return "memory of the activator: not measured"
     before, peak, after = (each / MIB for each in (memory.before_pss, memory.peak_pss, memory.after_pss))

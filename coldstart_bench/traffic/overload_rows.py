@@ -167,7 +167,7 @@ def notes_of(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def table(report: OverloadReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     able = report.slots / report.slot_s
     lines = [
         f"{report.slots} slots of {report.slot_s * 1e3:g} ms and {report.tokens} tokens: {able:g} requests/s, "

@@ -110,7 +110,7 @@ def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
 
 
 def _quick(payload: Payload) -> Payload:
-    """The same, read at once."""
+    """Return the payload with a client that reads at once."""
     return Payload(payload.key, payload.path, payload.body)
 
 

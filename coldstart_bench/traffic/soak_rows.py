@@ -157,7 +157,7 @@ def judge(
 
 
 def table(report: SoakReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     told = ", ".join(f"{code} {count}" for code, count in sorted(report.told.items())) or "none"
     p50, p99 = ("-" if each is None else f"{each:.2f} s" for each in (report.answered_p50_s, report.answered_p99_s))
     lines = [

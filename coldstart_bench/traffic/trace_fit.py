@@ -170,7 +170,7 @@ def _relative(pair: Pair) -> float | None:
 
 
 def table(report: TraceReport) -> str:
-    """For people."""
+    """Return the report as the text that a person reads."""
     fit, came = report.fit, report.came
     lines = [
         f"{fit.requests} requests of {fit.tenants} tenants: {came.right} answered right; "

@@ -28,11 +28,11 @@ class LedgerDesk:
         self._spools = spools
 
     async def post_lifetimes(self, records: Sequence[bytes]) -> None:
-        """Raises Refused while the ledger is away; repeats are harmless."""
+        """Send lifetime records to the ledger. Idempotent. Raises Refused while the ledger is away."""
         await self._post("lifetimes", batch_of(records))
 
     async def post_requests(self, records: Sequence[bytes]) -> None:
-        """Likewise for request records of processes that are no more."""
+        """Send request records that dead processes left. Idempotent. Raises Refused while the ledger is away."""
         await self._post("requests", batch_of(records))
 
     async def post_so_far(self, record: LifetimeRecord) -> None:

@@ -121,13 +121,13 @@ class Page:
         return f"<Page {self.process} families={len(self._instruments)}>"
 
     def counter(self, name: str, help: str, labels: Labels = ()) -> Counter:
-        """A new one. Raises ValueError where the name is taken."""
+        """Add a counter. Raises ValueError if the name is taken."""
         made = Counter(name, help, labels)
         self._put(name, made)
         return made
 
     def histogram(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> Histogram:
-        """Likewise."""
+        """Add a histogram. Raises ValueError if the name is taken."""
         made = Histogram(name, help, labels, bounds)
         self._put(name, made)
         return made
@@ -135,7 +135,7 @@ class Page:
     def read(
         self, name: str, help: str, kind: Kind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
     ) -> None:
-        """Likewise, of values that are kept elsewhere."""
+        """Add values that are kept elsewhere and read for each page. Raises ValueError if the name is taken."""
         self._put(name, Reading(name, help, kind, labels, read))
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:

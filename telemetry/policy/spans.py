@@ -111,7 +111,7 @@ def request_spans(facts: RequestFacts) -> list[Span]:
 
 
 def restore_spans(facts: RestoreFacts) -> list[Span]:
-    """Likewise."""
+    """Return the span of a whole restore, then those of its stages."""
     whole = Span(
         name="restore",
         trace_id=trace_id_of(facts.name),

@@ -248,7 +248,7 @@ class Pools:
             await asyncio.gather(*looks, return_exceptions=True)
 
     async def run(self) -> None:
-        """For ever."""
+        """Run until cancelled."""
         async with Loops() as loops:
             loops.start("pool autoscaler", self._autoscaler.run)
             loops.start("pool pods", self._beat)
