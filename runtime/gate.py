@@ -25,6 +25,7 @@ CONFIG: Final = "config.json"
 _ATTENTION: Final = "kelvin_gate"
 _RECORDER: Final = "kelvin_recorder"
 TOKENS: Final = 8
+MAX_SHOWN: Final = 400  # characters of a name or reason: a config may hold a megabyte in any of its values
 _ROWS: Final = (1, 7)  # of which logits are asked
 
 _FORBIDDEN: Final[Mapping[str, str]] = {
@@ -72,7 +73,7 @@ def examine(job: GateJob) -> GateFacts:
 
 def rejected(path: str, reason: str) -> Refused:
     """A refusal naming a file or a tensor."""
-    return Refused(ArtifactRejected(path, reason))
+    return Refused(ArtifactRejected(path[:MAX_SHOWN], reason[:MAX_SHOWN]))
 
 
 def config_values(config_json: str) -> dict[str, Any]:

@@ -175,6 +175,15 @@ def test_refused_as_json(text: str) -> None:
     assert rejection(GateJob(config_json=text, tensors={})).path == CONFIG
 
 
+@pytest.mark.parametrize("key", ["architectures", "model_type", "dtype", "rope_scaling", "num_hidden_layers"])
+def test_long_value_is_not_shown_whole(key: str) -> None:
+    """What the pusher and the log are told stays short, whatever a config holds."""
+    refused = rejection(
+        job({key: {"architectures": ["x" * 900_000], "num_hidden_layers": 10**3000}.get(key, "x" * 900_000)})
+    )
+    assert len(refused.message) < 1000
+
+
 def test_no_tensors() -> None:
     """An upload without a tensor is no model."""
     assert rejection(GateJob(config_json=tiny("llama").config_json.decode(), tensors={})).path == CONFIG
