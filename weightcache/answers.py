@@ -26,7 +26,7 @@ _ONE_FD: Final = array("i").itemsize
 
 
 class Contradiction(Exception):
-    """What the agent said can't be true."""
+    """The agent's answer contradicts itself."""
 
     def refused(self, version: str) -> Refused:
         """As whoever asked for the version is told."""
@@ -35,7 +35,9 @@ class Contradiction(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """Where a version is: its papers, and the descriptors of its slabs, open for as long as `heard`'s block."""
+    """Where a version is: its manifest and attestations, and the descriptors of its slabs. They are open while
+    `heard`'s block lasts.
+    """
 
     manifest: Manifest
     layout: Layout

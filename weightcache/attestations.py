@@ -94,7 +94,9 @@ class Attestations:
         return found
 
     async def _stored(self, tenant: str, version: str, kept: Mapping[str, bytes]) -> tuple[_Objects, _Found]:
-        """What there is now; a faulty object is replaced by its kept copy, or refused where it is a seal."""
+        """Return the attestations in the store. A faulty object is replaced by its kept copy; a seal without one is
+        refused.
+        """
         objects: _Objects = {}
         prefix = attestations_prefix(tenant, version)
         for key in [key async for key in self._store.list(prefix) if names_object(key)]:
@@ -130,7 +132,7 @@ class Attestations:
         raise AssertionError("unreachable")
 
     async def _kept(self, tenant: str, version: str) -> _Objects | None:
-        """What was verified once, verified again; None where there is none, or not any more."""
+        """Return the kept copy after verifying it again; None if there is none or it is no longer good."""
         try:
             raw = await self._nvme.try_read_paper(tenant, version, Kind.ATTESTATIONS)
             if raw is None:

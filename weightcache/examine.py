@@ -66,7 +66,9 @@ class Examiner:
         yield from (("nvme", key, self._nvme.index.length(key)) for key in self._nvme.index.select(None, None))
 
     async def examine(self, tier: str, tenant: str, digest: str) -> Outcome:
-        """What the tier's copy is; a faulty one is dropped, told and counted. `ABSENT` where there is none any more."""
+        """Examine the tier's copy. A faulty one is dropped, logged and counted. Returns `ABSENT` if there is no copy
+        any more.
+        """
         outcome = await (self._in_memory if tier == "host" else self._in_file)(tenant, digest)
         self._counters.examined[tier] += outcome is not Outcome.ABSENT
         if outcome in FAULTS:

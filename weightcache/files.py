@@ -28,7 +28,7 @@ _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno
 
 
 class Kind(StrEnum):
-    """What is kept of a version beside its chunks."""
+    """What is kept of a version besides its chunks."""
 
     MANIFESTS = "manifests"
     ATTESTATIONS = "attestations"
@@ -99,11 +99,11 @@ class ChunkFiles:
             yield Found(path.parts[-3], path.name, status.st_size, status.st_mtime)
 
     def chunk(self, tenant: str, digest: str) -> Path:
-        """Where the chunk's file is."""
+        """Return the path of the chunk's file."""
         return self._root / tenant / digest[:2] / digest
 
     def paper(self, tenant: str, version: str, kind: Kind) -> Path:
-        """Where the version's manifest is kept, or its attestations."""
+        """Return the path of the version's manifest or attestations."""
         return self._root / tenant / kind / version
 
     def read(self, path: Path, into: memoryview, *, touch: bool = True) -> Reading:

@@ -81,7 +81,7 @@ class NvmeTier:
         return self.index.holds((tenant, digest)) or (tenant, digest) in self._coming
 
     async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
-        """See `Source`. A chunk that is just being brought here is waited for: nobody else need fetch it."""
+        """See `Source`. If another call is bringing the chunk here, wait for that rather than fetching it anew."""
         key = (tenant, digest)
         if (coming := self._coming.get(key)) is not None:
             await coming.wait()
@@ -112,7 +112,7 @@ class NvmeTier:
         return reading, self._verifier.compare(into, digest, tag) if reading.way is Way.CACHED else None
 
     def _note(self, key: Key, verdict: Verdict | None) -> None:
-        """What was right is recognised when it is read again."""
+        """Note the tag of right bytes, so that they are recognised when they are read again."""
         if verdict is not None and verdict.tag is not None:
             self.index.mark_verified(key, verdict.tag)
 
@@ -124,8 +124,8 @@ class NvmeTier:
         self.bytes_by_way[reading.way] += length
 
     async def look(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        """As `fetch`, but for nobody: from the disk itself, held against the digest whatever tag there is, and the
-        file is no more recent for it. Raises `Refused(Unavailable)`.
+        """Read the chunk past the page cache and compare its digest, whatever its tag. This does not count as a use.
+        Raises `Refused(Unavailable)`.
         """
         key = (tenant, digest)
         copy = self.index.copy_of(key)
@@ -152,7 +152,7 @@ class NvmeTier:
 
     @contextmanager
     def coming(self, tenant: str, digest: str) -> Iterator[None]:
-        """The block brings the chunk here, if it can; who asks for it meanwhile waits."""
+        """A block that brings the chunk here, if it can. Other calls for it wait meanwhile."""
         key, event = (tenant, digest), asyncio.Event()
         self._coming[key] = event
         try:
@@ -241,7 +241,7 @@ class NvmeTier:
             log.warning("a paper was not kept", extra={"version": version, "kind": kind, "error": str(error)})
 
     async def quarantine_paper(self, tenant: str, version: str, kind: Kind) -> None:
-        """Its bytes were wrong."""
+        """Move a manifest or attestation with wrong bytes aside."""
         await self._set_aside(self._files.paper(tenant, version, kind), f"{tenant}.{kind}.{version}")
 
     async def _set_aside(self, path: Path, name: str) -> None:

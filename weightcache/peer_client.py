@@ -35,11 +35,11 @@ RESUMES: Final = 1  # of a chunk, from where its answer was cut
 
 
 class PeerBusy(Exception):
-    """It answers, and asked not to be asked for a while."""
+    """The peer answers, and asks for a pause."""
 
 
 class _Cut(Exception):
-    """Its answer ended early: so many bytes are in place."""
+    """The peer's answer ended early; this many bytes are in place."""
 
     def __init__(self, done: int) -> None:
         super().__init__(f"cut after {done} bytes")
@@ -73,11 +73,11 @@ class Peer:
 
     @property
     def is_busy(self) -> bool:
-        """It asked not to be asked for bytes."""
+        """Return whether the peer has asked for a pause."""
         return self._clock() < self.busy_until
 
     async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
-        """What it says of each; None where it does not answer."""
+        """Return what the peer says of each chunk; None if it does not answer."""
         body = encode(Have(digests=tuple(digests), node=node, wait_s=wait_s))
         timeout = aiohttp.ClientTimeout(total=wait_s + ANSWER_S, sock_connect=CONNECT_S)
         try:
@@ -127,7 +127,7 @@ class Peer:
             self.pace.end(transfer, moved, self._clock())
 
     def set_aside(self) -> None:
-        """It sent wrong bytes: nothing is asked of it for a while."""
+        """Ask nothing of this peer for a while, because it sent wrong bytes."""
         if self.answers:  # else another chunk of its was wrong a moment ago
             log.error("a peer sent wrong bytes and is put aside", extra={"peer": self.url, "for_s": ASIDE_S})
         self._away_until = self._clock() + ASIDE_S

@@ -35,7 +35,7 @@ Early = Callable[[Filling], Awaitable[None]]
 
 @dataclass(eq=False, slots=True)
 class _Claim:
-    """A flight's name for its share of the sources, and how large that is; what it is worth, where nobody asked."""
+    """Bandwidth share of one load: its key in the fair queues, its weight, and the value of a prefetch."""
 
     weight: float
     worth: float | None = None
@@ -51,7 +51,7 @@ class _Flight:
 
 
 class Residents:
-    """One flight per version: it is cancelled when nobody waits for it any more."""
+    """Versions in memory. Each is loaded by one flight, which is cancelled once nobody waits for it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Residents:
         return len(self._hot)
 
     def try_hot(self, tenant: str, version: str) -> Tally | None:
-        """Of a version that would be answered at once; None of others, though all of their bytes may be there."""
+        """Return the version if a lease of it would be answered at once, else None, even if all its bytes are there."""
         hot = self._hot.get((tenant, version))
         return None if hot is None else hot.tally
 
@@ -187,7 +187,7 @@ class Residents:
         return flight
 
     def _land(self, key: tuple[str, str], flight: _Flight) -> None:
-        """The last who waited has left: what the flight pinned for them is unpinned, and nobody joins it any more."""
+        """End a flight that nobody waits for any more: unpin what it pinned, and let nobody join it."""
         if self._flights.get(key) is flight:
             del self._flights[key]
         if not flight.task.done():

@@ -32,7 +32,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check saw: chunks and bytes by tier, what was wrong, what the indexes contradict themselves in."""
+    """Result of a check: chunks and bytes by tier, faults, and contradictions of the indexes."""
 
     chunks: dict[str, int]
     bytes: dict[str, int]
