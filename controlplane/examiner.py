@@ -108,7 +108,7 @@ class Examiner:
     async def _listen(self, key: Key, process: Process) -> bytes:
         """Up to the report."""
         assert process.stdout is not None
-        while raw := await process.stdout.readline():
+        while (raw := await process.stdout.readline()).endswith(b"\n"):  # a killed process leaves half a line
             match decode(raw, Read | Report):  # type: ignore[arg-type]
                 case Report(answer=answer):
                     return bytes(answer)

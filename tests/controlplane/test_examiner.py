@@ -30,6 +30,7 @@ time.sleep(600)
 """
 ENDLESS = (sys.executable, "-c", SAYS)
 BROKEN = (sys.executable, "-c", "raise SystemExit(3)")
+CUT = (sys.executable, "-c", """print('{"type":"report","answ', end="")""")
 
 
 def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) -> Order:
@@ -130,11 +131,12 @@ def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
-def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [BROKEN, CUT], ids=["at once", "in the middle of it"])
+def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path, program: tuple[str, ...]) -> None:
     """And the next one who asks starts another."""
 
     async def main() -> None:
-        async with examining(tmp_path, BROKEN) as it:
+        async with examining(tmp_path, program) as it:
             for _ in range(2):
                 with pytest.raises(Refused) as refused:
                     await it.answer(order())
