@@ -187,7 +187,8 @@ class BreakerOpen(Failure):
     @property
     def message(self) -> str:
         when = f"is not tried again for {self.after_s:.1f} s" if self.after_s > 0 else "is being tried by one request"
-        failed = f"{self.cause}: {self.why}" if self.why else self.cause
+        # The reason of a start that failed begins with its code.
+        failed = f"{self.cause}: {self.why.removeprefix(f'{self.cause}: ')}" if self.why else self.cause
         return f"this model failed ({failed}), has no other replica, and {when}"
 
     @property

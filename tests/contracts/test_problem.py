@@ -5,7 +5,7 @@ import pytest
 
 from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Unauthenticated
 from contracts.problem import from_wire, headers_of, openai_error, problem_details, sse_error, to_wire
-from contracts.traffic_errors import DeadlineTooShort, Overloaded
+from contracts.traffic_errors import BreakerOpen, DeadlineTooShort, Overloaded
 
 FAILURES = [
     pytest.param(Unauthenticated(), "authentication_error", id="a bad key is an authentication error"),
@@ -42,6 +42,13 @@ def test_full_says_what_is_limited() -> None:
     machine, queue = Overloaded("this machine", 1, 2.0, "device slots"), Overloaded("the queue of seals", 8, 2.0)
     assert machine.message == "this machine is full (limit of device slots: 1); retry after 2 s"
     assert queue.message == "the queue of seals is full (limit 8); retry after 2 s"
+
+
+@pytest.mark.parametrize("why", ["chunk_missing: chunk 7 is in no tier", "chunk 7 is in no tier"])
+def test_open_breaker_names_its_cause_once(why: str) -> None:
+    """A start that failed gives its reason with the code, another one without."""
+    message = BreakerOpen("chunk_missing", 1.0, why).message
+    assert message.startswith("this model failed (chunk_missing: chunk 7 is in no tier), has no other replica")
 
 
 def test_a_wait_that_is_too_long_is_told_in_milliseconds() -> None:
