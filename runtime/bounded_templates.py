@@ -156,7 +156,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes):  # `join` takes an iterator
             args = tuple(list(paid_items(each)) if isinstance(each, Iterator) else each for each in args)
         if not isinstance(__obj, LoopContext | Macro | type):  # these do nothing to their arguments
-            spend_text(written_size([args, kwargs]))
+            spend_text(sum(map(written_size, (*args, *kwargs.values()))))
         template_budget.spend_on_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         if not isinstance(__obj, LoopContext):

@@ -151,8 +151,6 @@ def spend_on_operator(operator: str, left: Any, right: Any) -> None:
     """Pay for `left operator right`: one of `+`, `-`, `*`, `**`, `%`. Raises TooMuchWork."""
     if operator == "+":
         spend_text(size(left) + size(right))
-    elif operator == "-":  # of keys or items, which are hashed
-        spend_text(written_size(left) + written_size(right))
     elif operator == "%" and isinstance(left, str | bytes):
         _spend_on_percent(left, right)
     elif isinstance(left, int) and isinstance(right, int):
@@ -160,6 +158,8 @@ def spend_on_operator(operator: str, left: Any, right: Any) -> None:
         if operator in ("*", "**") and bits > _MAX_BITS:
             _refuse_bits()
         spend(bits // 64)
+    elif operator == "-":  # of keys or items, which are hashed
+        spend_text(written_size(left) + written_size(right))
     elif operator == "*":
         times, repeated = (left, right) if isinstance(left, int) else (right, left)
         if isinstance(times, int):
@@ -210,7 +210,8 @@ def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[
     numbers = [each for each in every if isinstance(each, int)]
     if max(numbers, default=0) > (_MAX_DECIMALS if name == "round" else MAX_WIDTH):
         _refuse_width(name)
-    spend_text(written_size(every))
+    if every:
+        spend_text(sum(map(written_size, every)))
     if name in _LAZY:
         spend(size(value))
         return
