@@ -9,6 +9,8 @@ from contracts.kinds import INFER
 
 Verb = Literal["about", "ready", "infer"]
 COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
+# A known route behind another base URL: without /v1, with /v1 twice, or with a prefix such as /api/v1.
+_MISPLACED: Final = re.compile(rf"(?:/[^/]+/[^/]+)??(?:/v1)*({'|'.join((*COMPLETIONS, '/models'))})/?")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _REQUEST: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")
@@ -128,7 +130,7 @@ def route(method: str, path: bytes, host: str, domain: str) -> Asked:
     if text in _ABOUT or text.startswith("/v2/"):
         return _of_open_inference(method, text, target)
     if not text.startswith("/v1/"):
-        return Wrong(NotFound("route", text[:80]))
+        return _no_route(text)
     return _of_model(method, text, target)
 
 
@@ -157,6 +159,17 @@ def _by_path(path: str) -> tuple[Target, str]:
     return Target(), path
 
 
+def _no_route(path: str) -> Wrong:
+    """Return the error of an unknown path. A path that a client of another provider asks for has a hint."""
+    found = _MISPLACED.fullmatch(path)
+    hint = ""
+    if path.endswith("/responses"):
+        hint = "the Responses API is not served; use /v1/chat/completions"
+    elif found is not None:
+        hint = f"did you mean '/v1{found[1]}'? The base URL of a client ends in /v1"
+    return Wrong(NotFound("route", path[:80], hint))
+
+
 def _of_model(method: str, path: str, target: Target) -> Asked:
     inner = path.removeprefix("/v1")
     if inner in COMPLETIONS:
@@ -171,7 +184,7 @@ def _of_model(method: str, path: str, target: Target) -> Asked:
     elif found := _TIMELINE.fullmatch(inner):
         asked = ShowTimeline(found[1], target)
     if asked is None:
-        return Wrong(NotFound("route", path[:80]))
+        return _no_route(path)
     return asked if method == "GET" else Wrong(MethodNotAllowed(method, ("GET",)))
 
 

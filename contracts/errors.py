@@ -89,11 +89,13 @@ class NotFound(Failure):
 
     kind: str
     name: str
+    hint: str = ""  # what to ask for instead, where that is likely
     code, status = "not_found", 404
 
     @property
     def message(self) -> str:
-        return f"{self.kind} '{self.name}' does not exist"
+        missing = f"{self.kind} '{self.name}' does not exist"
+        return f"{missing}: {self.hint}" if self.hint else missing
 
 
 @dataclass(frozen=True, slots=True)

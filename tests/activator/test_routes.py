@@ -94,6 +94,27 @@ def test_what_there_is_not(method: str, path: str, kind: type) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        pytest.param("/chat/completions", "did you mean '/v1/chat/completions'?", id="without v1"),
+        pytest.param("/t/m/embeddings", "did you mean '/v1/embeddings'?", id="without v1 below a model"),
+        pytest.param("/v1/v1/models", "did you mean '/v1/models'?", id="v1 twice"),
+        pytest.param("/openai/v1/completions", "did you mean '/v1/completions'?", id="another provider's prefix"),
+        pytest.param("/v1/chat/completions/", "did you mean '/v1/chat/completions'?", id="a slash at the end"),
+        pytest.param("/v1/responses", "use /v1/chat/completions", id="the Responses API"),
+        pytest.param("/v1/nothing", None, id="unknown"),
+        pytest.param("/a/b/c/models", None, id="too deep"),
+    ],
+)
+def test_unknown_route_names_the_likely_one(path: str, hint: str | None) -> None:
+    """A base URL of another form is the usual mistake of a client that moves."""
+    asked = route("POST", path.encode(), "x", "d.e")
+    assert isinstance(asked, Wrong)
+    message = asked.failure.message
+    assert message.endswith("does not exist") if hint is None else hint in message
+
+
+@pytest.mark.parametrize(
     ("path", "want"),
     [
         (b"/v2/models/m/infer", True),
