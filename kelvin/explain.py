@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from kelvin.client import json_of, target
+from kelvin.models import failure_lines
 
 
 @click.group("explain")
@@ -20,6 +21,12 @@ def explain_command() -> None:
 def start_command(model: str, as_json: bool) -> None:
     """How long a start of each version would take now, and how right that was lately."""
     _show(model, "starts", as_json, lambda found, version: start_lines(found["model"], version))
+    if as_json:
+        return
+    # The forecast does not know what holds a start up, such as a full machine or a damaged chunk.
+    with target().door() as door:
+        for line in failure_lines([json_of(door.get(f"/admin/v1/models/{model}"))]):
+            click.echo(line)
 
 
 @explain_command.command("idle")
