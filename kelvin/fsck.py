@@ -9,10 +9,11 @@ import click
 import httpx
 import msgspec
 
-from contracts.errors import Refused, Unavailable
+from contracts.errors import Refused, RemoteFailure, Unavailable
 from contracts.problem import from_wire
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.wire import decode
+from kelvin.client import unreachable
 from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, failure_of, open_door
 
@@ -35,7 +36,9 @@ def check_store(door: Door) -> Iterator[FsckLine]:
                 if isinstance(line, FsckSummary):
                     return
     except httpx.TransportError as error:
-        raise Refused(Unavailable("the installation")) from error
+        raise Refused(
+            RemoteFailure("unavailable", Unavailable.status, unreachable(error).message, None, True)
+        ) from error
     raise Refused(Unavailable("the end of the check"))
 
 

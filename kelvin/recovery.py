@@ -156,4 +156,6 @@ def _tell(report: RestoreReport, check: bool) -> None:
     click.echo(f"in place: {', '.join(report.placed)}")
     if report.aside is not None:
         click.echo(f"what was there: {report.aside}")
-    click.echo("next: put back the store, which a backup does not hold; then `kelvin up` and `kelvin fsck`")
+    click.echo(
+        "next: `kelvin up`, `kelvin billing verify` and `kelvin fsck`; where the store is lost, put it back first"
+    )

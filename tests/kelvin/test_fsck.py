@@ -117,6 +117,6 @@ def test_no_installation() -> None:
 
     with (
         httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as door,
-        pytest.raises(Refused, match="the installation is not available"),
+        pytest.raises(Refused, match=r"can't be reached at http://x: refused; is `kelvin up` running"),
     ):
         collect(check_store(door), Silence())

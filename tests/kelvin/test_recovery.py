@@ -48,7 +48,7 @@ def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
     assert "db.example" not in said
     assert kelvin("restore", str(file), "--check", database=URL)[0] == 0
     code, said = kelvin("restore", str(file), "--data", str(new))
-    assert (code, "next: put back the store" in said) == (0, True)
+    assert (code, "next: `kelvin up`, `kelvin billing verify`" in said) == (0, True)
     assert (new / "kelvin.db").exists()
 
 
