@@ -18,6 +18,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo 'Installing about 180 packages, 2 GB, into $(VENV): this takes one to five minutes.'
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[runtime,onnx,s3,signing,tensorizer,telemetry,test,demo]'
 	touch $@
 
