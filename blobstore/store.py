@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.errors import CapacityExceeded, InvalidRequest, NotFound, Refused, Unavailable
 
 _KEY_LIMIT: Final = 900  # S3 allows 1024 bytes; a bucket prefix must still fit
@@ -52,10 +51,6 @@ class BlobShort(Refused):
 
 class BlobCorrupt(Refused):
     """The bytes of a pack or a manifest do not match the digest that is its name."""
-
-    def __init__(self, digest: str, *, is_pack: bool) -> None:
-        reason = "its bytes in the store do not match its digest"
-        super().__init__(PackCorrupt(digest, reason) if is_pack else ManifestCorrupt(digest, reason))
 
 
 class BadKey(Refused):

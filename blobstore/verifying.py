@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from blobstore.file_packs import SUFFIX
 from blobstore.store import BlobCorrupt, BlobStat, BlobStore, Payload
+from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.keys import DRAFTS, MANIFESTS, PACKS
 
 _DIGEST: Final = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
@@ -75,7 +76,8 @@ def _check(key: str, data: bytes, digest: str) -> None:
 
 
 def _corrupt(key: str, digest: str) -> BlobCorrupt:
-    return BlobCorrupt(digest, is_pack=key.split("/")[1] == PACKS)
+    failure = PackCorrupt if key.split("/")[1] == PACKS else ManifestCorrupt
+    return BlobCorrupt(failure(digest, "its bytes in the store do not match its digest"))
 
 
 async def _checked(key: str, pieces: AsyncIterator[bytes], digest: str) -> AsyncIterator[bytes]:

@@ -4,7 +4,7 @@
 """
 
 DIGITS = 15  # of a number that a float holds exactly
-MAX_LIMIT = 1 << 50  # that a tenant or a step of a ladder may be given: has a digit more
+MAX_LIMIT = 1 << 50  # the largest limit of a tenant or of a ladder's step; 16 digits
 
 
 def whole_number(written: str | bytes, most_digits: int = DIGITS) -> int | None:

@@ -107,12 +107,12 @@ def _check_beginnings(path: Path) -> None:
 
 
 def _has_keys(path: Path) -> bool:
-    """Return whether the database has a key, or can't be read. Changes neither the file nor its log."""
+    """Return False only if the database is readable and has no key. Changes neither the file nor its log."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         try:
             return bool(connection.execute("SELECT EXISTS (SELECT 1 FROM keys)").fetchone()[0])
         except sqlite3.Error as error:
-            return error.sqlite_errorcode != sqlite3.SQLITE_ERROR  # that is: there is no such table
+            return error.sqlite_errorcode != sqlite3.SQLITE_ERROR  # which says that there is no such table
 
 
 def _beginning(path: Path) -> bytes | None:

@@ -2,8 +2,8 @@
 
 Backpressure: tokens wait here while the client's connection takes none, and go out as one piece when it does. The
 engine does not pause for a reader. Where MAX_TOKENS wait, and the oldest has waited for SLOW_S, the request is
-cancelled as `SlowReader`. A reader that gets no processor for a moment is none, however fast the engine is. A reader
-takes all that waits at once, so a stream holds at most what the engine makes in SLOW_S, or MAX_TOKENS.
+cancelled as `SlowReader`. A reader that gets no processor for a moment is not slow, however fast the engine is. A
+reader takes all that waits at once, so a stream holds at most what the engine makes in SLOW_S, or MAX_TOKENS.
 All of it happens on the event loop.
 """
 

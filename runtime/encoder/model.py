@@ -48,6 +48,7 @@ class EncoderModel:
         def note(_module: nn.Module, _inputs: object) -> None:
             self.progressed_s = time.monotonic()
 
+        # Kept, they would make the module refer to itself, and its tensors outlive their last user.
         hooks = [layer.register_forward_pre_hook(note) for layer in self._layers]
         try:
             yield

@@ -1,17 +1,13 @@
 """Vectors are sentence-transformers' own in any company; counts and costs are exact; a fault costs its request."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from contracts.artifact_errors import ProbeFailed
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
@@ -23,6 +19,7 @@ from runtime.encoder.recipe import read_recipe
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, GenerationRequest, Sampling
 from runtime.policy.batching import Window
 from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, run_dry, sequences, tiny, vectors_of
+from tests.runtime.progress import check_progress
 
 CASES = [
     *((family, "mean_tokens", True) for family in FAMILIES),
@@ -53,19 +50,7 @@ def test_forward_reports_progress_at_each_layer(family: str) -> None:
     """A replica counts as hung if this stands still, so a long text must move it layer by layer."""
     machine = tiny(family).engine()
     assert machine.admit(ask("a", *sequences())) is None
-    progress_s = [time.monotonic()]
-
-    def after(module: nn.Module, _inputs: object, _output: object) -> None:
-        if type(module).__name__.endswith("Layer"):
-            progress_s.append(machine.progressed_s)
-
-    hook = register_module_forward_hook(after)
-    try:
-        machine.step()
-    finally:
-        hook.remove()
-    assert len(progress_s) == 3
-    assert all(before < now for before, now in pairwise(progress_s)), progress_s
+    check_progress(machine, 2)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -1,13 +1,9 @@
 """How the engine's answers end, what it refuses, and that its counts and costs are exact."""
 
-import time
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from contracts.errors import CapacityExceeded, Failure, InvalidRequest, LimitExceeded, Refused
 from contracts.frames import Counts
@@ -28,6 +24,7 @@ from tests.runtime.engine.models import (
     run_dry,
     tokens_of,
 )
+from tests.runtime.progress import check_progress
 
 
 def test_stop_id_ends_the_answer() -> None:
@@ -308,16 +305,4 @@ def test_forward_reports_progress_at_each_layer(name: str) -> None:
     """A replica counts as hung if this stands still, so a long prefill must move it layer by layer, not once a step."""
     machine = engine(name)
     assert machine.admit(greedy("a", prompts()[7], 1)) is None
-    progress_s = [time.monotonic()]
-
-    def after(module: nn.Module, _inputs: object, _output: object) -> None:
-        if type(module).__name__.endswith("DecoderLayer"):
-            progress_s.append(machine.progressed_s)
-
-    hook = register_module_forward_hook(after)
-    try:
-        machine.step()
-    finally:
-        hook.remove()
-    assert len(progress_s) == 1 + CONFIGS[name]["num_hidden_layers"]
-    assert all(before < now for before, now in pairwise(progress_s)), progress_s
+    check_progress(machine, CONFIGS[name]["num_hidden_layers"])
