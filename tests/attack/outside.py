@@ -18,6 +18,7 @@ import psutil
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import Answer, connect, read
+from tests.eventually import wait
 
 ROOT: Final = Path(__file__).parents[2]
 SETTINGS: Final = {
@@ -118,7 +119,10 @@ def metric(up: Installation, series: str) -> float:
 
 
 def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant:
-    """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`."""
+    """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`. The control plane may be about to
+    come back from a test that killed it.
+    """
+    wait(lambda: ask(up, "GET", "/admin/v1/status", up.data / "admin.key").status == 200, "the control plane answers")
     answer = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": name})
     assert answer.status == 201, answer.raw
     made = Tenant(up, name, keys / f"{name}-admin.key", keys / f"{name}-infer.key")
