@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-async def _call(port: int, tls: ssl.SSLContext, raw: bytes) -> None:
+async def _call(port: int, tls: ssl.SSLContext, raw: bytes, answered: asyncio.Event) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname="localhost")
     try:
         while True:
@@ -20,12 +20,14 @@ async def _call(port: int, tls: ssl.SSLContext, raw: bytes) -> None:
             if not head.startswith(b"http/1.1 200"):
                 print(body.decode(errors="replace"), file=sys.stderr)
                 await asyncio.sleep(0.2)  # the pace of a caller that is refused
+            answered.set()
     finally:
+        answered.set()  # or lost
         writer.transport.abort()
 
 
 async def main() -> None:
-    """Ask until nobody reads any more."""
+    """Ask until nobody reads any more. Says so once each caller was answered: the burst of first requests is over."""
     port, ca, key, model, clients, tokens = sys.argv[1:]
     tls = ssl.create_default_context(cafile=ca)
     body = json.dumps({"model": model, "prompt": "w1 w2", "max_tokens": int(tokens), "temperature": 0}).encode()
@@ -33,7 +35,10 @@ async def main() -> None:
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {Path(key).read_text().strip()}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    callers = [asyncio.create_task(_call(int(port), tls, head.encode() + body)) for _ in range(int(clients))]
+    raw, answered = head.encode() + body, [asyncio.Event() for _ in range(int(clients))]
+    callers = [asyncio.create_task(_call(int(port), tls, raw, event)) for event in answered]
+    for event in answered:
+        await event.wait()
     print("asking", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     for caller in callers:

@@ -250,14 +250,13 @@ def _first_tokens(tenant: Tenant, model: str) -> float:
 
 @contextmanager
 def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
-    """So many callers ask all the time, from a process of their own."""
+    """So many callers ask all the time, from a process of their own; each has been answered once."""
     words = [tenant.up.port, tenant.up.data / "ca.pem", tenant.infer, model, clients, 100]
     command = [sys.executable, "-m", "tests.attack.crowd", *map(str, words)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "asking\n"
-        time.sleep(2)  # the burst of its first requests is over: what follows is measured beside a steady load
         yield
     finally:
         process.communicate(timeout=30)
