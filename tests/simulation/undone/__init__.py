@@ -1,7 +1,8 @@
 """Repairs, each undone by a small patch that brings its defect back: the simulation has to find every one of them.
 
 A patch is a module with `WORLD`, the world that finds it, `SIGN`, a pattern of what breaks there, and `undo(Undoing)`,
-which replaces repaired functions by defective ones. Its docstring names the defect as a user met it.
+which replaces repaired functions by defective ones. Its docstring names the defect as a user met it. Where it is rare,
+`SEED` is that of a history which meets it.
 """
 
 import pkgutil
@@ -44,6 +45,12 @@ class Undoing:
 def names() -> list[str]:
     """All patches."""
     return sorted(each.name for each in pkgutil.iter_modules(__path__))
+
+
+def seed_of(name: str) -> int | None:
+    """The seed of a history that met this patch's defect, where that is rare."""
+    found: int | None = getattr(import_module(f"{__name__}.{name}"), "SEED", None)
+    return found
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from tests.simulation.undone import Undoing
 
 WORLD = "ledger"
 SIGN = r"^a_restored_ledger_is_the_same: (closing|request|lifetime|can.t be restored)"
+SEED = 624_672_957_957
 
 
 def _drop_after(self: LedgerJournal, position: int) -> None:

@@ -7,6 +7,7 @@ from tests.simulation.undone import Undoing
 
 WORLD = "door"
 SIGN = r"^nobody_waits_for_what_is_deleted"
+SEED = 1_080_140_984_881
 
 
 def undo(undoing: Undoing) -> None:

@@ -11,6 +11,7 @@ from tests.simulation.undone import Undoing
 
 WORLD = "door"
 SIGN = r"^versions_that_are_wanted_are_asked_for"
+SEED = 447_052_345_554
 
 
 def _start(self: Loops, name: str, body: Callable[[], Coroutine[Any, Any, None]], **_: object) -> "asyncio.Task[None]":
