@@ -311,6 +311,7 @@ def test_edge_delivers_what_h11_sees(sent: Sent) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @given(connections())
 @settings(max_examples=8_000)
