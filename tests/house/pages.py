@@ -213,6 +213,21 @@ def wrong_settings(text: str, real: dict[str, tuple[str | None, str | None]]) ->
     return problems
 
 
+# Metrics.
+
+
+def metrics_of_docs(text: str) -> set[str]:
+    """Names in code spans."""
+    return set(re.findall(r"`(kelvin_[a-z0-9_]+)`", text))
+
+
+def metrics_of_code() -> set[str]:
+    """Names among the literals of the product, but for those of other things."""
+    product = [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] not in ("tests", "coldstart_bench")]
+    found = {name for path in product for name in re.findall(r'"(kelvin_[a-z0-9_]+)"', path.read_text())}
+    return found - {"kelvin_backend", "kelvin_gate", "kelvin_read_only", "kelvin_recorder"}
+
+
 # Dependencies, links, names.
 
 

@@ -20,6 +20,8 @@ from tests.house.pages import (
     differences,
     failures_of_code,
     failures_of_docs,
+    metrics_of_code,
+    metrics_of_docs,
     names_of_tests,
     read,
     routes_of_code,
@@ -54,6 +56,11 @@ def test_openapi(tmp_path: Path) -> None:
 def test_settings() -> None:
     """Every setting with its default and its rule, and none that there is not."""
     assert wrong_settings(read("operations.md"), settings_of_code()) == []
+
+
+def test_metrics() -> None:
+    """Every metric, and none that there is not."""
+    assert differences(metrics_of_docs(read("operations.md")), metrics_of_code()) == []
 
 
 def test_dependencies() -> None:
@@ -159,3 +166,6 @@ def test_a_row_taken_out_of_the_real_pages_is_missed(tmp_path: Path) -> None:
     assert differences(routes_of_docs(_without(api, "`POST /push/v1/fsck`")), real)
     assert differences(routes_of_docs(_without(api, "`GET /v1/requests/{id}/timeline`")), real)
     assert wrong_settings(_without(read("operations.md"), "| `KELVIN_STALL_S` |"), settings_of_code())
+    assert differences(
+        metrics_of_docs(_without(read("operations.md"), "| `kelvin_firewall_total` |")), metrics_of_code()
+    )
