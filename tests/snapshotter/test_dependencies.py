@@ -6,6 +6,7 @@ import pytest
 
 from blobstore.store import BlobStore, BlobUnavailable, Payload
 from blobstore.verifying import VerifyingStore
+from tests.eventually import wait
 from tests.snapshotter.house import open_house, settings_for
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import digests_of
@@ -33,6 +34,7 @@ def test_a_push_waits_for_the_store(tmp_path: Path) -> None:
         return stores[-1]
 
     with open_house(settings_for(tmp_path / "data"), wrap) as house, house.client() as client:
+        wait(lambda: stores, "the snapshotter has its store")
         stores[0].shut = True
         with pytest.raises(AssertionError, match='"unavailable"'):
             push_whole(client, planned(client))
