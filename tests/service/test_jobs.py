@@ -1,6 +1,7 @@
 """A job of a push is bounded in time and memory, shares its turn with other tenants, and ends with whom it is for."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -99,6 +100,34 @@ async def test_job_beyond_its_bound_names_the_artifact(
     assert reason in failure.reason
     assert len(standbys.born) == processes
     assert all(program.returncode is not None for program in standbys.born)
+
+
+def test_job_outlives_all_processes_that_are_parked() -> None:
+    """Every standby is killed within half a second: the job is done by the next one, and nobody blames the artifact."""
+
+    async def scenario() -> None:
+        loop, deaths = asyncio.get_running_loop(), list[float]()
+
+        class Scripted:
+            pid = os.getpid()
+
+            async def gate(self, job: GateJob, timeout_s: float) -> Any:
+                if not deaths or loop.time() - deaths[0] < 0.5:
+                    deaths.append(loop.time())
+                    raise Refused(Unavailable("the runtime"))
+                return "judged"
+
+            async def gone(self, timeout_s: float) -> bool:
+                return True
+
+        @asynccontextmanager
+        async def standby() -> AsyncIterator[BornProcess]:
+            yield Scripted()  # type: ignore[misc]
+
+        assert await JobDesk(standby).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
+        assert len(deaths) == 1
+
+    run_virtually(scenario())
 
 
 @in_loop
