@@ -34,7 +34,7 @@ _UNKNOWN_DRAFT_BYTES: Final = 40 << 30  # assumed where an older snapshotter sen
 _LOOK_S: Final = 0.1
 _DEATH_S: Final = 1.0  # until the kernel reports the end of a process whose connection broke
 _ATTEMPTS: Final = 2
-_OTHERS_S: Final = 1.0  # what killed one process may kill the parked ones, too: the next attempt takes none of these
+_RETRY_S: Final = 1.0  # what killed one process may be killing parked ones too: by then their deaths are known
 _JUDGED: Final = "model"  # the artifact named where no file is known
 
 
@@ -103,7 +103,8 @@ class JobDesk:
     ) -> T:
         async with lock.hold(tenant, self._weight_of(tenant)):
             for attempt in range(_ATTEMPTS):
-                await asyncio.sleep(attempt * _OTHERS_S)
+                if attempt:
+                    await asyncio.sleep(_RETRY_S)
                 if self._is_suspended(tenant):
                     raise Refused(TenantSuspended())
                 async with self._standby() as process:

@@ -102,8 +102,8 @@ async def test_job_beyond_its_bound_names_the_artifact(
     assert all(program.returncode is not None for program in standbys.born)
 
 
-def test_job_outlives_all_processes_that_are_parked() -> None:
-    """Every standby is killed within half a second: the job is done by the next one, and nobody blames the artifact."""
+def test_job_outlives_the_death_of_every_parked_process() -> None:
+    """Every standby is killed within half a second. The job succeeds on the next one; the artifact is not blamed."""
 
     async def scenario() -> None:
         loop, deaths = asyncio.get_running_loop(), list[float]()
