@@ -22,12 +22,12 @@ async def _call(port: int, tls: ssl.SSLContext, raw: bytes, answered: asyncio.Ev
                 await asyncio.sleep(0.2)  # the pace of a caller that is refused
             answered.set()
     finally:
-        answered.set()  # or lost
+        answered.set()
         writer.transport.abort()
 
 
 async def main() -> None:
-    """Ask until nobody reads any more. Says so once each caller was answered: the burst of first requests is over."""
+    """Ask until standard input ends. Print "asking" once each caller has been answered, or has lost its connection."""
     port, ca, key, model, clients, tokens = sys.argv[1:]
     tls = ssl.create_default_context(cafile=ca)
     body = json.dumps({"model": model, "prompt": "w1 w2", "max_tokens": int(tokens), "temperature": 0}).encode()

@@ -119,8 +119,8 @@ def metric(up: Installation, series: str) -> float:
 
 
 def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant:
-    """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`. The control plane may be about to
-    come back from a test that killed it.
+    """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`. Wait for the control
+    plane first: a test before may have killed it.
     """
     wait(lambda: ask(up, "GET", "/admin/v1/status", up.data / "admin.key").status == 200, "the control plane answers")
     answer = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": name})

@@ -250,7 +250,7 @@ def _first_tokens(tenant: Tenant, model: str) -> float:
 
 @contextmanager
 def _crowd(tenant: Tenant, model: str, clients: int) -> Iterator[None]:
-    """So many callers ask all the time, from a process of their own; each has been answered once."""
+    """Have `clients` callers ask all the time, from another process. The block begins once each was answered."""
     words = [tenant.up.port, tenant.up.data / "ca.pem", tenant.infer, model, clients, 100]
     command = [sys.executable, "-m", "tests.attack.crowd", *map(str, words)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

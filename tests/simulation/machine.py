@@ -21,7 +21,6 @@ from sqlalchemy.exc import OperationalError
 from contracts.control import ConcurrencyStat, Feed, RequestBatch, Stats, VersionRegistration
 from contracts.errors import Refused, Unavailable
 from contracts.forecast import Whereabouts
-from contracts.jobs import RuntimeState
 from contracts.machine import Machine
 from contracts.manifest import Limits
 from contracts.usage import Origin, RequestRecord
@@ -249,13 +248,13 @@ class MachineWorld(World):
     # The activator.
 
     async def _report(self) -> None:
-        """What callers ask for, each second. Replicas that serve are as busy as that; restoring ones have nothing."""
+        """What callers ask for, each second. Replicas that serve are as busy as that."""
         told: set[VersionKey] = set()
         while True:
             await asyncio.sleep(REPORT_S)
             now = {key: load for key, load in self.load.items() if load > 0}
             for process in self.machine.processes.values():
-                of = process.bind if process.state is not RuntimeState.RESTORING else None
+                of = process.bind if process.serves else None
                 busy = int(of is not None and now.get(VersionKey(of.tenant, of.model, of.version), 0) > 0)
                 process.busy = min(busy, process.busy) if process.is_ending else busy
             stats = tuple(

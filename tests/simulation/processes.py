@@ -56,6 +56,11 @@ class FakeProcess:
     def __post_init__(self) -> None:
         self.answers.set()
 
+    @property
+    def serves(self) -> bool:
+        """Whether callers' requests can be under way in it."""
+        return self.state in (RuntimeState.READY, RuntimeState.DRAINING)
+
     def report(self) -> RuntimeReport:
         """What it says of itself."""
         of = self.bind
@@ -100,8 +105,8 @@ class FakeMachine:
         process = self.by_fd[fd]
         if not process.is_alive:
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        serves = process.state in (RuntimeState.READY, RuntimeState.DRAINING) and process.busy and not process.hangs
-        if serves and number and asyncio.get_running_loop().time() - process.drains_since_s < self.drain_s - TOLD_S:
+        answers = process.serves and process.busy and not process.hangs
+        if answers and number and asyncio.get_running_loop().time() - process.drains_since_s < self.drain_s - TOLD_S:
             self.cut.append(process.runtime_id)
         process.is_ending |= number != 0
         if number == signal.SIGKILL:

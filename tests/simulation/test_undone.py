@@ -13,11 +13,11 @@ from tests.simulation.play import search
 from tests.simulation.undone import names, seed_of, undone
 from tests.simulation.worlds import WORLDS
 
-PATIENCE_S: Final = 400.0  # of the processor, for each patch; the rarest is found once in 40 s
+PATIENCE_S: Final = 1200.0  # of the processor, for each patch; the rarest took 140 s of a slow one
 
 
 def _is_found(name: str, first: int | None, record_property: Tell) -> None:
-    """Some history breaks an invariant within the time that a patch is given: that of seed `first`, or a random one."""
+    """Some history breaks an invariant before PATIENCE_S is over: that of seed `first`, or a random one."""
     begin, until_s = random.SystemRandom().randrange(1 << 40), time.process_time() + PATIENCE_S
     played = 0
 
@@ -39,7 +39,7 @@ def _is_found(name: str, first: int | None, record_property: Tell) -> None:
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("name", names())
 def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
-    """By histories that nobody has chosen, but for the rare ones: theirs is tried first."""
+    """By random histories; for a rare defect, a history that is known to meet it is played first."""
     _is_found(name, seed_of(name), record_property)
 
 
@@ -48,5 +48,5 @@ def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
 @pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("name", [name for name in names() if seed_of(name) is not None])
 def test_undone_repair_is_found_at_random(name: str, record_property: Tell) -> None:
-    """The rare ones, too, by histories that nobody has chosen."""
+    """Rare defects, by random histories alone."""
     _is_found(name, None, record_property)

@@ -48,7 +48,7 @@ def names() -> list[str]:
 
 
 def seed_of(name: str) -> int | None:
-    """The seed of a history that met this patch's defect, where that is rare."""
+    """Return the seed of a history that meets a rare defect; None for a defect that is met often."""
     found: int | None = getattr(import_module(f"{__name__}.{name}"), "SEED", None)
     return found
 
