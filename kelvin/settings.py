@@ -147,7 +147,7 @@ def load_up(data: Path, port: int | None, store: str | None, env: Mapping[str, s
         data=data.absolute(),
         port=port if port is not None else integer(env, "KELVIN_PORT", DEFAULT_PORT, low=1, high=65535),
         host=env.get("KELVIN_HOST", "127.0.0.1"),
-        ready_s=integer(env, "KELVIN_READY_S", 60, low=1),
+        ready_s=integer(env, "KELVIN_READY_S", 120, low=1),
         drain_s=integer(env, "KELVIN_DRAIN_S", 45, low=1),
         store=store,
         filters=choice(env, "KELVIN_FILTERS", "off", ("off", "on")) == "on",

@@ -18,14 +18,14 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused
 from kelvin.policy.hanging import START_S
 from kelvin.settings import UpSettings, child_environment
-from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, bring_back, log_end, specs_of
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, ChildSpec, bring_back, log_end, specs_of
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import LIFETIME_PREFIX, Graves, recorded_lives
 from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.log_rotation import rotate_forever
 from kelvin.supervisor.reaper import become_subreaper, call_on_deaths, children, reap
 from kelvin.supervisor.succession import Hands, Succession
-from kelvin.supervisor.watchdog import Watchdog, Watched, asking
+from kelvin.supervisor.watchdog import ANSWER_S, Watchdog, Watched, asking
 from kelvin.tail import last_lines
 from service.born import socket_name
 from service.client import ServiceClient
@@ -36,6 +36,7 @@ from service.loops import Loops
 from service.run import stop_on_signals
 from service.settings import log_level
 from service.unix import SocketDirectory, peer_pid
+from service.zygote import ZygoteClient
 from spool.shipper import Shipper
 from spool.spool import Spool
 
@@ -167,12 +168,11 @@ class Supervisor:
 
     async def wait_ready(self) -> None:
         """Until every process says so. Raises NotReady."""
-        waiting = [child.spec for child in self._children if child.spec.socket]
+        waiting = [child.spec for child in self._children]
         limit = time.monotonic() + self._settings.ready_s
         while waiting:
             spec = waiting[0]
-            assert spec.socket is not None
-            if await self._is_ready(spec.socket, spec.name):
+            if await self._is_up(spec):
                 waiting.pop(0)
             elif (refused := self._refused()) is not None:
                 raise NotReady(f"{refused} can't start: {self._log_tail(refused, lines=1)}")
@@ -180,7 +180,8 @@ class Supervisor:
                 raise NotReady(f"{dead} dies at once, again and again\n{self._log_tail(dead)}")
             elif time.monotonic() > limit:
                 raise NotReady(
-                    f"{spec.name} is not ready after {self._settings.ready_s} s\n{self._log_tail(spec.name)}"
+                    f"{spec.name} is not ready after {self._settings.ready_s} s; KELVIN_READY_S gives it longer\n"
+                    f"{self._log_tail(spec.name)}"
                 )
             else:
                 await asyncio.sleep(POLL_S)
@@ -192,6 +193,15 @@ class Supervisor:
     def _keeps_dying(self) -> str | None:
         """A process that has not lived long enough to be ready, several times in a row."""
         return next((child.spec.name for child in self._children if child.restarts.deaths >= HOPELESS_DEATHS), None)
+
+    async def _is_up(self, spec: ChildSpec) -> bool:
+        if spec.socket is not None:
+            return await self._is_ready(spec.socket, spec.name)
+        try:
+            await ZygoteClient(self._directory).ping(ANSWER_S)
+        except Refused:
+            return False
+        return True
 
     async def _is_ready(self, socket_name: str, peer: str) -> bool:
         client = ServiceClient(self._directory, socket_name, peer)

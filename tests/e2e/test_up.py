@@ -198,6 +198,20 @@ def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path)
 
 
 @pytest.mark.deep
+def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
+    """The one that the others wait for, and the setting that gives it longer."""
+    refused = subprocess.run(
+        [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(free_port())],
+        env={**os.environ, **SETTINGS, "KELVIN_READY_S": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "zygote is not ready after 1 s; KELVIN_READY_S gives it longer" in refused.stderr
+
+
 @pytest.mark.parametrize("is_asked", [False, True], ids=["idle", "under a stream"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals, is_asked: bool) -> None:
