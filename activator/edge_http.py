@@ -95,7 +95,14 @@ class HttpProtocol(Client, EdgeConnection):
             self._transport.resume_reading()
 
     async def drained(self) -> None:
-        await self.accepted()
+        """Wait until the client has taken the responses so far. One that takes nothing is cut: it would hold its next
+        request inside for ever.
+        """
+        try:
+            async with asyncio.timeout(self._limits.stall_s):
+                await self.accepted()
+        except TimeoutError:
+            self.abort()
 
     def answered(self) -> None:
         self._server.total_requests += 1

@@ -39,6 +39,7 @@ class EdgeLimits:
     body_rate: float  # bytes/s, over each `head_s`
     address: AddressLimits
     http2: Http2Limits | None = None  # HTTP/1.1 alone
+    stall_s: float = 20.0  # a client that takes nothing for so long is cut
 
     @property
     def protocols(self) -> list[str]:
@@ -132,6 +133,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             body_rate=settings.number(env, "KELVIN_BODY_RATE", 1024.0, low=0),
             address=_address(env),
             http2=_http2(env),
+            stall_s=_stall_s(env),
         ),
         request=RequestLimits(
             body_bytes=settings.integer(env, "KELVIN_BODY_BYTES", 8 * MIB, low=1024),

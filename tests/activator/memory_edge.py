@@ -22,18 +22,21 @@ P = TypeVar("P", HttpProtocol, Http2Protocol)
 
 
 class MemorySocket(asyncio.Transport):
-    """A transport that accepts every write at once and keeps what was written."""
+    """A transport that accepts every write at once and keeps what was written. `waiting`: bytes that the client has not
+    taken.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.closing = False
+        self.waiting = 0
         self.written = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.waiting
 
     def is_closing(self) -> bool:
         return self.closing
