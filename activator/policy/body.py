@@ -17,6 +17,7 @@ from contracts.wire import decode
 
 NOTHING: Final = msgspec.Raw()
 BYTES_PER_TOKEN: Final = 4  # of English text in a vocabulary of 100,000 or so, nearly
+_COMPLETIONS: Final = "/v1/completions"
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True):
@@ -70,7 +71,10 @@ def read_body(raw: bytes, path: str) -> Body:
         embedding = decode(raw, EmbeddingBody)
         return Body(embedding.model, embedding.stream is True)
     found = decode(raw, CompletionBody)
-    most = found.max_tokens if found.max_completion_tokens is None else found.max_completion_tokens
+    most = found.max_tokens
+    # A replica takes this field of a chat only. Of a completion it would hold back less than the answer may cost.
+    if found.max_completion_tokens is not None and path != _COMPLETIONS:
+        most = found.max_completion_tokens
     prompt = memoryview(found.messages or found.prompt)
     prefix = bytes(prompt[:PREFIX_BYTES]) if len(prompt) > PREFIX_BYTES else None
     return Body(found.model, found.stream is True, most, prefix=prefix)

@@ -14,7 +14,7 @@ from contracts.errors import InvalidRequest, Refused
 from contracts.kinds import INFER
 from contracts.manifest import Kind, Limits
 
-CHAT, EMBED = "/v1/chat/completions", "/v1/embeddings"
+CHAT, COMPLETION, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -42,6 +42,9 @@ READ = {"model", "stream", "parameters", "max_tokens", "max_completion_tokens"}
         pytest.param(INFER, '{"model": 5, "stream": 5}', Body(), id="the model of a prediction is in its path"),
         pytest.param(CHAT, '{"max_tokens": 7}', Body(output_tokens=7), id="a bound of the answer"),
         pytest.param(CHAT, '{"max_completion_tokens": 8}', Body(output_tokens=8), id="by its new name"),
+        pytest.param(COMPLETION, '{"max_tokens": 4096, "max_completion_tokens": 1}', Body(output_tokens=4096),
+                     id="a completion has no new name"),
+        pytest.param(COMPLETION, '{"max_completion_tokens": 1}', Body(), id="and no bound by it"),
         pytest.param(CHAT, '{"max_tokens": -1}', Body(output_tokens=-1), id="no bound: the replica refuses it"),
         pytest.param(CHAT, '{"max_tokens": "7"}', None, id="a bound that is a text"),
         pytest.param(EMBED, '{"max_tokens": "7"}', Body(), id="embeddings have no such bound"),
