@@ -19,7 +19,8 @@ from activator.call import Call
 from activator.exchange import Exchange, Headers, now_us
 from activator.once_key import Content, Sealer
 from activator.policy.body import is_greedy
-from activator.policy.once import Asked, OnceLimits, asked
+from activator.policy.once import CACHE_LIMITS, Asked, OnceLimits, asked
+from activator.shares import Room, Taken
 from activator.tape import OF_THE_MOMENT, play, recorded
 from contracts.errors import InvalidRequest, Refused
 from contracts.ladder import OLDEST_S, TOLD
@@ -37,11 +38,14 @@ _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection",
 class Answers:
     """What is kept, of whichever tenant: sealed before it goes there, opened when it comes from there."""
 
-    def __init__(self, secret: bytes, answer_bytes: int, kept: CachedAnswers) -> None:
+    def __init__(
+        self, secret: bytes, answer_bytes: int, kept: CachedAnswers, given_bytes: int = CACHE_LIMITS.nbytes
+    ) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
         self._kept = kept
         self.answer_bytes = answer_bytes  # of the largest body that is kept
+        self.given = Room(given_bytes, "the room for cached answers that are given", "bytes")
 
     def __repr__(self) -> str:
         return f"<Answers {self._kept!r}>"
@@ -84,9 +88,9 @@ class ResponseCache:
     """
 
     def __init__(self, secret: bytes, limits: OnceLimits, page: Page, shared: CachedAnswers | None = None) -> None:
-        self._answers = Answers(secret, limits.answer_bytes, shared or OwnCached(limits))
+        self._answers = Answers(secret, limits.answer_bytes, shared or OwnCached(limits), limits.nbytes)
         last = OwnCached(replace(limits, ttl_s=OLDEST_S))
-        self.last = Answers(secret, limits.answer_bytes, last)  # of models whose ladder gives it again
+        self.last = Answers(secret, limits.answer_bytes, last, limits.nbytes)  # of models whose ladder gives it again
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
         )
@@ -143,7 +147,8 @@ class Caching:
         if found is None:
             self.listen(exchange, [(HEADER, b"miss")])
             return False
-        await _give(found[0], call, answer, [(HEADER, b"hit")])
+        with self._room(found[0], call):
+            await _give(found[0], call, answer, [(HEADER, b"hit")])
         return True
 
     async def try_last(self, call: Call, answer: Answer, within_s: float) -> bool:
@@ -155,8 +160,9 @@ class Caching:
         if call.exchange.started:
             return False
         account, age = call.account, int(found[1])
-        account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
-        await _give(found[0], call, answer, [(TOLD.encode(), b"cached"), (b"age", str(age).encode())])
+        with self._room(found[0], call):
+            account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
+            await _give(found[0], call, answer, [(TOLD.encode(), b"cached"), (b"age", str(age).encode())])
         return True
 
     def listen(self, exchange: Exchange, marks: Headers) -> None:
@@ -169,6 +175,10 @@ class Caching:
         if self._is_whole and account.is_repeatable and self._status == 200:
             content = Content(account.request_id, self._status, self._headers, b"".join(self._parts))
             self._answers.put(self._what, content)
+
+    def _room(self, content: Content, call: Call) -> Taken:
+        """Return a block that holds room for the answer, all of which is held until a slow client has it."""
+        return self._answers.given.take(call.account.principal.tenant, len(content.body))
 
     def _hear(self, message: Message) -> None:
         if message["type"] == "http.response.start":

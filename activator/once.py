@@ -20,6 +20,7 @@ from activator.exchange import ClientGone, Exchange, Headers
 from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
 from activator.once_key import Content, Sealer
 from activator.policy.once import HEADER, Asked, Cuts, Kept, OnceLimits, asked, read_key
+from activator.shares import Room as SharedRoom
 from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play, recorded
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 JOINED: Final = "joined"
 REPLAYED: Final = "replayed"
+GIVEN: Final = "the room for answers that are given again"
 RETRY_S: Final = 1.0
 ALONE: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
 
@@ -68,6 +70,7 @@ class Once:
         self._limits = limits
         self._cuts = Cuts()
         self._room = Room(limits.nbytes)
+        self._given = SharedRoom(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
         self._runs: dict[bytes, Run] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
@@ -188,9 +191,10 @@ class Once:
 
     def _replay(self, content: Content) -> Body:
         async def replay(call: Call, answer: Answer) -> None:
-            tape = await recorded(content.status, content.headers, content.body)
-            with tape.listening() as listener:
-                await self._repeat(listener, REPLAYED, content.request_id)(call, answer)
+            with self._given.take(call.account.principal.tenant, len(content.body)):
+                tape = await recorded(content.status, content.headers, content.body)
+                with tape.listening() as listener:
+                    await self._repeat(listener, REPLAYED, content.request_id)(call, answer)
 
         return replay
 

@@ -10,7 +10,7 @@ from contracts.traffic_errors import Overloaded
 from contracts.usage import RequestRecord
 from tests.activator.control import KEY
 from tests.activator.replica import DONE, Call, chunk, hello, unfiltered
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.world import CHAT, Got, World, http, world
 
 STREAM = CHAT | {"stream": True}
 ASK = {"idempotency-key": "order-7"}
@@ -216,5 +216,32 @@ def test_the_openai_client_s_way(tmp_path: Path) -> None:
                 ]
             assert len(set(ids)) == 1
             assert len(replica.calls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_slow_readers_of_a_kept_answer_hold_a_part_of_the_room(tmp_path: Path) -> None:
+    """Each holds the whole answer. Beyond its part of KELVIN_ONCE_BYTES a tenant is told to come again."""
+
+    async def large(call: Call) -> None:
+        for tokens in range(1, 41):
+            await call.data(chunk("x" * 95_000), tokens)
+        await call.data(DONE, 40)
+        await call.end(40)
+
+    async def scenario() -> None:
+        async with world(tmp_path, once_bytes=6 << 20) as here:
+            await here.replica("a", large)
+            first = await here.post(body=STREAM, **ASK)
+            _, writer = await here.raw()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+            await until(here, 'kelvin_repeats_total answer="replayed"', 1)
+            refused = await here.post(body=STREAM, **ASK)
+            assert refused.status == 503
+            assert refused.code == Overloaded.code
+            writer.transport.abort()
+            await until(here, INSIDE, 0)
+            assert same(await here.post(body=STREAM, **ASK), first)
 
     asyncio.run(scenario())
