@@ -74,4 +74,5 @@ def _scan_all(question: Question) -> Generator[None, None, tuple[Looked, ...]]:
     looked: list[Looked] = []
     for text in question.texts:
         looked += [(yield from look_in_steps(text, question.rules, question.whole))]
+        yield  # a short text is one step, and a question may have thousands of them
     return tuple(looked)

@@ -25,6 +25,8 @@ REGIONS = ("US", "DE", "FR", "GB", "IT", "ES", "NL", "BE", "AT", "CH", "SE", "NO
 ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
 DEAR = (Rule(filter="pii", actions=ALL, phone_regions=REGIONS),)  # some 70 ms for a thousand digits
 SHORT = Question(direction="input", rules=RULES, texts=("to a@b.example",), whole=True)
+# As many texts as the messages of a request, each too short for a step of its own.
+MANY = Question(direction="input", rules=RULES, texts=("a " * 32,) * 4096, whole=True)
 LONG = Question(direction="input", rules=DEAR, texts=("212 555 0143 " * 2000,), whole=True)
 
 
@@ -53,6 +55,17 @@ async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> Non
         for task in hostile:
             task.cancel()
         await asyncio.wait(hostile)
+
+
+@in_loop
+async def test_short_text_of_another_tenant_is_looked_at_between_many_short_ones() -> None:
+    """A question of thousands of short texts is cut into slices, as one long text is."""
+    async with _scanner() as scanner:
+        hostile = asyncio.create_task(scanner.scan("hostile", MANY, 60.0))
+        await asyncio.sleep(0)  # it has the thread
+        assert await scanner.scan("victim", SHORT, 60.0)
+        assert not hostile.done()
+        assert len(await hostile) == 4096
 
 
 @in_loop
