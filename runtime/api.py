@@ -81,6 +81,7 @@ class ServingApi:
         self._in_pod = in_pod
         self._fields = ((RUNTIME, replica.runtime_id.encode()),) if in_pod else ()
         self._exchanges: dict[str, Exchange] = {}
+        self._preparing: dict[str, asyncio.Timeout] = {}  # requests that have no exchange yet, with what ends them
 
     def __repr__(self) -> str:
         return f"<ServingApi exchanges={len(self._exchanges)}>"
@@ -125,18 +126,24 @@ class ServingApi:
         serving, streams = self._replica.serving()
         if _KINDS[path] != serving.kind:
             raise Refused(other_kind(serving.bind.model, serving.kind))
+        limit = self._preparing[call.request_id] = asyncio.timeout_at(call.deadline_s)
         try:
-            async with asyncio.timeout_at(call.deadline_s):
+            async with limit:
                 raw = await _read_body(receive, serving.limits.max_body_bytes)
                 created_s = call.started_at_us // 1_000_000
                 tenant = call.guest or OWNER
                 preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
                 # Only long prompts wait for a turn. If the caller of one leaves, the work on it is cancelled.
                 prepared = await (while_asked(receive, preparing) if len(raw) > INLINE_CHARACTERS else preparing)
-            if asyncio.get_running_loop().time() >= call.deadline_s:  # nothing above had to wait
+            if asyncio.get_running_loop().time() >= _due_s(limit):  # nothing above had to wait
                 raise TimeoutError
         except TimeoutError:
+            if _due_s(limit) < call.deadline_s:
+                raise Refused(Cancelled()) from None
             raise Refused(DeadlineExceeded(call.timeout_s, "reading the request")) from None
+        finally:
+            if self._preparing.get(call.request_id) is limit:  # a retry may have taken the name
+                del self._preparing[call.request_id]
         # A drain or a failure may have come while the body did.
         serving, streams = self._replica.serving()
         with self._exchange(call, streams, prepared.request, serving.bind, prepared.stream) as exchange:
@@ -197,6 +204,9 @@ class ServingApi:
             self._orphans.disown(request_id)
         else:
             self._orphans.claimed(request_id)
+        if (limit := self._preparing.get(request_id)) is not None and not limit.expired():
+            # It has nothing in the engine yet. Its time is over now, not at its deadline.
+            limit.reschedule(asyncio.get_running_loop().time())
         if (exchange := self._exchanges.get(request_id)) is not None:
             exchange.elsewhere = exchange.elsewhere or elsewhere
             exchange.delete()
@@ -207,6 +217,12 @@ class ServingApi:
         if (exchange := self._exchanges.get(receipt.request_id)) is not None:
             exchange.delivered_tokens = max(exchange.delivered_tokens, receipt.completion_tokens)
             exchange.recorded = exchange.recorded or receipt.recorded
+
+
+def _due_s(limit: asyncio.Timeout) -> float:
+    due_s = limit.when()
+    assert due_s is not None, "every request has a deadline"
+    return due_s
 
 
 def _call(scope: Scope) -> Call:

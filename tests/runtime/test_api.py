@@ -305,8 +305,12 @@ class HeldEncoding:
 
     async def send(self, each: Bench, letter: str, guest: str) -> None:
         """A prompt that is encoded beside the loop; it has too many tokens, in the end."""
+        assert await self.status(each, letter, guest) == 400
+
+    async def status(self, each: Bench, letter: str, guest: str = "") -> int:
+        """Send such a prompt; return the status of the answer."""
         async with each.open(body={"prompt": letter * 5000}, request_id=letter, guest=guest) as answer:
-            assert answer.status == 400
+            return int(answer.status)
 
 
 def waiting_prompts(each: Bench) -> int:
@@ -346,5 +350,31 @@ def test_long_prompt_of_a_caller_that_left_is_not_encoded(tmp_path: Path, monkey
         encoding.may_go_on.set()
         await first
         assert encoding.began == ["a"]
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+
+
+@pytest.mark.parametrize("letter", ["a", "b"], ids=["is-encoded", "waits-for-its-turn"])
+def test_long_prompt_of_a_cancelled_request_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letter: str
+) -> None:
+    """The activator cancels a request and reads on to its end, which comes before the prompt is encoded."""
+    encoding = HeldEncoding(monkeypatch)
+
+    async def scene(each: Bench) -> None:
+        answers = {"a": asyncio.create_task(encoding.status(each, "a"))}
+        await each.until("the first is encoded", lambda: bool(encoding.began))
+        answers["b"] = asyncio.create_task(encoding.status(each, "b"))
+        await each.until("the second waits", lambda: waiting_prompts(each) == 1)
+        for _ in range(2):  # cancelling twice does no harm
+            async with each.session.delete(f"http://rt/v1/requests/{letter}") as deleted:
+                assert deleted.status == 204
+        try:
+            async with asyncio.timeout(DEADLINE_S / 2):
+                assert await answers.pop(letter) == 499
+        finally:
+            encoding.may_go_on.set()
+        assert [await answer for answer in answers.values()] == [400]
+        assert encoding.began == (["a"] if letter == "b" else ["a", "b"])
 
     play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
