@@ -5,8 +5,10 @@ Nothing reaches the client that was not looked at, but where the policy says so 
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import structs
@@ -30,7 +32,7 @@ from contracts.filters import (
 )
 from contracts.frames import Counts
 from contracts.manifest import Kind
-from contracts.traffic_errors import ContentFiltered, FilterFailed
+from contracts.traffic_errors import ContentFiltered, DeadlineExceeded, FilterFailed
 from runtime.answer import Answer, Progress
 from runtime.dependencies import FILTERS
 from runtime.engine.interface import Event
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 # Characters of a prompt: a quarter of a second of prose, seconds of numbers alone, which its deadline bounds.
 MAX_ASKED: Final = 262_144
 MAX_HELD: Final = 65_536  # characters that a filter may leave undecided
+AT_ONCE: Final = 4  # questions of one tenant; the filters have one thread, and a queue for all replicas of a tenant
 _PAUSE_S: Final = 0.02  # between tries of one question: its process may be starting again
 _SLACK_S: Final = 5.0
 _TRY_S: Final = FILTERS.timeout_s
@@ -67,13 +70,15 @@ class Ask(Protocol):
 
 class FilterProcess:
     """The filters' process, over its socket. It may restart at any time: an unanswered question is repeated within its
-    deadline.
+    deadline. Of one tenant AT_ONCE questions are there at once, the others wait here: refused and repeated there, they
+    would keep it from answering other tenants.
     """
 
     def __init__(self, client: ServiceClient, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
         self._loop = loop
         self._unseen = 0  # and not yet told
+        self._places = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, AT_ONCE))  # of callers' tenants
         self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
@@ -96,8 +101,20 @@ class FilterProcess:
             raise
 
     async def _ask(self, question: Question, timeout_s: float, guest: str) -> Findings:
+        ends = asyncio.get_running_loop().time() + timeout_s
+        place = self._places[guest or self.tenant]
+        try:
+            async with asyncio.timeout_at(ends):
+                await place.acquire()
+        except TimeoutError:
+            raise Refused(DeadlineExceeded(timeout_s, "looking at a text")) from None
+        try:
+            return await self._ask_until(ends, question, guest)
+        finally:
+            place.release()
+
+    async def _ask_until(self, ends: float, question: Question, guest: str) -> Findings:
         loop = asyncio.get_running_loop()
-        ends = loop.time() + timeout_s
         while True:
             left_s = max(ends - loop.time(), 0.001)
             # The filters stop working on a question once its deadline is over.

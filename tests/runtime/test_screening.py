@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from contracts.manifest import Kind
 from contracts.wire import decode
 from filters.pii import unknown_region
 from runtime.openai_requests import TextPrompt
-from runtime.screening import FilterProcess, Screen, check_filters, screen_of
+from runtime.screening import AT_ONCE, FilterProcess, Screen, check_filters, screen_of
 from service.client import ServiceClient
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import CODEC, Bench, saying
@@ -290,6 +291,45 @@ def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
 
     run_virtually(scenario())
     assert [each[TENANT] for each in away.told] == ["acme", "other"]
+
+
+class Slow(Away):
+    """Answers nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_answer = asyncio.Event()
+
+    async def call(self, *_: Any, headers: Mapping[str, str] | None = None, **__: Any) -> Any:
+        self.told.append(headers or {})
+        await self.may_answer.wait()
+        return Findings(looked=())
+
+
+def test_questions_of_one_tenant_wait_at_the_replica() -> None:
+    """Not at the filters, which all tenants share: there AT_ONCE of them are at a time. They wait until their deadline,
+    and another tenant's question does not wait behind them.
+    """
+
+    async def scenario() -> None:
+        slow, question = Slow(), Question(direction="output", rules=(), texts=("x",), whole=True)
+        filters = FilterProcess(slow, asyncio.get_running_loop())
+        filters.tenant = "acme"
+        asking = [asyncio.create_task(filters.ask(question, 60.0, "guest")) for _ in range(64)]
+        late = asyncio.create_task(filters.ask(question, 0.5, "guest"))
+        await asyncio.sleep(0.4)
+        own = asyncio.create_task(filters.ask(question, 0.5))
+        with pytest.raises(Refused, match=r"0\.5 s"):
+            await late
+        assert Counter(each[TENANT] for each in slow.told) == {"guest": AT_ONCE, "acme": 1}
+        asking.pop(0).cancel()  # leaves its place to the next one
+        await asyncio.sleep(0.1)
+        assert len(slow.told) == 1 + AT_ONCE + 1
+        slow.may_answer.set()
+        assert await own == Findings(looked=())
+        assert await asyncio.gather(*asking) == [Findings(looked=())] * 63
+
+    run_virtually(scenario())
 
 
 def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None:
