@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from contracts.meter import METER_BYTES, METER_FILE_BYTES, SEQUENCE_AT, Meter, Phase, encode_meter
 from service.processes import boot_id
+
+RENEWED_NS: Final = 5_000_000_000  # what is lost of a life whose end nobody saw, about
 
 
 class Page(Protocol):
@@ -62,6 +64,18 @@ class MeterPage:
         with self._lock:
             self._meter = self._meter.enter(phase, self._clock_ns())
             self._write()
+
+    def renew(self) -> None:
+        """Count the open interval up to now if it is RENEWED_NS long. Call it often.
+
+        A replica that is idle or busy for hours makes no transition. If whoever reaps it is killed with it, its life
+        counts up to what the page says.
+        """
+        with self._lock:
+            now_ns = self._clock_ns()
+            if now_ns - self._meter.since_ns >= RENEWED_NS:
+                self._meter = self._meter.closed(now_ns)
+                self._write()
 
     def count_request(self) -> None:
         """One more request for which a record must exist."""

@@ -307,9 +307,12 @@ class Replica:
         self.over.set()
 
     async def watch(self) -> None:
-        """Watch for an engine that hangs or whose thread died, and for one that was poisoned without a request."""
+        """Watch for an engine that hangs or whose thread died, and for one that was poisoned without a request. Renew
+        the meter page.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
+            self.meter.renew()
             self._check_engine()
 
     async def close(self) -> None:

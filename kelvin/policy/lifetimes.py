@@ -48,7 +48,7 @@ def lifetime_of(meter: Meter, death: Death, source: str, sequence: int) -> Lifet
 
 
 def abandoned(meter: Meter, runtime_id: str, pid: int, now_ns: int, now_at_us: int, boot: str) -> Death | None:
-    """A death that no supervisor saw: it ended with the last transition. None where the page is from another boot.
+    """A death that no supervisor saw: it ended with the page's last change. None where the page is from another boot.
 
     `boot` is the id of this boot. Without ids the times decide: an earlier boot that was shorter is not found out.
     """

@@ -46,7 +46,7 @@ class Graves:
 
         Call it on the event loop. A task waits for the disk: see `settled`. If its page can't be read now, or the spool
         refuses, that is tried again every AGAIN_S, after so many `failures`. If this process ends first, the next start
-        writes that lifetime up to its last transition.
+        writes that lifetime up to the page's last change.
         """
         try:
             found = [(page, runtime_id, _read(page)) for page, _, runtime_id in self._pages(reaped.pid)]
@@ -145,7 +145,7 @@ class Graves:
                 yield path, int(named[1]), named[2]
 
     def _unseen(self, page: Path, pid: int, runtime_id: str, meter: Meter) -> Death | None:
-        """Return the death of a replica whose end nobody saw, as of its last transition.
+        """Return the death of a replica whose end nobody saw, as of its page's last change.
 
         Returns None, and removes the page if it can, if the page is from another boot.
         """

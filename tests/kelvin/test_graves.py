@@ -109,7 +109,7 @@ def in_the_ledger(data: Path) -> tuple[list[tuple[str, int]], int]:
 @pytest.mark.deep
 @pytest.mark.parametrize("point", POINTS)
 def test_a_life_is_written_once_wherever_its_supervisor_is_killed(tmp_path: Path, point: str) -> None:
-    """What the killed one wrote stands; where it wrote nothing, the next one counts up to the last transition."""
+    """What the killed one wrote stands; where it wrote nothing, the next one counts up to the page's last change."""
     leave_page(tmp_path, f"{PID}.rt-1")
     kill_at(tmp_path, point)
     assert pages(tmp_path) == ([] if point == "page removed" else [f"{PID}.rt-1"])
@@ -188,7 +188,7 @@ def test_a_spool_that_refuses_keeps_the_page_and_buries_the_next(tmp_path: Path)
 
 
 def test_a_reused_pid_is_not_billed_for_the_earlier_process(tmp_path: Path) -> None:
-    """The spool refused the first life. The page of it ends with its last transition, not with the second process."""
+    """The spool refused the first life. The page of it ends with its last change, not with the second process."""
     leave_page(tmp_path, f"{PID}.rt-1", idle_ns=20 * 10**9)
     spool = Spool.open(tmp_path / "spool", "supervisor-1")
     graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")

@@ -1,5 +1,6 @@
 """A replica's meter page is right at every moment at which it can be killed."""
 
+import asyncio
 import errno
 import os
 import time
@@ -10,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.meter import METER_FILE_BYTES, Meter, Phase, decode_meter, encode_meter
-from runtime.metering import MeterPage, create_meter_page
+from kelvin.policy.lifetimes import abandoned, lifetime_of
+from runtime.metering import RENEWED_NS, MeterPage, create_meter_page
+from runtime.replica import Replica
 from service.processes import born_ns
+from tests.runtime.engine.scripted import ScriptedEngine
+from tests.runtime.fakes import fake_work, saying
+from tests.virtual_loop import run_virtually
 
 TICK_NS = 10_000_000  # the kernel's
 
@@ -108,6 +114,31 @@ def test_identity_begins_the_restore() -> None:
     meter = page.meter
     assert (meter.tenant, meter.model, meter.version, meter.device_class) == ("acme", "m", "f" * 64, "cpu-1")
     assert meter.spent_ns == (50, 7, 0, 0)
+
+
+@pytest.mark.parametrize("phase", [pytest.param(Phase.IDLE, id="idle"), pytest.param(Phase.ACTIVE, id="busy")])
+def test_a_life_whose_end_nobody_saw_counts_hours_without_a_transition(phase: Phase) -> None:
+    """Who would have reaped the replica is killed with it, and only the page is left."""
+    hour_ns, memory = 3600 * 10**9, bytearray(METER_FILE_BYTES)
+
+    async def lives() -> int:
+        loop = asyncio.get_running_loop()
+        page = MeterPage(memory, clock_ns=lambda: int(loop.time() * 1e9))
+        page.identify(tenant="acme", model="m", version="f" * 64, device_class="cpu-1")
+        page.enter(phase)
+        watching = asyncio.create_task(Replica("rt-1", page, fake_work(ScriptedEngine(saying("a")))).watch())
+        await asyncio.sleep(3600)
+        watching.cancel()
+        return int(loop.time() * 1e9)
+
+    now_ns = run_virtually(lives())
+    meter = decode_meter(bytes(memory))
+    death = abandoned(meter, "rt-1", 7, now_ns, 2 * hour_ns // 1000, boot="")
+    assert death is not None
+    life = lifetime_of(meter, death, "supervisor-2", 1)
+    spent_us = life.idle_us if phase is Phase.IDLE else life.active_us
+    assert hour_ns - 1.2 * RENEWED_NS < spent_us * 1000 <= hour_ns
+    assert life.total_us == life.restore_us + life.active_us + life.idle_us
 
 
 def test_the_page_lies_under_pid_and_id_and_decodes_at_once(tmp_path: Path) -> None:
