@@ -45,13 +45,14 @@ def copy_command(url: str, password_file: Path | None, accept_unsound: bool, as_
     files = [] if password_file is None else [str(password_file.absolute())]
     options = ["--accept-unsound"] if accept_unsound else []
     try:
-        with data_lock(data):
+        with data_lock(data) as lock:
             check_stopped(data)
             report = reported(
                 "controlplane.database_copy",
                 [str(data), url, *files, *options],
                 CopyReport,
                 otherwise="nothing was copied",
+                locks=[lock],
             )
     except AlreadyRunning as error:
         raise DoorClosed(f"{error}: stop it first") from error

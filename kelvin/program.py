@@ -13,9 +13,13 @@ from kelvin.probes.guards import is_running
 T = TypeVar("T")
 
 
-def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str) -> T:
-    """Its report. Raises DoorClosed with its last line, where it did not do it: `otherwise` says so."""
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, check=False)
+def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str, locks: Sequence[int] = ()) -> T:
+    """Its report. Raises DoorClosed with its last line, where it did not do it: `otherwise` says so.
+
+    The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, check=False, pass_fds=locks)
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
         raise DoorClosed(f"{otherwise}: {lines[-1]}")

@@ -113,9 +113,9 @@ def restore_command(
     else:
         data = target().data.absolute()
         try:
-            with data_lock(data, keeps_secrets=True):
+            with data_lock(data, keeps_secrets=True) as lock:
                 check_stopped(data)
-                report = _restore([str(source.absolute()), str(data), *options])
+                report = _restore([str(source.absolute()), str(data), *options], lock)
         except (AlreadyRunning, OpenToOthers) as error:
             raise DoorClosed(str(error)) from error
     if as_json:
@@ -137,8 +137,8 @@ def restore_command(
         context.exit(MISSING_EXIT)
 
 
-def _restore(arguments: list[str]) -> RestoreReport:
-    return reported("controlplane.restore", arguments, RestoreReport, otherwise="nothing was restored")
+def _restore(arguments: list[str], *locks: int) -> RestoreReport:
+    return reported("controlplane.restore", arguments, RestoreReport, otherwise="nothing was restored", locks=locks)
 
 
 def _tell(report: RestoreReport, check: bool) -> None:

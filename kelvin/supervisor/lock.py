@@ -18,8 +18,9 @@ class OpenToOthers(Exception):
 
 
 @contextmanager
-def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[None]:
-    """Hold `DATA/lock`. Create the directory if it is missing, and remove other users' access if it is ours.
+def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[int]:
+    """Hold `DATA/lock`, and yield its descriptor: a child process that inherits it holds the lock, too. Create the
+    directory if it is missing, and remove other users' access if it is ours.
 
     Raises AlreadyRunning with the holder's process id, if that is known. With `keeps_secrets`, raises OpenToOthers if
     the directory belongs to another user and group or others may use it. Otherwise it is accepted: a pod's volume
@@ -41,6 +42,6 @@ def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[None]:
             raise AlreadyRunning(f"{data} is in use by process {holder}") from None
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
-        yield
+        yield fd
     finally:
         os.close(fd)

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
+from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from tests.controlplane.door import program
 from tests.controlplane.ground import ROOT
 from tests.controlplane.postgres_server import PostgresServer
@@ -79,6 +81,31 @@ def test_nothing_is_restored_under_a_control_plane_that_runs(tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert kelvin(*words)[0] == 0
+
+
+def test_a_restore_whose_command_was_killed_still_keeps_others_out(tmp_path: Path) -> None:
+    """What restores is a program of its own, and goes on. A `kelvin up` beside it would have its files moved aside."""
+    data, source = tmp_path / "data", tmp_path / "source"
+    os.mkfifo(source)
+    command = [sys.executable, "-m", "kelvin.main", "restore", str(source), "--data", str(data)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        poll_until("it runs the program", lambda: psutil.Process(process.pid).children() or None)
+    finally:
+        process.kill()
+        process.wait(60)
+    is_free = _is_free(data)
+    source.write_bytes(b"")  # the program has waited for its source, and finds no backup in it
+    assert not is_free
+    poll_until("the program has ended", lambda: _is_free(data) or None)
+
+
+def _is_free(data: Path) -> bool:
+    try:
+        with data_lock(data):
+            return True
+    except AlreadyRunning:
+        return False
 
 
 @pytest.mark.parametrize(
