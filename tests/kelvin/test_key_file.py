@@ -1,6 +1,9 @@
 """The file of a new key: private, whole, never in place of another by accident, and tried before the key is made."""
 
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,28 @@ def test_another_key_is_replaced_only_by_its_successor(tmp_path: Path) -> None:
         assert path.read_text() == "old"
         write("new")
     assert path.read_text() == "new\n"
+
+
+@contextmanager
+def without_room() -> Iterator[None]:
+    """Files can be made, and take no bytes: as on a disk that has become full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_key_that_has_no_room_is_not_made(tmp_path: Path) -> None:
+    """Nothing is left."""
+    with (
+        without_room(),
+        pytest.raises(DoorClosed, match="can't be written"),
+        key_file(tmp_path / "new.key", replace=False),
+    ):
+        raise AssertionError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_written_is_told_before(tmp_path: Path) -> None:
