@@ -214,6 +214,44 @@ def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+def test_retain_said_before_the_deletion_keeps_a_model(tmp_path: Path) -> None:
+    """Even where the finalizer is still there, as while no control plane leads. The control goes."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            await w.registry.register(registration("goes", "a", tenant="acme"), NOW_S)
+            names = [
+                w.cluster.declare("Model", name, "kelvin-acme", tenant="acme", deletionPolicy="Delete")
+                for name in ("chat", "goes")
+            ]
+            await w.until(lambda: all(w.cluster.objects[name]["metadata"].get("finalizers") for name in names))
+            w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Retain")
+            for name in names:
+                w.cluster.withdraw(name)
+            await w.until(lambda: not w.cluster.of("Model"))
+            assert [model.model for model in w.registry.models("acme")] == ["chat"]
+
+    asyncio.run(main())
+
+
+def test_retain_lets_a_tenant_go_that_is_not_empty(tmp_path: Path) -> None:
+    """Its object waits for its models to go, until it is said that the tenant stays."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
+            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+            await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
+            w.cluster.withdraw(name)
+            await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
+            w.cluster.declare("Tenant", "acme", deletionPolicy="Retain")
+            await w.until(lambda: name not in w.cluster.objects)
+            assert (await w.tenants.one("acme", NOW_S)).models == 1
+
+    asyncio.run(main())
+
+
 def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> None:
     """Its deletion is told before the answer to what was written of it: no version is shown of an owner that is gone,
     which would be collected and written again for ever.

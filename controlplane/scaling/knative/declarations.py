@@ -128,10 +128,11 @@ class Declarations:
             await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))
             return
         name, by = obj["metadata"]["name"], _actor(obj, spec.tenant)
+        is_owned = spec.deletion_policy == "Delete"
         if policy.is_going(obj):
-            await self._forget(obj, lambda: self._models.delete(by, spec.tenant, name))
+            await self._forget(obj, (lambda: self._models.delete(by, spec.tenant, name)) if is_owned else None)
             return
-        await self._hold(obj, spec.deletion_policy == "Delete")
+        await self._hold(obj, is_owned)
         facts, done = self._models.facts(spec.tenant, name), policy.done_of(obj)
         if facts is None:
             told = (policy.applied(NotFound("model", name)), policy.model_ready(None))
@@ -188,10 +189,11 @@ class Declarations:
             await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))
             return
         name, by = obj["metadata"]["name"], _actor(obj, obj["metadata"]["name"])
+        is_owned = spec.deletion_policy == "Delete"
         if policy.is_going(obj):
-            await self._forget(obj, lambda: self._tenants.delete(by, name))
+            await self._forget(obj, (lambda: self._tenants.delete(by, name)) if is_owned else None)
             return
-        await self._hold(obj, spec.deletion_policy == "Delete")
+        await self._hold(obj, is_owned)
         done, failure = await self._done(obj, lambda: self._tenants.do(by, spec, name, facts))
         if done != policy.done_of(obj) or failure is not None:
             facts = (await self._tenants.every()).get(name)
@@ -220,12 +222,17 @@ class Declarations:
         if policy.holds(obj) is not wanted:
             await self._write(self._api.apply, policy.head(obj, finalizer=wanted))
 
-    async def _forget(self, obj: Json, delete: Callable[[], Awaitable[object]]) -> None:
-        """It is being deleted, and what it is for with it where it holds on. A refusal is told until it is none."""
+    async def _forget(self, obj: Json, delete: Callable[[], Awaitable[object]] | None) -> None:
+        """Let an object go that is being deleted. `delete` deletes what it is for; None where that stays. A refusal is
+        told until it is none.
+
+        The finalizer does not say which: it may be from before the spec said Retain.
+        """
         if not policy.holds(obj):
             return
         try:
-            await delete()
+            if delete is not None:
+                await delete()
         except Refused as refused:
             if is_retryable(refused.failure):
                 raise
