@@ -11,6 +11,7 @@ from controlplane.scaling.knative.cluster import (
     Conflict,
     Gone,
     Json,
+    Missing,
     Ref,
     Synced,
     Unreachable,
@@ -59,7 +60,9 @@ class DeclaredCluster:
         return await self._answer(self._put({**held, **({"spec": obj["spec"]} if "spec" in obj else {})}))
 
     async def apply_status(self, obj: Json) -> Json:
-        ref = self._write("status", obj)
+        ref = self._write("status", {**obj, "metadata": {**obj["metadata"], "uid": None}})  # no uid is sent with one
+        if ref not in self.objects:
+            raise ClusterError(Missing("no such object"))
         return await self._answer(self._put({**deepcopy(self.objects[ref]), "status": deepcopy(obj["status"])}))
 
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:

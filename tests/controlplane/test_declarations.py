@@ -12,6 +12,7 @@ import pytest
 from contracts.control import Stats
 from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.numbers import MAX_LIMIT
+from controlplane.audit import Actor
 from controlplane.changing import Changes
 from controlplane.clock import SystemClock
 from controlplane.facts import Model, ScaleChange, ScaleSettings, VersionKey
@@ -248,6 +249,31 @@ def test_retain_lets_a_tenant_go_that_is_not_empty(tmp_path: Path) -> None:
             w.cluster.declare("Tenant", "acme", deletionPolicy="Retain")
             await w.until(lambda: name not in w.cluster.objects)
             assert (await w.tenants.one("acme", NOW_S)).models == 1
+
+    asyncio.run(main())
+
+
+def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> None:
+    """What was done of the one before it, of the same name and generation, is not told of it."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            await acme(w, "a")
+            settled, spec = w.registry.rescale, {"tenant": "acme"}
+
+            async def replaced(by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
+                w.registry.rescale = settled  # type: ignore[method-assign]
+                scale = await settled(by, tenant, model, change, now_s)
+                await w.cluster.delete(chat)
+                w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 3})
+                await settle()  # the watch tells of both
+                return scale
+
+            w.registry.rescale = replaced  # type: ignore[method-assign]
+            chat = w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 2})
+            await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
+            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+            assert w.registry.model("acme", "chat").scale.max == 3
 
     asyncio.run(main())
 

@@ -247,10 +247,18 @@ class Declarations:
         await self._tell(obj, policy.status(obj, done, conditions, self._now(), **rest))
 
     async def _tell(self, obj: Json, status: Mapping[str, object]) -> None:
-        if obj.get("status") != status:
+        # A status is written by name. Told of an object made anew meanwhile, it would say that its spec is done.
+        if obj.get("status") != status and self._is_there(obj):
             await self._write(self._api.apply_status, {**policy.head(obj, finalizer=False), "status": status})
             for each in news(obj.get("status") or {}, status):
                 await self._api.record(obj, each.reason, each.message, warning=each.is_warning)
+
+    def _is_there(self, obj: Json) -> bool:
+        """Return whether the object is still there, as far as its watch has told, and not another one of its name."""
+        if (view := self._views.get(obj["kind"])) is None:
+            return True
+        seen = view.objects.get(Ref.of(obj))
+        return seen is not None and seen["metadata"].get("uid") == obj["metadata"].get("uid")
 
     async def _write(self, call: Callable[[Json], Awaitable[Json]], obj: Json) -> None:
         """What it became is known at once; a mirror's is heard of by its watch."""
