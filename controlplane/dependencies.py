@@ -97,7 +97,7 @@ CLUSTER: Final = Dependency(
     "cluster",
     "a call of the API server: an object written, a page of a list",
     30.0,
-    "all pause, doubling to 300 s, where it is away; one that it refuses waits likewise for itself",
+    "all pause, doubling to 16 s, where it is away; one that it does not take waits for itself, doubling to 300 s",
     "what runs serves on, and scales; changes wait and are shown",
     "kelvin_replicas",
 )

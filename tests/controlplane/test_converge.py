@@ -11,7 +11,7 @@ from controlplane.policy import convergence as policy
 from controlplane.policy.convergence import Refusal, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Json, Ref, Unreachable, Upsert
-from controlplane.scaling.knative.converge import ABREAST, DEFECT_S, Converger, Kind
+from controlplane.scaling.knative.converge import ABREAST, AWAY_S, DEFECT_S, Converger, Kind
 from tests.controlplane.cluster_world import SERVICE, World, running, service
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -213,6 +213,25 @@ def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unreachabl
         assert len(world.objects) == 50
         assert it.refusals() == {}
         assert it.away is None
+
+    play(scenario)
+
+
+def test_one_object_s_failure_delays_others_only_shortly() -> None:
+    """However long the call about that object has been failing: a webhook of its namespace may be to blame."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        n = Ref(*SERVICE, "models", "n")
+        world.refuse[M] = deque([Unreachable("failed calling webhook")] * 1000)
+        it.want([service("m")])
+        asked = 0
+        while asked < 12:  # then it is asked for itself each 300 s
+            await clock.advance(10)
+            asked = len(world.calls)
+        it.want([service("m"), service("n")])
+        await clock.advance(AWAY_S + 1)
+        assert n in world.objects
+        assert it.refusals()[M].reason == "Unreachable"
 
     play(scenario)
 

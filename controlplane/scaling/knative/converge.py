@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
@@ -31,6 +31,7 @@ from service.loops import isolated, record_error
 
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
+AWAY_S: Final = 16.0  # between two attempts at most, while calls fail: one object alone may be to blame
 DEFECT_S: Final = 30.0  # until an object is looked at again after an unexpected error
 _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
@@ -294,6 +295,7 @@ class Converger:
             _LOG.warning("%s is refused: %s", ref, trouble)
         if isinstance(trouble, Busy | Unreachable) and self._away.not_before <= now:  # of those at once one counts
             away = policy.refused(None, refusal, self._away, now, self._luck())
+            away = replace(away, not_before=min(away.not_before, now + AWAY_S))
             self._away = policy.not_sooner(away, not_before)
 
     def _now(self) -> float:
