@@ -114,11 +114,12 @@ class Ledger:
         await self._database.write(note, repeated=True)
 
     async def cut_lives(self, before_us: int) -> int:
-        """Record the lives of replicas that have said nothing since then; how many. One that contradicts the ledger is
-        kept aside like any other, and ends here, too; so is what can't be read.
+        """Record the lives of replicas that have said nothing since then, CUT_S ago; how many. One that contradicts the
+        ledger is kept aside like any other, and ends here, too; so is what can't be read.
         """
 
         def cut(connection: Connection) -> tuple[Appended, list[Unreadable]]:
+            open_lives.limit_times(connection, before_us + int(open_lives.CUT_S * 1e6))
             records, unreadable = open_lives.cut_off(connection, before_us)
             appended = self._noted(append_lifetimes, connection, records, unreadable)
             ended = {record.runtime_id for record in records} | {each.subject for each in unreadable}

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, LargeBinary, bindparam, cast, delete, select
+from sqlalchemy import ColumnElement, Connection, LargeBinary, bindparam, cast, delete, select, update
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.usage import CUT, KILLED, LifetimeRecord
@@ -81,6 +81,13 @@ def forget(connection: Connection, ended: Collection[str]) -> None:
     """Forget replicas whose lives are recorded."""
     if ended:
         connection.execute(_FORGET, [{"ended": name} for name in sorted(ended)])
+
+
+def limit_times(connection: Connection, now_us: int) -> None:
+    """Count reports that came while our clock was ahead as of `now_us`. Their own times may be years away, and such a
+    life would never end.
+    """
+    connection.execute(update(open_lives).where(open_lives.c.told_at_us > now_us).values(told_at_us=now_us))
 
 
 def cut_off(connection: Connection, before_us: int) -> tuple[list[LifetimeRecord], list[Unreadable]]:

@@ -127,6 +127,19 @@ def test_no_life_ends_for_a_step_of_our_own_clock() -> None:
     asyncio.run(scenario())
 
 
+def test_a_word_that_came_while_our_clock_was_ahead_grows_old(tmp_path: Path) -> None:
+    """Its pod ended before the clock was set right: an hour after that the life is recorded, and not before."""
+
+    async def scenario(ledger: Ledger) -> None:
+        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US + 365 * 24 * HOUR_US)
+        cut_us = int(CUT_S * 1e6)
+        assert await ledger.cut_lives(NOW_US - cut_us) == 0
+        assert await ledger.cut_lives(NOW_US) == 0
+        assert await ledger.cut_lives(NOW_US + 1) == 1
+
+    with_ledger(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_life_that_contradicts_the_ledger_ends_once(
     backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, taken: bool
