@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, RowMapping, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, not_, or_, select, update
 
 from contracts.control import KeyRow, Scope
 from contracts.errors import NotFound, Refused
@@ -63,13 +63,25 @@ def set_columns(connection: Connection, key_id: str, **columns: int | str | None
     connection.execute(update(schema.keys).where(schema.keys.c.key_id == key_id).values(**columns))
 
 
-def load_keys(connection: Connection, tenant: str | None = None) -> list[Key]:
-    """Of a tenant, or all; the newest first."""
+def is_good(now_s: int) -> ColumnElement[bool]:
+    """As `key_state`, for a query. Rows are never deleted, so a tenant may have many more keys than good ones."""
+    c = schema.keys.c
+    return and_(c.revoked_at_s.is_(None), or_(c.expires_at_s.is_(None), c.expires_at_s > now_s))
+
+
+def load_keys(connection: Connection) -> list[Key]:
+    """All that there are."""
+    return [_key(row) for row in connection.execute(select(schema.keys)).mappings()]
+
+
+def load_listed(connection: Connection, tenant: str, now_s: int, ended: int) -> list[Key]:
+    """The tenant's good keys and the last `ended` others, the newest first."""
     table = schema.keys
-    wanted = select(table).order_by(table.c.created_at_s.desc(), table.c.key_id)
-    if tenant is not None:
-        wanted = wanted.where(table.c.tenant == tenant)
-    return [_key(row) for row in connection.execute(wanted).mappings()]
+    newest_first = (table.c.created_at_s.desc(), table.c.key_id)
+    good = select(table).where(table.c.tenant == tenant, is_good(now_s))
+    others = select(table).where(table.c.tenant == tenant, not_(is_good(now_s))).order_by(*newest_first).limit(ended)
+    found = [_key(row) for query in (good, others) for row in connection.execute(query).mappings()]
+    return sorted(found, key=lambda key: (-key.created_at_s, key.key_id))
 
 
 def find_key(connection: Connection, tenant: str, key_id: str) -> Key:
@@ -84,11 +96,11 @@ def find_key(connection: Connection, tenant: str, key_id: str) -> Key:
 
 def lasting_operators(connection: Connection) -> list[str]:
     """Keys of operators that end only when they are revoked."""
-    return [
-        key.key_id
-        for key in load_keys(connection, OPERATORS)
-        if Scope.OPERATOR in key.scopes and key.expires_at_s is None and key.revoked_at_s is None
-    ]
+    c = schema.keys.c
+    query = select(c.key_id, c.scopes).where(
+        c.tenant == OPERATORS, c.expires_at_s.is_(None), c.revoked_at_s.is_(None)
+    )  # fmt: skip
+    return [key_id for key_id, scopes in connection.execute(query) if Scope.OPERATOR in scopes.split()]
 
 
 def _key(row: RowMapping) -> Key:

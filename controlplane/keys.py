@@ -16,7 +16,7 @@ from contracts.errors import CapacityExceeded, Conflict, Refused
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text, warn_of_damaged
-from controlplane.key_rows import Key, find_key, insert_key, lasting_operators, load_keys, set_columns
+from controlplane.key_rows import Key, find_key, insert_key, lasting_operators, load_keys, load_listed, set_columns
 from controlplane.policy.access import (
     OPERATORS,
     Grant,
@@ -106,10 +106,7 @@ class KeyStore:
 
         def read(connection: Connection) -> list[Key]:
             find_tenant(connection, tenant)
-            found = load_keys(connection, tenant)
-            ended = [key.key_id for key in found if key.state(now_s) is not KeyState.ACTIVE]
-            old = frozenset(ended[MAX_ENDED:])
-            return [key for key in found if key.key_id not in old]
+            return load_listed(connection, tenant, now_s, MAX_ENDED)
 
         return await self._database.read(read)
 

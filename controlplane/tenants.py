@@ -13,7 +13,8 @@ from contracts.names import tenant_name
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.grants import delete_grants_to
-from controlplane.policy.access import KeyState, TenantState, check_empty, check_move, key_state
+from controlplane.key_rows import is_good
+from controlplane.policy.access import TenantState, check_empty, check_move
 from controlplane.policy.trail import Action
 from controlplane.store import Database
 
@@ -168,8 +169,7 @@ def _one(connection: Connection, tenant: str, now_s: int) -> Tenant:
 
 def _load(connection: Connection, now_s: int, only: str | None = None) -> list[Tenant]:
     table, keys, models = schema.tenants, schema.keys, schema.models
-    is_good = keys.c.revoked_at_s.is_(None) & (keys.c.expires_at_s.is_(None) | (keys.c.expires_at_s > now_s))
-    good = select(func.count()).where(keys.c.tenant == table.c.tenant, is_good).scalar_subquery()
+    good = select(func.count()).where(keys.c.tenant == table.c.tenant, is_good(now_s)).scalar_subquery()
     had = select(func.count()).where(models.c.tenant == table.c.tenant).scalar_subquery()
     wanted = select(table, had.label("models"), good.label("keys")).where(table.c.state != TenantState.DELETED)
     if only is not None:
@@ -194,8 +194,6 @@ def _models(connection: Connection, tenant: str) -> list[str]:
 
 def good_keys(connection: Connection, tenant: str, now_s: int) -> list[str]:
     """Ids of the tenant's keys that are neither expired nor revoked."""
-    table = schema.keys
-    rows = connection.execute(select(table).where(table.c.tenant == tenant).order_by(table.c.key_id)).mappings()
-    return [
-        row["key_id"] for row in rows if key_state(row["expires_at_s"], row["revoked_at_s"], now_s) is KeyState.ACTIVE
-    ]
+    c = schema.keys.c
+    query = select(c.key_id).where(c.tenant == tenant, is_good(now_s)).order_by(c.key_id)
+    return list(connection.execute(query).scalars())

@@ -3,16 +3,22 @@
 import asyncio
 import hashlib
 import os
+import sqlite3
 import stat
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event, insert
 
 from contracts.control import KeyRow, Scope
+from controlplane import schema
+from controlplane.audit import Actor
 from controlplane.feed import FeedHub
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
-from controlplane.keys import KeyStore
+from controlplane.keys import DEFAULT_TENANT, MAX_ENDED, KeyStore
+from controlplane.policy.access import Grant
 from controlplane.store import Database, sqlite_engine
+from controlplane.tenants import TenantStore
 from tests.controlplane.builders import NOW_S
 
 
@@ -101,3 +107,60 @@ def test_keys_have_the_promised_form() -> None:
     for broken in ("", "kv-short-x", next(iter(texts))[:-1], next(iter(texts)) + "A", next(iter(texts)).upper()):
         with pytest.raises(BadKeyFile):
             parse_key_text(broken)
+
+
+def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
+    """A tenant may have ended any number of keys. Changes run on the one thread that writes for all tenants, so they
+    read no row of these, and a list reads only those that it shows.
+    """
+    by = Actor(key_id="k", tenant=DEFAULT_TENANT, scopes=(Scope.ADMIN, Scope.OPERATOR))
+    ended = [
+        {"key_id": f"ended{number:07}", "tenant": tenant, "name": "old", "secret_sha256": "0" * 64, "scopes": "infer",
+         "models": "", "created_at_s": NOW_S - 9, "expires_at_s": NOW_S - number % 2, "revoked_at_s": revoked_at_s}
+        for number, (tenant, revoked_at_s) in enumerate([("acme", None), ("acme", 1), (DEFAULT_TENANT, 1)] * 300)
+    ]  # fmt: skip
+    rows = list[object]()
+
+    async def read(store: KeyStore) -> list[int]:
+        """How many rows each call reads."""
+        counts, before = list[int](), 0
+        grant = Grant("ci", (Scope.INFER,))
+        key, _ = await store.create(by, "acme", grant, None, NOW_S)
+        counts.append(len(rows))
+        key, _, _ = await store.rotate(by, "acme", key.key_id, 0, NOW_S)
+        counts.append(len(rows))
+        await store.revoke(by, "acme", key.key_id, NOW_S)
+        counts.append(len(rows))
+        listed = await store.of_tenant("acme", NOW_S)
+        counts.append(len(rows))
+        assert len(listed) == MAX_ENDED
+        assert [key.created_at_s for key in listed[:3]] == [NOW_S, NOW_S, NOW_S - 9], "the newest first"
+        for number, count in enumerate(counts):
+            counts[number], before = count - before, count
+        return counts
+
+    async def main() -> list[int]:
+        engine = sqlite_engine(tmp_path / "kelvin.db")
+        database, feed = Database(engine), FeedHub()
+        try:
+            store = KeyStore(database, feed)
+            await store.bootstrap(tmp_path, NOW_S)
+            await TenantStore(database, feed).create(by, "acme", NOW_S)
+            await database.write(lambda connection: connection.execute(insert(schema.keys), ended))
+            engine.dispose()
+
+            def counted(_: sqlite3.Cursor, row: tuple[object, ...]) -> tuple[object, ...]:
+                rows.append(row)
+                return row
+
+            def count(driver: sqlite3.Connection, _: object) -> None:
+                driver.row_factory = counted
+
+            event.listen(engine, "connect", count)
+            return await read(store)
+        finally:
+            database.close()
+
+    *changes, listing = asyncio.run(main())
+    assert max(changes) < 50
+    assert listing < MAX_ENDED + 50
