@@ -1,8 +1,11 @@
 """The routes of the bill: a tenant sees its own, checks it, and closes its months."""
 
+import asyncio
 import time
-from collections.abc import Callable, Collection
-from typing import Annotated, Literal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from sqlalchemy import Connection
@@ -17,6 +20,7 @@ from contracts.billing import (
 )
 from contracts.control import Principal, Scope
 from contracts.errors import Conflict, NotFound, Refused
+from contracts.traffic_errors import Overloaded
 from controlplane.audit import Actor, ActorOf, record
 from controlplane.billing import billing_report
 from controlplane.bodies import answer, read
@@ -31,6 +35,30 @@ from controlplane.policy.trail import Action, made
 from service.openapi import described
 from service.principal import holder_of
 
+WAITING_LIMIT: Final = 64  # reports of one tenant
+
+
+class _Turns:
+    """Lets each tenant read one report at a time. A report may take seconds, and the database has few readers."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._waiting = Counter[str]()
+
+    @asynccontextmanager
+    async def of(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for the tenant's turn, and keep it until the block ends. Raises Refused(Overloaded)."""
+        if self._waiting[tenant] >= WAITING_LIMIT:
+            raise Refused(Overloaded("the line of this tenant's reports", WAITING_LIMIT, 1.0))
+        self._waiting[tenant] += 1
+        try:
+            async with self._turns.setdefault(tenant, asyncio.Lock()):
+                yield
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant], self._turns[tenant]
+
 
 def router(
     ledger: Ledger,
@@ -42,6 +70,7 @@ def router(
 ) -> APIRouter:
     """`live_runtimes` tells who has not died: without it the loss of a source's last lifetime record goes unnoticed."""
     routes = APIRouter()
+    turns = _Turns()
 
     def live() -> Collection[str] | None:
         return None if live_runtimes is None else frozenset(live_runtimes())
@@ -54,11 +83,11 @@ def router(
     ) -> Response:
         whose, alive = _own(principal, tenant), live()
         month_bounds_us(month)
-        return answer(
-            await ledger.database.read(
+        async with turns.of(whose):  # until it is read: who leaves meanwhile does not make room for another
+            found = await ledger.database.read(
                 lambda connection: billing_report(connection, book, whose, month, live=alive, now_us=wall_us())
             )
-        )
+        return answer(found)
 
     @routes.post("/admin/v1/billing/close", **described(ClosingReport, NotFound, Conflict, takes=CloseMonth))
     async def close(by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))], request: Request) -> Response:
