@@ -1,16 +1,22 @@
-"""Request bodies, read with a limit and a deadline: what is too long or too slow is refused while it arrives."""
+"""Request bodies, read with a limit and a deadline: what is too long or too slow is refused while it arrives. Large
+answers, which are cut if nobody reads them.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
 from contracts.numbers import whole_number
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
+from snapshotter.turns import ByteRoom
 
 BODY_S: Final = 120.0
+PIECE_BYTES: Final = 64 << 10
 LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose (`kelvin push --limit-rate`)
 
 
@@ -50,3 +56,28 @@ async def read_exactly(
     if len(body) != nbytes:
         raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))
     return body
+
+
+class Lent(Response):
+    """A large response. Its bytes count in `room` while the client reads it, and it may be cut."""
+
+    def __init__(self, content: bytes, media_type: str, room: ByteRoom, tenant: str) -> None:
+        super().__init__(content, media_type=media_type)
+        self._room = room
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it in pieces, so that the server buffers one at a time. Raises `Refused` if nothing was sent yet."""
+        content, is_begun = bytes(self.body), False
+        try:
+            async with self._room.lend(self._tenant, len(content)):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                is_begun = True
+                for at in range(0, len(content), PIECE_BYTES):
+                    piece = content[at : at + PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Refused:
+            if not is_begun:
+                raise
+            # The server closes the connection of an answer that lacks its end.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from blake3 import blake3
 from msgspec.structs import replace
 
 from contracts.errors import Conflict, Refused
@@ -32,7 +33,7 @@ Publish = Callable[[PlanRecord, tuple[str, ...], Report], Coroutine[Any, Any, Co
 @dataclass(slots=True)
 class _Commit:
     tenant: str
-    digests: tuple[str, ...]
+    announced: str  # digest of the digests: results are kept, and lists of chunks are long
     client: str | None  # who began it
     step: CommitStep = CommitStep.WAITING
     task: asyncio.Task[Committed] = field(init=False)
@@ -108,7 +109,7 @@ class Commits:
         commit = self._commits.get(plan_id)
         if commit is None or commit.tenant != tenant:
             return None
-        if commit.digests != digests:
+        if commit.announced != _digest_of(digests):
             raise Refused(Conflict("commit", "the plan is being committed with other chunks"))
         if not await commit.join(wait_s):
             return Committing(step=commit.step)
@@ -126,7 +127,7 @@ class Commits:
         of_tenant, free = sum(each.tenant == record.tenant for each in running), RUNNING_LIMIT - len(running)
         if of_tenant >= free:
             raise Refused(Overloaded("the list of running commits", RUNNING_LIMIT, 5.0))
-        commit = _Commit(record.tenant, digests, client)
+        commit = _Commit(record.tenant, _digest_of(digests), client)
         commit.task = asyncio.create_task(
             self._publish(record, digests, commit.report), name=f"commit {record.plan_id}"
         )
@@ -155,6 +156,10 @@ class Commits:
         done = [plan_id for plan_id, commit in self._commits.items() if commit.task.done()]
         for plan_id in done[: max(0, len(self._commits) - RESULTS_KEPT)]:
             del self._commits[plan_id]
+
+
+def _digest_of(digests: tuple[str, ...]) -> str:
+    return blake3(",".join(digests).encode()).hexdigest()
 
 
 def _log_failure(task: asyncio.Task[Committed]) -> None:

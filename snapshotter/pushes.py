@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +42,7 @@ from snapshotter.policy.quota import make_room
 from snapshotter.policy.sealing import choose_sealing
 from snapshotter.policy.whole_file import Whole
 from snapshotter.publish import Publisher, Report
+from snapshotter.recent import Recent
 from snapshotter.staging import Staging
 from snapshotter.turns import ByteRoom, Turns
 
@@ -50,13 +50,15 @@ from snapshotter.turns import ByteRoom, Turns
 PLAN_BYTES: Final = 256 << 20
 PLANS_AT_ONCE: Final = 2
 PLAN_TURN_S: Final = 120.0  # for a turn: in that time the gate ends the plan of another tenant that is being judged
-ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies while they are received, half of it one tenant's; more for large chunks
+ROOM_BYTES: Final = 3 * PLAN_BYTES  # of bodies and large answers, half of it one tenant's; more for large chunks
+RECORDS_AT_ONCE: Final = 4  # plans that are read from the disk: a large one takes some 150 MB
 CHUNKS_AT_ONCE: Final = 16
 COMMIT_WAIT_S: Final = 5.0
-_PLANS_KEPT: Final = 32
+PLACES_KEPT: Final = 32
 MAX_TEXT_BYTES: Final = 16 << 20  # of a plan request but the contents of files: MAX_PATHS paths take a third of it
 _COMMAS_OF_FILE: Final = 16  # in a plan request, at most: those between its facts, and some in its path
 REHEARSALS_KEPT: Final = 8
+PARTS_KEPT: Final = 600_000  # chunks and tensors of plans in memory: some 250 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +93,15 @@ class Pushes:
         self._limits = limits
         self._attestations = attestations
         self.commits = Commits(self._publish)
-        # Bodies are held in memory: whole plans, lists of digests, chunks until they are staged.
+        # Held in memory: whole plans, lists of digests, chunks until they are staged, answers until they are read.
         room_bytes = max(ROOM_BYTES, CHUNKS_AT_ONCE * limits.chunk_bytes)
         self.body_room = ByteRoom("the memory for bodies of pushes", room_bytes)
         self.plan_turns = Turns("the list of plans being judged", PLANS_AT_ONCE)
         self.chunk_turns = Turns("the list of chunks being stored", CHUNKS_AT_ONCE)
-        self._declared: OrderedDict[tuple[str, str], _Places] = OrderedDict()
+        self.record_turns = Turns("the list of plans being read", RECORDS_AT_ONCE)
+        self._declared = Recent[_Places](PLACES_KEPT, PARTS_KEPT)
         # Plans of dry runs: what never comes to the disk needs no cleaning up.
-        self._rehearsals: OrderedDict[tuple[str, str], PlanRecord] = OrderedDict()
+        self._rehearsals = Recent[PlanRecord](REHEARSALS_KEPT, PARTS_KEPT)
         # What a tenant may still store is decided for one push after another.
         self._quotas = NamedLocks()
 
@@ -133,7 +136,9 @@ class Pushes:
             kept=_kept(intake.whole),
         )
         if request.dry_run:
-            return self._rehearse(await asyncio.to_thread(record.named, "dry run")).answer()
+            record = await asyncio.to_thread(record.named, "dry run")
+            self._rehearsals.put(tenant, record.plan_id, record, len(record.chunks) + len(record.tensors))
+            return record.answer()
         record = await asyncio.to_thread(record.named)
         contents = first.contents() | ({intake.whole.rest_digest: intake.whole.rest} if intake.whole else {})
         await asyncio.to_thread(self._staging.open, record, contents, time.time())
@@ -148,9 +153,9 @@ class Pushes:
 
     async def missing(self, tenant: str, plan_id: str, request: MissingRequest) -> Missing:
         """Return the chunks that the client has to send: in no pack of the tenant, and not staged. Opens the push,
-        unless it is a dry run.
+        unless it is a dry run. The caller has one of `record_turns`.
         """
-        rehearsed = self._rehearsals.get((tenant, plan_id))
+        rehearsed = self._rehearsals.get(tenant, plan_id)
         record = rehearsed or await self._load(tenant, plan_id)
         record.check_digests(request.digests)
         push = await asyncio.to_thread(record.named, request.digests)
@@ -182,16 +187,6 @@ class Pushes:
         own = (await self._jobs.limits(tenant)).store_bytes
         return self._limits.tenant_store_bytes if own is None else own
 
-    def _rehearse(self, record: PlanRecord) -> PlanRecord:
-        """Keep the record of a dry run. If there are too many, forget the oldest of the tenant that has most."""
-        key = (record.tenant, record.plan_id)
-        self._rehearsals[key] = record
-        self._rehearsals.move_to_end(key)
-        if len(self._rehearsals) > REHEARSALS_KEPT:
-            ((most, _),) = Counter(tenant for tenant, _ in self._rehearsals).most_common(1)
-            del self._rehearsals[next(each for each in self._rehearsals if each[0] == most)]
-        return record
-
     async def _open(self, push: PlanRecord, digests: tuple[str, ...], needed: dict[str, int], keeps: bool) -> set[str]:
         """Declare the push. Return those of the `needed` chunks that are staged."""
         self.commits.forget(push.plan_id)  # its result is of another time
@@ -219,9 +214,10 @@ class Pushes:
         """Return the manifest of the version that an open push makes, for its signer. Raises NotFound, Conflict before
         `missing`.
         """
-        record = await self._load(tenant, plan_id)
-        digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
-        return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
+        async with self.record_turns.take(tenant, PLAN_TURN_S):
+            record = await self._load(tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            return await asyncio.to_thread(lambda: encode_manifest(record.manifest(digests)))
 
     async def attest(self, tenant: str, plan_id: str, request: AttestRequest) -> None:
         """Take in a publisher's statement about the version that an open push makes. It counts towards the tenant's
@@ -246,15 +242,19 @@ class Pushes:
         answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
         if answer is not None:
             return answer
-        record = await self._load(tenant, plan_id)
-        if await asyncio.to_thread(self._staging.declared, tenant, plan_id) != request.digests:
-            raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
-        if plan_id not in self.commits:  # another request may have been quicker
-            self.commits.start(record, request.digests, client)
+        await self._start_commit(tenant, plan_id, request.digests, client)
         answer = await self.commits.try_join(tenant, plan_id, request.digests, COMMIT_WAIT_S, client)
         if answer is None:  # cancelled, as this process ends
             raise Refused(Unavailable("the snapshotter"))
         return answer
+
+    async def _start_commit(self, tenant: str, plan_id: str, digests: tuple[str, ...], client: str | None) -> None:
+        async with self.record_turns.take(tenant, PLAN_TURN_S):
+            record = await self._load(tenant, plan_id)
+            if await asyncio.to_thread(self._staging.declared, tenant, plan_id) != digests:
+                raise Refused(Conflict("commit", "these are not the chunks of this push: ask which are missing first"))
+            if plan_id not in self.commits:  # another request may have been quicker
+                self.commits.start(record, digests, client)
 
     async def _publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
         """Publish the version, then drop what was staged. Drop it also if it can never be published."""
@@ -281,10 +281,10 @@ class Pushes:
         for plan_id in plan_ids:
             if not await asyncio.to_thread(self._staging.drop_idle, tenant, plan_id, time.time()):
                 raise Refused(Overloaded("the tenant's storage quota", limit, 1.0, "bytes"))
-            self._declared.pop((tenant, plan_id), None)
+            self._declared.drop(tenant, plan_id)
 
     async def _drop(self, tenant: str, plan_id: str) -> None:
-        self._declared.pop((tenant, plan_id), None)
+        self._declared.drop(tenant, plan_id)
         await asyncio.to_thread(self._staging.drop, tenant, plan_id)
 
     async def _load(self, tenant: str, plan_id: str) -> PlanRecord:
@@ -293,22 +293,26 @@ class Pushes:
         return record
 
     async def _places(self, tenant: str, plan_id: str, digest: str) -> list[PlannedChunk]:
-        declared = self._declared.get((tenant, plan_id))
+        declared = self._declared.get(tenant, plan_id)
         if declared is None:  # this process was started after the client asked what is missing
-            record = await self._load(tenant, plan_id)
-            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
-            declared = self._remember(record, digests)
+            declared = await self._recall(tenant, plan_id)
         if digest not in declared:
             raise Refused(InvalidRequest("digest", digest[:64], "is not a chunk of this plan"))
         return declared[digest]
+
+    async def _recall(self, tenant: str, plan_id: str) -> _Places:
+        async with self.record_turns.take(tenant, PLAN_TURN_S):
+            if (declared := self._declared.get(tenant, plan_id)) is not None:  # another request was quicker
+                return declared
+            record = await self._load(tenant, plan_id)
+            digests = await asyncio.to_thread(self._staging.declared, tenant, plan_id)
+            return self._remember(record, digests)
 
     def _remember(self, record: PlanRecord, digests: tuple[str, ...]) -> _Places:
         declared: _Places = {}
         for digest, chunk in zip(digests, record.chunks, strict=True):
             declared.setdefault(digest, []).append(chunk)
-        self._declared[record.tenant, record.plan_id] = declared
-        while len(self._declared) > _PLANS_KEPT:
-            self._declared.popitem(last=False)
+        self._declared.put(record.tenant, record.plan_id, declared, len(digests))
         return declared
 
 

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Annotated, Final
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 
 from contracts.artifact_errors import (
@@ -34,7 +33,7 @@ from contracts.wire import decode, encode
 from service.first import while_asked
 from service.openapi import described
 from service.principal import holder_of
-from snapshotter.bodies import read_body, read_exactly
+from snapshotter.bodies import Lent, read_body, read_exactly
 from snapshotter.pusher import asked_with
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, Pushes
 
@@ -77,21 +76,24 @@ def push_routes(pushes: Pushes) -> APIRouter:
     """Routes of `contracts/push.py`."""
     router = APIRouter(prefix="/push/v1")
 
+    def answer_of(tenant: str, content: bytes) -> Response:
+        return Lent(content, JSON, pushes.body_room, tenant)
+
     @router.post("/plans", **_described(Plan, ArtifactRejected, CapacityExceeded, takes=PlanRequest))
     async def plan(tenant: Tenant, request: Request) -> Response:
         reading = partial(read_body, request, PLAN_BYTES)
         turn = pushes.plan_turns.take(tenant, PLAN_TURN_S)
         async with pushes.body_room.receive(tenant, reading, turn) as body:
-            return _json(await while_asked(request.receive, pushes.plan(tenant, body)))
+            return answer_of(tenant, encode(await while_asked(request.receive, pushes.plan(tenant, body))))
 
     @router.post(
         "/plans/{plan_id}/missing",
         **_described(Missing, NotFound, Conflict, CapacityExceeded, StorageQuotaExceeded, takes=MissingRequest),
     )
     async def missing(tenant: Tenant, plan_id: str, request: Request) -> Response:
-        async with pushes.body_room.receive(tenant, partial(read_body, request, DIGESTS_BYTES)) as body:
-            wanted = decode(body, MissingRequest)
-        return _json(await pushes.missing(tenant, plan_id, wanted))
+        reading = partial(read_body, request, DIGESTS_BYTES)
+        async with pushes.body_room.receive(tenant, reading, pushes.record_turns.take(tenant, PLAN_TURN_S)) as body:
+            return answer_of(tenant, encode(await pushes.missing(tenant, plan_id, decode(body, MissingRequest))))
 
     @router.put(
         "/plans/{plan_id}/chunks/{digest}",
@@ -106,7 +108,7 @@ def push_routes(pushes: Pushes) -> APIRouter:
 
     @router.get("/plans/{plan_id}/manifest", **_described(Manifest, NotFound, Conflict))
     async def manifest(tenant: Tenant, plan_id: str) -> Response:
-        return Response(await pushes.manifest(tenant, plan_id), media_type=JSON)
+        return answer_of(tenant, await pushes.manifest(tenant, plan_id))
 
     @router.post(
         "/plans/{plan_id}/attestations",
@@ -138,10 +140,6 @@ def push_routes(pushes: Pushes) -> APIRouter:
             wanted = decode(body, CommitRequest)
         asked_with(_pusher_of(request).key_id)
         answer = await pushes.commit(tenant, plan_id, wanted, request.query_params.get(CLIENT))
-        return _json(answer, 202 if isinstance(answer, Committing) else 200)
+        return Response(encode(answer), 202 if isinstance(answer, Committing) else 200, media_type=JSON)
 
     return router
-
-
-def _json(value: msgspec.Struct, status: int = 200) -> Response:
-    return Response(encode(value), status, media_type=JSON)

@@ -5,57 +5,28 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Send
-from starlette.types import Scope as AsgiScope
 
 from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt
 from contracts.collect import CollectReport, CollectRequest
 from contracts.control import Scope
-from contracts.errors import NotFound, Refused
+from contracts.errors import NotFound
 from contracts.manifest import Manifest
 from contracts.names import dns_label
 from contracts.push import AttestationList, FsckLine, KeepSeal, Original
 from contracts.wire import decode, encode
 from service.openapi import OCTETS, described
 from snapshotter.attestations import Attestations
-from snapshotter.bodies import read_body
+from snapshotter.bodies import Lent, read_body
 from snapshotter.exports import Exports, check_version
 from snapshotter.publish import Publisher
 from snapshotter.routes import JSON, NamedTenant, Tenant
-from snapshotter.turns import ByteRoom
 
 NDJSON: Final = "application/x-ndjson"
 SMALL_BYTES: Final = 64 << 10
-PIECE_BYTES: Final = 64 << 10
 SEAL_BYTES: Final = 32 << 20  # names of 200,000 tensors
 
 Fsck = Callable[[str], AsyncIterator[FsckLine]]
 Collect = Callable[[str, bool], Awaitable[CollectReport]]
-
-
-class Lent(Response):
-    """A large response. Its bytes count in `room` while the client reads it, and it may be cut."""
-
-    def __init__(self, content: bytes, media_type: str, room: ByteRoom, tenant: str) -> None:
-        super().__init__(content, media_type=media_type)
-        self._room = room
-        self._tenant = tenant
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Send it in pieces, so that the server buffers one at a time. Raises `Refused` if nothing was sent yet."""
-        content, is_begun = bytes(self.body), False
-        try:
-            async with self._room.lend(self._tenant, len(content)):
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                is_begun = True
-                for at in range(0, len(content), PIECE_BYTES):
-                    piece = content[at : at + PIECE_BYTES]
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except Refused:
-            if not is_begun:
-                raise
-            # The server closes the connection of an answer that lacks its end.
 
 
 def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
@@ -74,7 +45,8 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
 
     @router.get("/manifests/{version}", **described(Manifest, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def manifest(tenant: Tenant, version: str) -> Response:
-        return Response(await exports.manifest(tenant, version), media_type=JSON)
+        async with exports.turns.take(tenant):
+            return Lent(await exports.manifest(tenant, version), JSON, exports.room, tenant)
 
     @router.get("/originals/{version}", **described(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
     async def original(tenant: Tenant, version: str) -> Response:
@@ -91,9 +63,10 @@ def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: A
         **described(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
     )
     async def attested(tenant: Tenant, version: str) -> Response:
-        await exports.manifest(tenant, version)  # there is one, or it is not found
-        found = await attestations.entries(tenant, version)
-        return Response(encode(AttestationList(attestations=found)), media_type=JSON)
+        async with exports.turns.take(tenant):
+            await exports.manifest(tenant, version)  # there is one, or it is not found
+            found = await attestations.entries(tenant, version)
+            return Lent(encode(AttestationList(attestations=found)), JSON, exports.room, tenant)
 
     return router
 

@@ -20,6 +20,7 @@ from contracts.wire import decode, encode
 from service.signing import Signer
 from service.trust import INSTALLATION
 from snapshotter import attestations as module
+from snapshotter import exports
 from tests.snapshotter.bench import TENANT, Bench, push
 from tests.snapshotter.house import House, open_house, settings_for
 from tests.snapshotter.models import Model
@@ -151,6 +152,17 @@ def test_not_more_than_are_read(house: House, monkeypatch: pytest.MonkeyPatch) -
         push_id, version, _ = opened_push(client, Model())
         raws = [PUBLISHER.attest(version, ORIGIN, said(signed_at_s=at)) for at in range(3)]
         assert [attest(client, push_id, raw).status_code for raw in (*raws, raws[0])] == [204, 204, 507, 204]
+
+
+def test_answers_count_in_the_memory_for_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version may have 34 MiB of statements. Clients that read none of it would fill the memory with answers."""
+    with open_house(settings_for(tmp_path / "data")) as house, house.client() as client:
+        version = pushed(house, client, tmp_path)
+        paths = f"/push/v1/versions/{version}/attestations", f"/push/v1/manifests/{version}"
+        assert [client.get(path).status_code for path in paths] == [200, 200]
+    monkeypatch.setattr(exports, "ROOM_BYTES", 2)
+    with open_house(settings_for(tmp_path / "data")) as house, house.client() as client:
+        assert [client.get(path).status_code for path in paths] == [503, 503]
 
 
 def other_engine(seal: SealAttestation) -> SealAttestation:

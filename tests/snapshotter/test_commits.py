@@ -1,6 +1,7 @@
 """A commit runs once however often it is asked for, outlives who asked, and its end is told."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,6 +136,21 @@ def test_bounds() -> None:
             await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
         assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
         assert plans[0].plan_id not in commits
+
+    run(scenario)
+
+
+def test_kept_result_holds_no_list_of_chunks() -> None:
+    """A list of a large version takes tens of megabytes, and many results are kept."""
+
+    async def scenario(gate: Gate, commits: Commits) -> None:
+        digests = tuple(f"{number:064x}" for number in range(3))
+        held, plan = sys.getrefcount(digests), record()
+        gate.go.set()
+        commits.start(plan, digests)
+        assert await commits.try_join("acme", plan.plan_id, digests, 5) == DONE
+        assert plan.plan_id in commits
+        assert sys.getrefcount(digests) == held
 
     run(scenario)
 

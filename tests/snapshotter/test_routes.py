@@ -1,30 +1,37 @@
 """The push API over a real Unix socket: who may call, what is refused before any byte of weights, what is bounded."""
 
+import asyncio
 import socket
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from blake3 import blake3
+from fastapi import FastAPI
 from msgspec import structs
 
-from contracts.control import Scope
+from contracts.control import Scope, TenantLimits
 from contracts.errors import Unavailable
 from contracts.push import CommitRequest, Committed, Missing, MissingRequest, Plan, PlanRequest
 from contracts.wire import decode, encode
 from kelvin.progress import Silence
 from kelvin.push import push_directory
+from service.failures import install_failure_handlers
 from snapshotter.app import SOCKET
 from snapshotter.catalog import Catalog, Holdings
 from snapshotter.policy.files import MAX_PATHS
 from snapshotter.policy.layout import assemble
-from snapshotter.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE, REHEARSALS_KEPT
+from snapshotter.pushes import CHUNKS_AT_ONCE, MAX_TEXT_BYTES, PLANS_AT_ONCE, RECORDS_AT_ONCE, REHEARSALS_KEPT
+from snapshotter.routes import push_routes
+from snapshotter.turns import ByteRoom
+from tests.eventually import eventually
+from tests.snapshotter.bench import Bench
 from tests.snapshotter.control import UNSERVED
 from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
 from tests.snapshotter.models import Model, default_config, request_of
@@ -517,3 +524,69 @@ def test_open_pushes_are_bounded(tmp_path: Path) -> None:
         assert problem(post(client, f"/plans/{third.plan_id}/missing", body))[:2] == (503, "overloaded")
         push_whole(client, planned(client, other(0)), other(0).files())
         assert post(client, f"/plans/{third.plan_id}/missing", body).status_code == 200
+
+
+@asynccontextmanager
+async def client_of(bench: Bench) -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI()
+    install_failure_handlers(app)
+    app.include_router(push_routes(bench.pushes))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://bench", headers=principal()) as client:
+        yield client
+
+
+async def planned_on(client: httpx.AsyncClient) -> tuple[str, bytes]:
+    """The path of a plan, and the body of `missing`."""
+    answer = await client.post("/push/v1/plans", content=encode(Model().request()))
+    plan = decode(answer.raise_for_status().content, Plan)
+    return f"/push/v1/plans/{plan.plan_id}", encode(MissingRequest(digests=digests_of(plan, Model().files())))
+
+
+def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large plan takes 150 MB of memory for each call that reads it: further calls of its tenant wait."""
+
+    async def scenario() -> None:
+        bench, go, inside, most = Bench.over(tmp_path), asyncio.Event(), 0, 0
+
+        async def limits(tenant: str) -> TenantLimits:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await go.wait()
+            inside -= 1
+            return TenantLimits()
+
+        monkeypatch.setattr(bench.jobs, "limits", limits)
+        async with client_of(bench) as client:
+            path, body = await planned_on(client)
+            calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(RECORDS_AT_ONCE)]
+            await eventually(lambda: inside >= RECORDS_AT_ONCE // 2)
+            for _ in range(
+                RECORDS_AT_ONCE
+            ):  # of another tenant, which has turns; the calls above could go on meanwhile
+                answer = await client.get(f"{path}/manifest", headers=principal("umbrella"))
+                assert answer.status_code == 404
+            go.set()
+            assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * RECORDS_AT_ONCE
+        assert most == RECORDS_AT_ONCE // 2
+
+    asyncio.run(scenario())
+
+
+def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path) -> None:
+    """Else clients that read nothing would fill the memory with answers."""
+
+    async def scenario() -> None:
+        bench = Bench.over(tmp_path)
+        async with client_of(bench) as client:
+            path, body = await planned_on(client)
+            missing = decode((await client.post(f"{path}/missing", content=body)).content, Missing)
+            path = f"/push/v1/plans/{missing.plan_id}/manifest"
+            length = len((await client.get(path)).raise_for_status().content)
+            bench.pushes.body_room = ByteRoom("the bench", 2 * length - 1)
+            assert problem(await client.get(path))[:2] == (503, "overloaded")
+            bench.pushes.body_room = ByteRoom("the bench", 2 * length)
+            assert (await client.get(path)).status_code == 200
+
+    asyncio.run(scenario())

@@ -15,9 +15,8 @@ from starlette.types import Message, Receive, Send
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
-from snapshotter.bodies import read_body
+from snapshotter.bodies import Lent, read_body
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, PLANS_AT_ONCE
-from snapshotter.store_routes import Lent
 from snapshotter.turns import ByteRoom, Turns
 from tests.snapshotter.test_bodies import SlowRequest
 from tests.virtual_loop import run_virtually

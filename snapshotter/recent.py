@@ -1,0 +1,51 @@
+"""Keep what was made of plans in memory for a while, a bounded amount of it."""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[T]):
+    value: T
+    size: int
+
+
+class Recent(Generic[T]):
+    """At most `most` values, of at most `size_limit` in all. The newest is kept whatever its size.
+
+    If it is full, the tenant that has most, in size, loses the value that was put first.
+    """
+
+    def __init__(self, most: int, size_limit: int) -> None:
+        self._most = most
+        self._size_limit = size_limit
+        self._kept: OrderedDict[tuple[str, str], _Kept[T]] = OrderedDict()
+        self._sizes: Counter[str] = Counter()  # by tenant
+
+    def __repr__(self) -> str:
+        return f"<Recent kept={len(self._kept)}/{self._most} size={self._sizes.total()}/{self._size_limit}>"
+
+    def get(self, tenant: str, name: str) -> T | None:
+        """Return the tenant's value of this name, if it is kept."""
+        kept = self._kept.get((tenant, name))
+        return None if kept is None else kept.value
+
+    def put(self, tenant: str, name: str, value: T, size: int) -> None:
+        """Keep the value; forget others if there is no room for all."""
+        self.drop(tenant, name)
+        while self._kept and (len(self._kept) >= self._most or self._sizes.total() + size > self._size_limit):
+            sizes = self._sizes + Counter({tenant: size})
+            # Of a tenant that has nothing but the new value there is nothing to forget.
+            first = max(self._kept, key=lambda each: sizes[each[0]])
+            self.drop(*first)
+        self._kept[tenant, name] = _Kept(value, size)
+        self._sizes[tenant] += size
+
+    def drop(self, tenant: str, name: str) -> None:
+        """Forget the value, which may be gone already."""
+        if (kept := self._kept.pop((tenant, name), None)) is not None:
+            self._sizes[tenant] -= kept.size
+            self._sizes += Counter()  # forgets tenants without any
