@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from blobstore.file_packs import encode_file_index
+from blobstore.file_packs import FileIndex, decode_file_index, encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.places import encode_pack_list
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
-from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
+from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, PackCorrupt
 from contracts.control import VersionRegistration
-from contracts.errors import Conflict, Refused
+from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import SealAttestation, SealJob
 from contracts.keys import (
     condemned_key,
@@ -180,7 +180,23 @@ class Publisher:
             await self._store.delete(key)
             if attempt == 2:
                 raise Refused(ChunkCorrupt(kept.digest, "store"))
+        await self._check_no_other_index(record.tenant, kept.pack, index)
         await self._ensure_object(index_key(record.tenant, kept.pack), encode_file_index(index))
+
+    async def _check_no_other_index(self, tenant: str, pack: str, index: FileIndex) -> None:
+        """Raise `Refused(Unavailable)` if the file has a good index with other chunks. It could not be read when this
+        commit began, and versions find their chunks by it. The next attempt packs the chunks that it lacks.
+        """
+        try:
+            there = decode_file_index(await self._store.read(index_key(tenant, pack)), pack)
+        except BlobNotFound:
+            return
+        except Refused as refused:
+            if isinstance(refused.failure, PackCorrupt):
+                return
+            raise
+        if there != index:
+            raise Refused(Unavailable("the object store"))
 
     async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:
         """Write which packs hold the version's chunks, so that readers need not read every index of the tenant."""

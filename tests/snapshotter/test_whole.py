@@ -1,6 +1,7 @@
 """A tensorizer file is kept byte for byte and holds its version's chunks; one that is not what was said is not kept."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from blake3 import blake3
 from msgspec import structs
 
+from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ArtifactRejected, StorageQuotaExceeded
 from contracts.errors import Conflict, Refused
 from contracts.push import CommitRequest, Committed, MissingRequest, PlanRequest
@@ -81,6 +83,33 @@ def test_another_layout_of_the_same_file(tmp_path: Path) -> None:
     assert first.version != second.version
     assert second.new_chunks > 0
     assert [name for name in packs(tmp_path) if name.endswith(".tensors")] == [NAME]
+    assert_whole(tmp_path / "store", TENANT)
+    assert check(tmp_path)[0] == []
+
+
+def test_another_layout_keeps_an_index_that_could_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that fails for a moment makes the file look as if it were not kept: its index is not replaced, since the
+    first version finds its chunks by it alone.
+    """
+    push_kept(Bench.over(tmp_path))
+    bench = Bench.over(tmp_path)
+    bench.pushes._limits = replace(bench.pushes._limits, chunk_bytes=4096)
+    read, left = bench.store.read, 2  # once when the client asks what is missing, once when the commit begins
+
+    async def fail_first(key: str, offset: int = 0, length: int | None = None) -> bytes:
+        nonlocal left
+        if key == f"{TENANT}/index/{NAME}" and left:
+            left -= 1
+            raise BlobUnavailable("it does not answer")
+        return await read(key, offset, length)
+
+    monkeypatch.setattr(bench.store, "read", fail_first)
+    with suppress(Refused):
+        push_kept(bench)
+    assert left == 0
+    assert_whole(tmp_path / "store", TENANT)
+    push_kept(bench)
+    assert len(versions_of(tmp_path / "store", TENANT)) == 2
     assert_whole(tmp_path / "store", TENANT)
     assert check(tmp_path)[0] == []
 
