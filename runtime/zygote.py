@@ -126,6 +126,9 @@ class Zygote:
                             return runtime_id
                         try:
                             answered = _reply(connection, Reply(ok=True, pid=orphan.pid), orphan.pidfd)
+                            if not answered:  # the asker has left, and nobody else knows of it
+                                with suppress(ProcessLookupError):
+                                    signal.pidfd_send_signal(orphan.pidfd, signal.SIGKILL)
                         finally:
                             os.close(orphan.pidfd)
                         log.info("born", extra={"runtime_id": runtime_id, "pid": orphan.pid})

@@ -17,6 +17,7 @@ import pytest
 
 from contracts.errors import Internal
 from runtime import zygote
+from runtime.forking import Orphan
 from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, Zygote
 from service.unix import SocketDirectory
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
@@ -150,6 +151,29 @@ def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert serving.result(DEADLINE_S) is None
     directory.close()
     assert all(later - earlier > ACCEPT_PAUSE_S / 2 for earlier, later in pairwise(tried))
+
+
+def test_process_is_killed_when_its_asker_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gave up while the zygote was slow. Nobody else knows of the process: it would live as long as the zygote."""
+    directory, child = SocketDirectory(tmp_path), subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(zygote, "fork_orphan", lambda: Orphan(child.pid, os.pidfd_open(child.pid)))
+    ending, end = socket.socketpair()
+    with ThreadPoolExecutor(1) as threads, ending, directory.listen("zygote.sock", socket.SOCK_SEQPACKET) as listener:
+        with directory.connect("zygote.sock", socket.SOCK_SEQPACKET) as impatient:
+            impatient.send(b'{"op":"fork","runtime_id":"late"}')
+        serving = threads.submit(Zygote(listener, (ending.fileno(),)).serve)
+        try:
+            assert child.wait(10) == -signal.SIGKILL
+            with directory.connect("zygote.sock", socket.SOCK_SEQPACKET) as client:
+                client.settimeout(DEADLINE_S)
+                client.send(b'{"op":"ping"}')
+                assert json.loads(client.recv(4096))["ok"], "it lives on"
+        finally:
+            end.close()
+            child.kill()
+            child.wait()
+            assert serving.result(DEADLINE_S) is None
+    directory.close()
 
 
 SERVE = """
