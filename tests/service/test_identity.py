@@ -12,6 +12,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from contracts.roles import Role
@@ -196,6 +202,15 @@ def test_files_that_can_not_be_used(
             assert repr(activator) != before
 
     uvloop.run(scenario())
+
+
+def test_encrypted_key_is_refused_without_a_question(tmp_path: Path) -> None:
+    """OpenSSL would ask for the password at the terminal, and a start there would wait for ever."""
+    files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+    key = load_pem_private_key(files.key.read_bytes(), None)
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    with pytest.raises(BadIdentity, match="the key is encrypted: it must have no password"):
+        Identity(files, Role.ACTIVATOR)
 
 
 def test_a_certificate_of_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
