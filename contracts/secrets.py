@@ -14,7 +14,12 @@ _TOKEN: Final = re.compile(r"(eyJ[A-Za-z0-9_-]{6,}\.)[A-Za-z0-9_.-]{6,}")
 
 
 def redact(text: str) -> str:
-    """`text` with the secret of every key, and the claims and signature of every token, replaced by an ellipsis."""
+    """`text` with the secret of every key, and the claims and signature of every token, replaced by an ellipsis.
+
+    Lone surrogates, which JSON can hold and UTF-8 can't, are written as escapes.
+    """
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()
     if "kv-" in text:
         text = _SECRET.sub(r"\1…", text)
     return _TOKEN.sub(r"\1…", text) if "eyJ" in text else text

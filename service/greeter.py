@@ -1,6 +1,7 @@
 """Accepts from a TCP port with mutual TLS: bounded in strangers, in connections, and in the time of a handshake."""
 
 import asyncio
+import contextvars
 import logging
 import socket
 import ssl
@@ -92,7 +93,8 @@ class Greeter:
                 self._refused(None)
                 sock.close()
                 continue
-            task = asyncio.create_task(self._greet(sock))
+            # In a context of its own: what requests on this connection report as errors is not this loop's.
+            task = asyncio.create_task(self._greet(sock), context=contextvars.Context())
             self._greetings.add(task)
             task.add_done_callback(self._greetings.discard)
 

@@ -3,8 +3,17 @@
 import msgspec
 import pytest
 
+from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Unauthenticated
-from contracts.problem import from_wire, headers_of, openai_error, problem_details, sse_error, to_wire
+from contracts.problem import (
+    from_wire,
+    headers_of,
+    open_inference_error,
+    openai_error,
+    problem_details,
+    sse_error,
+    to_wire,
+)
 from contracts.traffic_errors import BreakerOpen, DeadlineTooShort, Overloaded
 
 FAILURES = [
@@ -75,3 +84,10 @@ def test_an_sse_error_is_one_event() -> None:
     assert event.startswith(b"event: error\ndata: {")
     assert event.endswith(b"}\n\n")
     assert b'"request_id":"req_1"' in event
+
+
+def test_what_utf_8_cannot_say_is_escaped() -> None:
+    """JSON may hold half of a surrogate pair: whoever sent it is told what is wrong, in every form."""
+    failure = ArtifactRejected("config.json", "architectures: '\ud800'")
+    for render in (problem_details, openai_error, open_inference_error):
+        assert b"\\\\ud800" in render(failure)

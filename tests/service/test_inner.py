@@ -19,12 +19,17 @@ from contracts.roles import Role
 from service.client import ServiceClient
 from service.inner import Inner, open_inner
 from service.inner_settings import ALONE, Between
+from service.loops import PROCESS, record_error
 from service.unix import SocketDirectory
 from tests.service.pki import Authority, write
 
 ONE, TWO = Authority("one"), Authority("two")
 CONTROL, ACTIVATOR = "127.0.0.3", "127.0.0.2"
-RULES = {"/feed": frozenset({Role.ACTIVATOR}), "/name": frozenset({Role.ACTIVATOR, Role.RUNTIME})}
+RULES = {
+    "/fault": frozenset({Role.ACTIVATOR}),
+    "/feed": frozenset({Role.ACTIVATOR}),
+    "/name": frozenset({Role.ACTIVATOR, Role.RUNTIME}),
+}
 NAME = "KELVIN_CONTROL_LISTEN"
 
 
@@ -34,6 +39,11 @@ def _app() -> FastAPI:
     @app.get("/name")
     async def name() -> str:
         return "control"
+
+    @app.get("/fault")
+    async def fault() -> str:
+        record_error(ValueError("of a request"), "a request")
+        return "recorded"
 
     @app.get("/secret")
     async def secret() -> str:
@@ -102,6 +112,19 @@ def test_a_role_gets_what_is_for_it(role: Role, path: str, want: str, tmp_path: 
         async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, between) as inner:
             assert control.url.startswith(f"https://{CONTROL}:")
             assert await asked(inner, control.url, path) == want
+
+    uvloop.run(scenario())
+
+
+def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
+    """What a request reports is not counted as an error of the loop that accepts connections."""
+
+    async def scenario() -> None:
+        between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+        before = PROCESS.errors.total()
+        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+            assert await asked(inner, control.url, "/fault") == "recorded"
+            assert PROCESS.errors.total() == before
 
     uvloop.run(scenario())
 
