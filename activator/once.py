@@ -12,14 +12,14 @@ from typing import Final
 
 import msgspec
 
-from activator.account import Account
+from activator.account import OK, Account
 from activator.answer import Answer
 from activator.answers_handover import Running
 from activator.call import Call
 from activator.exchange import ClientGone, Exchange, Headers
 from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
 from activator.once_key import Content, Sealer
-from activator.policy.once import HEADER, Asked, Cuts, Kept, OnceLimits, asked, read_key
+from activator.policy.once import HEADER, Asked, Kept, OnceLimits, RunCounts, asked, read_key
 from activator.shares import Room as SharedRoom
 from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play, recorded
 from contracts.errors import Refused
@@ -68,7 +68,7 @@ class Once:
         self._sealer = Sealer(secret)
         self._answers = answers
         self._limits = limits
-        self._cuts = Cuts()
+        self._run_counts = RunCounts()
         self._room = Room(limits.nbytes)
         self._given = SharedRoom(limits.nbytes, GIVEN, "bytes")  # each replay holds its whole answer
         self._runs: dict[bytes, Run] = {}  # by name
@@ -121,7 +121,7 @@ class Once:
 
     def _begin(self, what: Asked, call: Call, work: Work) -> Run:
         account = call.account
-        account.once = "" if self._cuts.are_enough(what.once) else what.once
+        account.once = "" if self._run_counts.are_enough(what.once) else what.once
 
         async def ended() -> None:
             if run.is_good:
@@ -153,9 +153,10 @@ class Once:
         try:
             await work(call)
         finally:
+            # A right answer counts as well: its caller can have it forgotten by asking for others, and run it again.
+            if run.account.outcome == OK or run.account.delivered_tokens:
+                self._run_counts.note(run.asked.once)
             if not run.is_good:
-                if run.account.delivered_tokens:
-                    self._cuts.note(run.asked.once)
                 await self._answers.release(run.asked, claim)
 
     async def _keep(self, run: Run) -> None:

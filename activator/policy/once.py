@@ -16,7 +16,7 @@ from contracts.errors import InvalidRequest, Refused
 HEADER: Final = b"idempotency-key"
 MAX_CHARACTERS: Final = 255
 ENTRY_BYTES: Final = 512  # that an answer takes beside its own
-CUTS: Final = 8  # runs of one key that ended badly are one for the bill; further ones are charged each
+RUNS_PER_CHARGE: Final = 8  # runs of one key that are one for the bill; further ones are charged each
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_CHARACTERS)
 _DIGITS: Final = 32  # hex, of `once`: 128 bits
 
@@ -188,9 +188,9 @@ def _size(kept: Kept) -> int:
     return len(kept.sealed) + ENTRY_BYTES
 
 
-class Cuts:
-    """How often runs of a key ended badly with something delivered; forgets the oldest keys. It bounds what a caller
-    gets for one charge by cutting its answers short again and again."""
+class RunCounts:
+    """How often each key ran with something to charge; forgets the oldest keys. It bounds what a caller gets for one
+    charge by running a key again and again: by cutting its answers short, or having them forgotten."""
 
     def __init__(self, keys: int = 65_536) -> None:
         self._keys = keys
@@ -204,4 +204,4 @@ class Cuts:
 
     def are_enough(self, once: str) -> bool:
         """Whether the next one is charged by itself."""
-        return self._counts.get(once, 0) >= CUTS
+        return self._counts.get(once, 0) >= RUNS_PER_CHARGE

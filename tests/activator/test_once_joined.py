@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.policy.once import CUTS
+from activator.policy.once import RUNS_PER_CHARGE
 from tests.activator.control import KEY
 from tests.activator.replica import DONE, Call, chunk, hello
 from tests.activator.test_once import ASK, INSIDE, JOINED, STREAM, Gate, figure, same, sent, until
@@ -187,12 +187,33 @@ def test_answers_that_are_cut_short_again_and_again_are_charged_in_the_end(tmp_p
     async def scenario() -> None:
         async with world(tmp_path) as here:
             replica = await here.replica("a", Gate())
-            for count in range(1, CUTS + 2):
+            for count in range(1, RUNS_PER_CHARGE + 2):
                 await leave(here, STREAM, b"hel")
                 await replica.until(lambda r, count=count: len(r.deleted) == count)  # type: ignore[misc]
                 await here.control.until_records(count)
             records = here.control.records
             assert {each.completion_tokens for each in records} == {1}
-            assert [bool(each.once) for each in records] == [True] * CUTS + [False]
+            assert [bool(each.once) for each in records] == [True] * RUNS_PER_CHARGE + [False]
+
+    asyncio.run(scenario())
+
+
+def test_answers_that_are_forgotten_again_and_again_are_charged_in_the_end(tmp_path: Path) -> None:
+    """Two keys by turns, with room for one answer: each run is a right answer, and takes the other's place."""
+    keys = ["one", "two"]
+
+    async def scenario() -> None:
+        async with world(tmp_path, once_answers_per_tenant=1) as here:
+            replica = await here.replica("a")
+            for _ in range(RUNS_PER_CHARGE + 1):
+                for key in keys:
+                    assert (await here.post(**{"idempotency-key": key})).status == 200
+                    await until(here, "kelvin_keyed_runs", 0)
+            runs = len(keys) * (RUNS_PER_CHARGE + 1)
+            assert len(replica.calls) == runs
+            records = await here.control.until_records(runs)
+            marks = [each.once for each in sorted(records, key=lambda each: each.started_at_us)]
+            assert len(set(filter(None, marks))) == len(keys)
+            assert [bool(each) for each in marks] == [True] * len(keys) * RUNS_PER_CHARGE + [False] * len(keys)
 
     asyncio.run(scenario())

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from activator.policy.once import CUTS, ENTRY_BYTES, Cuts, Kept, OnceLimits, Shelf, asked, read_key
+from activator.policy.once import ENTRY_BYTES, RUNS_PER_CHARGE, Kept, OnceLimits, RunCounts, Shelf, asked, read_key
 from contracts.errors import InvalidRequest, Refused
 
 SECRET = b"s" * 32
@@ -132,13 +132,13 @@ class Shelving(RuleBasedStateMachine):
 TestShelving = Shelving.TestCase
 
 
-def test_cutting_short_again_and_again_is_charged_in_the_end() -> None:
+def test_running_again_and_again_is_charged_in_the_end() -> None:
     """So many runs of a key may be one; the oldest keys are forgotten."""
-    cuts = Cuts(keys=2)
-    for _ in range(CUTS):
-        assert not cuts.are_enough("a")
-        cuts.note("a")
-    assert cuts.are_enough("a")
-    cuts.note("b")
-    cuts.note("c")
-    assert not cuts.are_enough("a")
+    counts = RunCounts(keys=2)
+    for _ in range(RUNS_PER_CHARGE):
+        assert not counts.are_enough("a")
+        counts.note("a")
+    assert counts.are_enough("a")
+    counts.note("b")
+    counts.note("c")
+    assert not counts.are_enough("a")
