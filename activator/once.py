@@ -89,7 +89,7 @@ class Once:
         run = self._runs.get(what.name)
         if run is not None and run.asked.fingerprint != what.fingerprint:
             await follow(call, self._refusal(KeyReused()))
-        elif run is not None and not run.tape.is_whole:  # too large to be kept: its beginning is gone
+        elif run is not None and not run.tape.can_be_joined:  # too large to be kept, or MAX_LISTENERS listen
             await follow(call, self._refusal(KeyInUse(RETRY_S)))
         else:
             is_first = run is None

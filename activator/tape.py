@@ -1,4 +1,4 @@
-"""An answer that any number of clients listen to, each from its start and as fast as it takes it.
+"""An answer that up to MAX_LISTENERS clients listen to, each from its start and as fast as it takes it.
 
 To the run that makes the answer a tape is the client's connection: what the quickest listener has taken is delivered,
 and when the last one leaves, the client has gone. Every part is one event loop's.
@@ -16,6 +16,7 @@ from activator.alarm import Alarm
 from activator.exchange import ClientGone, Exchange, Headers
 
 PIECE: Final = 64 << 10  # handed to a listener at once
+MAX_LISTENERS: Final = 16  # of one answer: each of its tokens is written for each of them, on the one event loop
 OF_THE_MOMENT: Final = b"x-ratelimit-"  # each listener is told its own
 
 
@@ -75,6 +76,11 @@ class Tape:
         """Whether it still begins at its beginning."""
         return self._forgotten == 0
 
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether one more may listen."""
+        return self.is_whole and len(self._listeners) < MAX_LISTENERS
+
     def content(self) -> bytes:
         """The body, of a whole one that is complete."""
         assert self.is_complete
@@ -84,7 +90,7 @@ class Tape:
     @contextmanager
     def listening(self) -> "Iterator[Listener]":
         """Listen, from the start; leaving the block is to leave."""
-        assert self.is_whole
+        assert self.can_be_joined
         listener = Listener(self)
         self._listeners.add(listener)
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from activator.policy.once import RUNS_PER_CHARGE
+from activator.tape import MAX_LISTENERS
 from tests.activator.control import KEY
 from tests.activator.replica import DONE, Call, chunk, hello
 from tests.activator.test_once import ASK, INSIDE, JOINED, STREAM, Gate, figure, same, sent, until
@@ -155,6 +156,34 @@ def test_what_is_too_large_to_be_kept_is_not_joined(tmp_path: Path) -> None:
             writer.close()
             assert (await here.post(body=STREAM, **ASK)).body.count(piece.encode()) == 20
             assert len(replica.calls) == 2
+
+    asyncio.run(scenario())
+
+
+def test_one_answer_has_a_bounded_number_of_listeners(tmp_path: Path) -> None:
+    """Beyond it 409 with the time to come again; one who leaves makes room, and all others get the answer."""
+
+    async def scenario() -> None:
+        async with world(tmp_path) as here:
+            gate = Gate()
+            replica = await here.replica("a", gate)
+            asking = [asyncio.create_task(here.post(body=STREAM, **ASK)) for _ in range(MAX_LISTENERS - 1)]
+            reader, writer = await here.raw()
+            writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+            await reader.readuntil(b"hel")
+            await until(here, JOINED, MAX_LISTENERS - 1)
+            refused = await asyncio.wait_for(here.post(body=STREAM, **ASK), 10)
+            assert (refused.status, refused.code) == (409, "idempotency_key_in_use")
+            assert refused.headers["retry-after"] == "1"
+            writer.transport.abort()
+            await until(here, INSIDE, MAX_LISTENERS - 1)
+            asking.append(asyncio.create_task(here.post(body=STREAM, **ASK)))
+            await until(here, JOINED, MAX_LISTENERS)
+            gate.open.set()
+            first, *others = await asyncio.gather(*asking)
+            assert first.body.endswith(DONE)
+            assert all(same(first, other) for other in others)
+            assert len(replica.calls) == 1
 
     asyncio.run(scenario())
 
