@@ -274,8 +274,11 @@ class Residents:
         return leaving or time.monotonic() - self._gave_way_s < GIVE_WAY_S
 
     def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], worth: float | None) -> Reservation:
+        # A version that no lease can hold is refused before anything is evicted for it.
+        if (least := self._arena.index.slabs_needed(chunks)) > MAX_SLABS:
+            raise Refused(CapacityExceeded("slabs of a lease", least, MAX_SLABS))
         reservation = self._arena.reserve(tenant, chunks, time.monotonic(), worth)
-        if len(reservation.slabs) > MAX_SLABS:
+        if len(reservation.slabs) > MAX_SLABS:  # it is scattered
             self._arena.withdraw(reservation)
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
         return reservation

@@ -217,6 +217,27 @@ def test_host_full(tmp_path: Path) -> None:
             assert lease.view(0, lease.total_bytes) == big.linear
 
 
+def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that needs more slabs than a lease can hold is refused. Versions of another tenant stay in memory."""
+    monkeypatch.setattr(residents, "MAX_SLABS", 2)
+    kept = [describe([bytes([mark]) * HUGE, bytes([mark + 1]) * HUGE], HUGE) for mark in (1, 3)]
+    wide = describe([bytes([mark]) * HUGE for mark in (5, 6, 7)], HUGE)
+
+    async def main() -> None:
+        store = FileStore(tmp_path / "store")
+        async with open_cache(settings_of(tmp_path, slabs=4), store) as cache:
+            await publish(store, wide, "other")
+            for version in kept:
+                await publish(store, version)
+                await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
+            await cache.loader.settle()
+            with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
+                await cache.residents.bring("other", wide.id, TIMEOUT_S, urgent=True)
+            assert all(cache.residents.try_hot(TENANT, version.id) for version in kept)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("why", ["too many slabs", "no descriptor left"])
 def test_refused_reservation_leaves_nothing_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
@@ -238,6 +259,7 @@ def test_refused_reservation_leaves_nothing_on_its_way(
             with monkeypatch.context() as patch:
                 if why == "too many slabs":
                     patch.setattr(residents, "MAX_SLABS", 2)
+                    patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if it were scattered
                 else:
                     patch.setattr(residents, "resident_of", refuse)
                 with pytest.raises(Refused) as refused:

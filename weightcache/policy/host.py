@@ -124,12 +124,7 @@ class HostIndex:
         takes the place of what is worth less than half of it, and stays within the tenant's quota.
         """
         wanted = wanted_of(chunks)
-        longest = max((chunk.length for chunk in wanted), default=0)
-        if longest > self.slab_bytes:
-            raise Refused(
-                CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", longest, self.slab_bytes)
-            )
-        alone = fresh_needed(wanted, (), self.slab_bytes)
+        alone = self._needed_alone(wanted)
         if alone > self.max_slabs:
             raise Refused(CapacityExceeded("slabs of the weight cache", alone, self.max_slabs))
         if alone > self.quota:
@@ -145,6 +140,12 @@ class HostIndex:
         if plan is None:
             raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S, "slabs"))
         return self._apply(tenant, wanted, *plan, used_at)
+
+    def slabs_needed(self, chunks: Sequence[tuple[str, int]]) -> int:
+        """Return how many slabs all of (digest, length) take in an empty tier. Raises `Refused(CapacityExceeded)` if a
+        chunk is longer than a slab.
+        """
+        return self._needed_alone(wanted_of(chunks))
 
     def mark_ready(self, tenant: str, digest: str) -> None:
         """Its bytes are in place and verified."""
@@ -263,6 +264,15 @@ class HostIndex:
                 assert spot.offset >= end, "places do not overlap"
                 end = spot.end
             assert end <= slab.used <= self.slab_bytes
+
+    def _needed_alone(self, wanted: Sequence[Wanted]) -> int:
+        """Return how many slabs these take where nothing of them is there. Raises `Refused(CapacityExceeded)`."""
+        longest = max((chunk.length for chunk in wanted), default=0)
+        if longest > self.slab_bytes:
+            raise Refused(
+                CapacityExceeded("bytes of a slab of the weight cache (KELVIN_SLAB_BYTES)", longest, self.slab_bytes)
+            )
+        return fresh_needed(wanted, (), self.slab_bytes)
 
     def _plan(
         self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool, used_at: float | None = None
