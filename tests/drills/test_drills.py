@@ -16,7 +16,7 @@ from tests.drills.matrix import Process, Stage
 from tests.drills.models import TinyModels
 from tests.drills.operations import ROOT, NotSo
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
 # A kill of each kind of end, one where a push is taken up, a fault, the first minute, and two damaged files.
 SAMPLE = (
