@@ -6,6 +6,7 @@ are the `tape`'s, and how a request is answered is `completions`'.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -121,7 +122,7 @@ class Once:
 
     def _begin(self, what: Asked, call: Call, work: Work) -> Run:
         account = call.account
-        account.once = "" if self._run_counts.are_enough(what.once) else what.once
+        account.once = "" if self._run_counts.are_enough(what.once, time.monotonic()) else what.once
 
         async def ended() -> None:
             if run.is_good:
@@ -155,7 +156,7 @@ class Once:
         finally:
             # A right answer counts as well: its caller can have it forgotten by asking for others, and run it again.
             if run.account.outcome == OK or run.account.delivered_tokens:
-                self._run_counts.note(run.asked.once)
+                self._run_counts.note(run.asked.once, time.monotonic())
             if not run.is_good:
                 await self._answers.release(run.asked, claim)
 

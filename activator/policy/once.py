@@ -17,6 +17,7 @@ HEADER: Final = b"idempotency-key"
 MAX_CHARACTERS: Final = 255
 ENTRY_BYTES: Final = 512  # that an answer takes beside its own
 RUNS_PER_CHARGE: Final = 8  # runs of one key that are one for the bill; further ones are charged each
+CHARGE_S: Final = 86_400.0  # from the first run of a key on, its runs are one for the bill; then it begins anew
 _KEY: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_CHARACTERS)
 _DIGITS: Final = 32  # hex, of `once`: 128 bits
 
@@ -194,14 +195,18 @@ class RunCounts:
 
     def __init__(self, keys: int = 65_536) -> None:
         self._keys = keys
-        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and since when
 
-    def note(self, once: str) -> None:
+    def note(self, once: str, now_s: float) -> None:
         """One more."""
-        self._counts[once] = self._counts.pop(once, 0) + 1
+        count, since_s = self._counts.pop(once, (0, now_s))
+        if now_s - since_s >= CHARGE_S:
+            count, since_s = 0, now_s
+        self._counts[once] = count + 1, since_s
         if len(self._counts) > self._keys:
             self._counts.popitem(last=False)
 
-    def are_enough(self, once: str) -> bool:
+    def are_enough(self, once: str, now_s: float) -> bool:
         """Whether the next one is charged by itself."""
-        return self._counts.get(once, 0) >= RUNS_PER_CHARGE
+        count, since_s = self._counts.get(once, (0, now_s))
+        return count >= RUNS_PER_CHARGE and now_s - since_s < CHARGE_S

@@ -5,7 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from activator.policy.once import ENTRY_BYTES, RUNS_PER_CHARGE, Kept, OnceLimits, RunCounts, Shelf, asked, read_key
+from activator.policy.once import (
+    CHARGE_S,
+    ENTRY_BYTES,
+    RUNS_PER_CHARGE,
+    Kept,
+    OnceLimits,
+    RunCounts,
+    Shelf,
+    asked,
+    read_key,
+)
 from contracts.errors import InvalidRequest, Refused
 
 SECRET = b"s" * 32
@@ -133,12 +143,21 @@ TestShelving = Shelving.TestCase
 
 
 def test_running_again_and_again_is_charged_in_the_end() -> None:
-    """So many runs of a key may be one; the oldest keys are forgotten."""
+    """So many runs of a key may be one within a day; the oldest keys are forgotten."""
     counts = RunCounts(keys=2)
-    for _ in range(RUNS_PER_CHARGE):
-        assert not counts.are_enough("a")
-        counts.note("a")
-    assert counts.are_enough("a")
-    counts.note("b")
-    counts.note("c")
-    assert not counts.are_enough("a")
+    for now_s in range(RUNS_PER_CHARGE):
+        assert not counts.are_enough("a", now_s)
+        counts.note("a", now_s)
+    assert counts.are_enough("a", CHARGE_S - 1)
+    counts.note("b", CHARGE_S - 1)
+    counts.note("c", CHARGE_S - 1)
+    assert not counts.are_enough("a", CHARGE_S - 1)
+
+
+def test_runs_of_a_key_are_counted_anew_each_day() -> None:
+    """A key that is used once a day for months is charged once each day, also where it has to be asked again."""
+    counts = RunCounts()
+    for day in range(2 * RUNS_PER_CHARGE):
+        assert not counts.are_enough("a", day * CHARGE_S)
+        counts.note("a", day * CHARGE_S)
+        assert not counts.are_enough("a", day * CHARGE_S + 1)
