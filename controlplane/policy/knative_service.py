@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import dns_label
+from controlplane.policy.kpa import TARGET_MIN
 from controlplane.policy.labels import MODEL, RENDERING, RUNTIME, STREAMS, TENANT, VERSION
 from controlplane.policy.windows import Average
 
@@ -214,7 +215,12 @@ def _labels(version: PodVersion) -> dict[str, str]:
 
 
 def _scaling(version: PodVersion) -> dict[str, str]:
-    """As one machine scales it: `scaled.scaling_spec`. What is not said is Knative's default there, too."""
+    """As one machine scales it: `scaled.scaling_spec`. What is not said is Knative's default there, too. Raises
+    `Refused(InvalidRequest)`.
+    """
+    if version.target is not None and version.target < TARGET_MIN:
+        rule = f"must be {TARGET_MIN} or more on a cluster"
+        raise Refused(InvalidRequest("target", format(version.target, "g"), rule))
     told: dict[str, object] = {
         "class": "kpa.autoscaling.knative.dev",
         "metric": "concurrency",
@@ -245,7 +251,7 @@ def _whole_seconds(name: str, seconds: float) -> str:
 def pod_spec(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
     """Of one that serves it. Raises `Refused(InvalidRequest)`."""
     return {
-        "containerConcurrency": min(version.max_streams + BESIDE, max(version.max_streams, MOST_CONCURRENCY)),
+        "containerConcurrency": min(version.max_streams + BESIDE, MOST_CONCURRENCY),
         "timeoutSeconds": cluster.timeout_s,
         "responseStartTimeoutSeconds": cluster.timeout_s,  # a long prompt is silent for long
         "automountServiceAccountToken": False,

@@ -178,12 +178,13 @@ def test_what_can_t_be_rendered(it: Model, says: str) -> None:
 
 def test_scale_settings() -> None:
     """What a cluster can't do is refused, with the rule, before it is a setting."""
-    rendering().check(model(), ScaleSettings(min=1, max=2, window_s=30.0))
+    rendering().check(model(), ScaleSettings(min=1, max=2, target=0.01, window_s=30.0))
     for scale, says in (
         (ScaleSettings(idle="sleep"), "idle=sleep: must be zero on a cluster"),
         (ScaleSettings(min=9, max=9), "min=9: must be 8 or less: there are no more devices"),
         (ScaleSettings(window_s=30.5), "window_s=30.5: must be whole seconds"),
         (ScaleSettings(grace_s=0.5), "grace_s=0.5: must be whole seconds"),
+        (ScaleSettings(target=0.005), "target=0.005: must be 0.01 or more on a cluster"),
     ):
         with pytest.raises(Refused) as refused:
             rendering(devices=8).check(model(), scale)
