@@ -217,6 +217,29 @@ async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None
         assert "the label kelvin.dev/tenant=acme" in failure.message
 
 
+@in_loop
+async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> None:
+    """The other one is known at the end of its probe, and nothing is listed again."""
+    clock, place = VirtualClock(), Place("acme", "beta")
+    secret = Ref("v1", "Secret", "kelvin-acme", "s")
+    spaces = TenantSpaces(place, Needs(secrets=("s",)), clock, lambda: None)
+    async with running(spaces):
+        await clock.advance(1.0)
+        place.answered.clear()
+        for tenant in ("acme", "beta"):
+            spaces.is_complete(f"kelvin-{tenant}", tenant)
+        await clock.advance(1.0)
+        assert place.calls == [("exists", secret)]
+        place.remove(Ref("v1", "Namespace", None, "kelvin-beta"))
+        await clock.advance(1.0)
+        place.answered.set()
+        await clock.advance(1.0)
+        failure = spaces.failure("kelvin-acme", "acme")
+        assert failure is not None
+        assert "the secret s" in failure.message
+        assert len(place.watching) == 2
+
+
 def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
     """One that serves is kept as it is wanted; only a new one has to wait."""
 

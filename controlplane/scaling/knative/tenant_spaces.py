@@ -130,7 +130,9 @@ class TenantSpaces:
         while True:
             self._probe_due.clear()
             for namespace in sorted(self._wanted & self._spaces.keys()):
-                space, probe = self._spaces[namespace], self._probes.get(namespace)
+                space, probe = self._spaces.get(namespace), self._probes.get(namespace)
+                if space is None:
+                    continue  # it was deleted while another one was probed
                 if probe is None or probe.uid != space.uid or not probe.is_complete:
                     await self._probe(namespace, space.uid)
             await first(self._probe_due.wait(), self._clock.sleep(PROBE_AGAIN_S))
