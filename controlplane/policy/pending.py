@@ -174,10 +174,10 @@ class Nodes:
             if seen.ready_s is not None:
                 return None
             if seen.placed_s is not None:
-                left.append(max(0.0, seen.placed_s + start_s - now_s))
+                left.append(max(0.0, start_s - _since_s(seen.placed_s, now_s)))
             elif seen.waits_since_s is not None:
                 node_s, _ = self._node(seen.node)
-                left.append(_rest_s(node_s, now_s - seen.waits_since_s) + start_s)
+                left.append(_rest_s(node_s, _since_s(seen.waits_since_s, now_s)) + start_s)
         return min(left, default=None)
 
     def check_integrity(self) -> None:
@@ -260,6 +260,11 @@ def node_of(spec: Mapping[str, Any]) -> NodeClass:
 
 def _waits(seen: Seen) -> bool:
     return seen.waits_since_s is not None and not seen.is_leaving
+
+
+def _since_s(then_s: float, now_s: float) -> float:
+    """Seconds since a time of the cluster's clock. Our own clock may be behind: what is yet to come was just now."""
+    return max(0.0, now_s - then_s)
 
 
 def _rest_s(node_s: float, waited_s: float) -> float:

@@ -190,6 +190,8 @@ def test_a_start_that_waits_for_a_node_has_that_wait_in_its_forecast() -> None:
         pytest.param([waits(), waits(T - 50)], GUESS_S - 50 + START_GUESS_S, id="the first that will be"),
         pytest.param([waits(), placed(T)], START_GUESS_S, id="one has its node"),
         pytest.param([placed(T - 500)], 0.0, id="one that should be over"),
+        pytest.param([waits(T + 600)], GUESS_S + START_GUESS_S, id="our clock is behind: as if it waited from now"),
+        pytest.param([placed(T + 600)], START_GUESS_S, id="our clock is behind: as if it had its node from now"),
         pytest.param([waits(T - 400)], AGAIN * 400 + START_GUESS_S, id="longer than others: half as long again"),
         pytest.param([waits(), serves(T - 9, T - 1)], None, id="one serves"),
         pytest.param([Seen(SERVICE[1], GPU)], None, id="nobody has said anything of it yet"),
