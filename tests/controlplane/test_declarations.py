@@ -1,11 +1,13 @@
 """Objects of the cluster and the admin API are two doors to one state: what either writes holds, and both show it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,6 +21,7 @@ from controlplane.facts import Model, ScaleChange, ScaleSettings, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
+from controlplane.policy.declared import TenantFacts, TenantSpec
 from controlplane.policy.knative_service import service_name
 from controlplane.registry import Registry
 from controlplane.removal import Removal
@@ -31,6 +34,7 @@ from controlplane.tenants import Tenant, TenantStore
 from tests.controlplane.builders import BY, NOW_S, digest, registration
 from tests.controlplane.declared_cluster import DeclaredCluster
 from tests.controlplane.virtual_time import settle
+from tests.loops import in_loop
 
 A, B = digest("a"), digest("b")
 LIMIT_S = 20.0
@@ -464,3 +468,52 @@ def test_events_are_told_once(tmp_path: Path) -> None:
         ]
 
     asyncio.run(main())
+
+
+class _Stores:
+    """Stores of models and of tenants at once, which never wait and count what they are asked."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+
+    def facts(self, tenant: str, name: str) -> None:
+        self.asked["models"] += 1
+
+    def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
+        self.asked["lists of versions"] += 1
+        return (VersionKey(tenant, name, A),)
+
+    def version(self, key: VersionKey) -> dict[str, object]:
+        self.asked["versions"] += 1
+        return {"state": "ready", "prod": True, "readyReplicas": 0}
+
+    async def every(self) -> dict[str, TenantFacts]:
+        return {}
+
+    async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
+        self.asked["tenants"] += 1
+
+
+@in_loop
+async def test_other_work_runs_while_many_objects_are_looked_at() -> None:
+    """A look at thousands must not hold the loop: of no kind are more than 100 looked at in a turn."""
+    cluster, stores, many = DeclaredCluster(), _Stores(), 250
+    for number in range(many):
+        cluster.declare("Tenant", f"t-{number}")
+        cluster.declare("Model", f"m-{number}", "kelvin-acme", tenant="acme")
+    declarations = Declarations(
+        cluster, cast(DeclaredModels, stores), cast(DeclaredTenants, stores), SystemClock(),
+        lambda tenant: f"kelvin-{tenant}", "kelvin", period_s=0.01,
+    )  # fmt: skip
+    running, most, before = asyncio.create_task(declarations.run()), Counter[str](), Counter[str]()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not running.done() and stores.asked["versions"] < many:
+                await asyncio.sleep(0)
+                most |= stores.asked - before
+                before = stores.asked.copy()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert most.keys() == {"tenants", "models", "lists of versions", "versions"}
+    assert max(most.values()) <= 100, most

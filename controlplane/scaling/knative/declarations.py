@@ -21,7 +21,7 @@ from controlplane.policy.declared import TenantFacts
 from controlplane.policy.declared_events import news
 from controlplane.policy.knative_service import service_name
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json, Ref
-from controlplane.scaling.knative.converge import Converger, Kind
+from controlplane.scaling.knative.converge import TOGETHER, Converger, Kind
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.scaling.knative.view import View
 from service.loops import record_error
@@ -88,20 +88,24 @@ class Declarations:
         if tenants := tuple(self._views[policy.TENANT].objects.values()):
             with self._trying("tenants"):
                 held = await self._tenants.every()
-                for obj in tenants:
+                for number, obj in enumerate(tenants, 1):
+                    await _let_others_run(number)
                     with self._trying(Ref.of(obj)):
                         await self._tenant(obj, held.get(obj["metadata"]["name"]))
-        models = self._views[policy.MODEL].objects
-        for obj in tuple(models.values()):
+        models = self._views[policy.MODEL]
+        for number, obj in enumerate(tuple(models.objects.values()), 1):
+            await _let_others_run(number)
             with self._trying(Ref.of(obj)):
                 await self._model(obj)
-        self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models}
-        for ref, obj in tuple(models.items()):  # those still there
+        for number, (ref, obj) in enumerate(tuple(models.objects.items()), 1):  # those still there
+            await _let_others_run(number)
             with self._trying(ref):  # if one can't be read, its mirrors stay as they are
                 self._mirrored[ref] = self._versions(obj)
+        self._mirrored = {ref: each for ref, each in self._mirrored.items() if ref in models.objects}
         mirrored = [wanted for each in self._mirrored.values() for wanted in each]
         self._mirror.want(mirrored)
-        for wanted in mirrored:
+        for number, wanted in enumerate(mirrored, 1):
+            await _let_others_run(number)
             with self._trying(Ref.of(wanted)):
                 await self._version(wanted)
 
@@ -270,6 +274,12 @@ class Declarations:
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def _let_others_run(number: int) -> None:
+    """Give others their turn before every TOGETHER-th object. To look at thousands at once would hold the loop."""
+    if number % TOGETHER == 0:
+        await asyncio.sleep(0)
 
 
 def _actor(obj: Json, tenant: str) -> Actor:
