@@ -95,9 +95,11 @@ def target() -> Target:
 
 
 def _refuse(answer: httpx.Response) -> None:
-    """Turn an error of the API into the sentence that it carries."""
-    if answer.status_code < 400:
+    """Turn an error of the API into the sentence that it carries. A redirect is of something else, such as a proxy."""
+    if answer.is_success:
         return
+    if answer.status_code < 400:
+        raise DoorClosed(not_ours(answer), answer.status_code)
     raise DoorClosed(sentence_of(answer.status_code, answer.read()), answer.status_code)
 
 
@@ -110,6 +112,11 @@ def json_of(answer: httpx.Response) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DoorClosed(f"{answer.url.copy_with(query=None)} answered with no JSON object: is the URL Kelvin's?")
     return found
+
+
+def not_ours(answer: httpx.Response) -> str:
+    """What is said of a status that no call of Kelvin's API ends with."""
+    return f"{answer.url.copy_with(query=None)} answered {answer.status_code}: is the URL Kelvin's?"
 
 
 def unreachable(error: httpx.TransportError) -> DoorClosed:

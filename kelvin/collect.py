@@ -21,7 +21,7 @@ def collect(door: Door, run: bool, tenant: str | None = None) -> CollectReport:
     path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
     body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
     answer = door.request("POST", path, content=body, headers=headers, timeout=COLLECT_S)
-    if answer.status_code >= 400:
+    if not answer.is_success:
         raise Refused(failure_of(answer))
     return decode(answer.content, CollectReport, what="the installation's answer")
 

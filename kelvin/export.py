@@ -190,7 +190,7 @@ def resolve(door: Door, reference: str) -> str:
         return reference
     named = parse_reference(reference)
     answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)
-    if answer.status_code >= 400:
+    if not answer.is_success:
         raise Refused(failure_of(answer))
     found = decoder(_Model).decode(answer.content)
     if named.alias is not None:

@@ -25,7 +25,7 @@ def check_store(door: Door) -> Iterator[FsckLine]:
     """Lines as they come; ends after the summary. Raises `Refused`, also where the check was cut short."""
     try:
         with door.stream("POST", "/push/v1/fsck", timeout=SILENCE_S) as answer:
-            if answer.status_code >= 400:
+            if not answer.is_success:
                 answer.read()
                 raise Refused(failure_of(answer))
             for raw in answer.iter_lines():

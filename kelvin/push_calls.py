@@ -31,7 +31,7 @@ from contracts.push import (
 )
 from contracts.traffic_errors import Overloaded
 from contracts.wire import BadJson, decode, decoder, encode
-from kelvin.client import DoorClosed
+from kelvin.client import DoorClosed, not_ours
 from kelvin.pace import Pace
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class PushCalls:
             if (reason := _distrust(error)) is not None:
                 return RemoteFailure("untrusted", 0, f"the installation's certificate is not trusted: {reason}"), False
             return Unavailable("the installation"), True
-        if answer.status_code < 400:
+        if answer.is_success:
             return answer, False
         failure = failure_of(answer)
         return failure, is_retryable(failure)
@@ -212,8 +212,10 @@ class _OpenAiError(msgspec.Struct):
 
 
 def failure_of(answer: httpx.Response) -> RemoteFailure:
-    """The failure that an answer of 400 or more carries, whoever on the way wrote it."""
+    """The failure that an answer other than success carries, whoever on the way wrote it."""
     status = answer.status_code
+    if status < 400:
+        return RemoteFailure("unavailable", status, not_ours(answer))
     passing = status in (429, 502, 503, 504)
     try:
         problem = decoder(_Problem).decode(answer.content)

@@ -94,7 +94,7 @@ def render_command(
         manifest = ExportCalls(door, Patience(), threading.Event()).manifest(version)
         model = reference.partition("@")[0]
         answer = door.request("GET", f"/admin/v1/models/{model}")
-        if answer.status_code >= 400:
+        if not answer.is_success:
             raise Refused(failure_of(answer))
         scale = json_of(answer)["scale"]
     rendered = service(

@@ -107,6 +107,26 @@ def test_refusal_names_the_next_step(
     assert (code, hint in text) == (1, True), text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("tenants", "create", "acme"), id="create"),
+        pytest.param(("tenants", "suspend", "acme"), id="suspend"),
+        pytest.param(("tenants", "resume", "acme"), id="resume"),
+        pytest.param(("tenants", "delete", "acme"), id="delete"),
+        pytest.param(("stop", "toy"), id="stop"),
+    ],
+)
+def test_redirect_is_no_success(data: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    """A login proxy at the URL sends every call elsewhere: nothing was done."""
+    elsewhere = httpx.Response(302, headers={"location": "https://login"}, content=b"<html>")
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", lambda *_: elsewhere)
+    code, text = _run(*words, "--data", str(data), "--url", "https://x", "--ca", certifi.where())
+    assert code == 1, text
+    assert text.startswith("Error: https://x/admin/v1/"), text
+    assert text.endswith(" answered 302: is the URL Kelvin's?\n"), text
+
+
 @pytest.mark.parametrize("pem", [b"", b"no certificate\n", NO_CERTIFICATE, b"\xff"])
 def test_bad_ca_file_is_named(data: Path, pem: bytes) -> None:
     """A file that holds no certificate."""

@@ -95,6 +95,7 @@ BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
     [
         pytest.param(httpx.Response(403, json={"code": "insufficient_scope", "detail": "no scope"}), "no scope",
                      id="a refusal"),
+        pytest.param(httpx.Response(302, content=b""), "fsck answered 302: is the URL Kelvin's", id="a login proxy"),
         pytest.param(httpx.Response(200, content=b""), "the end of the check", id="an empty answer"),
         pytest.param(httpx.Response(200, content=encode(FsckProgress(checked_bytes=1, total_bytes=2)) + b"\n"),
                      "the end of the check", id="an answer that was cut"),

@@ -107,6 +107,15 @@ def test_does_not_repeat(failure: Failure) -> None:
     assert caught.value.failure.message == failure.message
 
 
+def test_redirect_is_no_success() -> None:
+    """A login proxy at the URL sends the chunk elsewhere: it was not stored."""
+    request = httpx.Request("PUT", "https://x/push/v1/chunk")
+    door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"}, request=request)])
+    with pytest.raises(Refused, match=r"https://x/push/v1/chunk answered 302: is the URL Kelvin's\?"):
+        PushCalls(door, Clock().patience(), threading.Event()).put_chunk("0" * 32, "f" * 64, b"bytes")
+    assert door.calls == 1
+
+
 def test_gives_up() -> None:
     """Before the first answer soon, after it late; pauses grow to a cap."""
     clock = Clock()
