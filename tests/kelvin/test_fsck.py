@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from contracts.errors import Refused, Unavailable
 from contracts.problem import to_wire
-from contracts.push import FsckBroken, FsckProgress
+from contracts.push import FsckBroken, FsckFinding, FsckProgress, FsckSummary
 from contracts.wire import encode
 from kelvin.fsck import check_store, collect, fsck_command
 from kelvin.progress import Silence
@@ -87,6 +87,10 @@ def test_progress(house: House) -> None:
     assert told.done == summary.checked_bytes
 
 
+SUMMARY = FsckSummary(
+    versions=0, unnamed_versions=0, packs=0, chunks=0, checked_bytes=0, unreferenced_chunks=0, unreferenced_bytes=0,
+    findings=1, pushes_running=False,
+)  # fmt: skip
 BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
 
 
@@ -108,6 +112,19 @@ def test_no_verdict(answer: httpx.Response, want: str) -> None:
     transport = httpx.MockTransport(lambda request: answer)
     with httpx.Client(transport=transport, base_url="http://x") as door, pytest.raises(Refused, match=want):
         collect(check_store(door), Silence())
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
+def test_line_end_of_text_ends_no_line(end: str) -> None:
+    """What a finding quotes may hold what text calls a line's end. It comes in pieces, cut anywhere, too."""
+    finding = FsckFinding(key=f"acme/for{end}eign", fault="no object", mend="delete it")
+    raw = encode(finding) + b"\n" + encode(SUMMARY) + b"\n"
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=(raw[at : at + 1] for at in range(len(raw))))
+
+    with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as door:
+        assert collect(check_store(door), Silence()) == ([finding], SUMMARY)
 
 
 def test_no_installation() -> None:
