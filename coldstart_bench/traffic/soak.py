@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from coldstart_bench.endings import Bounds, Totals, differences, totals_of
 from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, InstallationFailed, running
 from coldstart_bench.leftovers import ended, stray_sockets, unfinished
 from coldstart_bench.patience import remaining
 from coldstart_bench.peers import make_model
@@ -72,7 +72,7 @@ def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
             kelvin.push(scratch / "model", MODEL)
             kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
             payloads = _payloads(kelvin)
-            right = _texts(_alone(loop, kelvin, payloads))
+            right = baseline_of(_alone(loop, kelvin, payloads))
             before = _settled(kelvin)
             samples = _sampled(kelvin)
             faults = Faults(kelvin, MODEL, redis, clock)
@@ -118,6 +118,14 @@ def _alone(loop: Loop, kelvin: Installation, payloads: Sequence[Payload]) -> Ran
     """Each asked by itself, by who reads."""
     arrivals = tuple((0, number) for number in range(len(payloads)))
     return loop.run(Plan(kelvin.port, tuple(map(_quick, payloads)), arrivals, 0, 1, PATIENCE_S))
+
+
+def baseline_of(ran: Ran) -> list[str]:
+    """What each is answered while nothing is done to it. Raises InstallationFailed where one is not answered."""
+    texts = _texts(ran)
+    if lacking := [text for sent, text in zip(ran.sent, texts, strict=True) if not sent.is_ok or not text]:
+        raise InstallationFailed(f"before the first fault, {len(lacking)} of {len(texts)} had no answer: {lacking[0]}")
+    return texts
 
 
 def _texts(ran: Ran) -> list[str]:

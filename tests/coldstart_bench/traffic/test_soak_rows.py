@@ -3,7 +3,9 @@
 import pytest
 
 from coldstart_bench.endings import Bounds, Totals, differences
-from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Reader, Sent
+from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Ran, Reader, Sent
+from coldstart_bench.traffic.soak import baseline_of
 from coldstart_bench.traffic.soak_rows import Event, bounds_for, judge, wrong_with
 
 RIGHT = "w1 w2 w3 w4"
@@ -95,3 +97,12 @@ def test_one_that_refuses_all_that_comes_after_is_red(again: float) -> None:
     verdicts = judge(10, 1, [], [Event(1.0, "SIGKILL runtime", 0.1)], [], [], again)
     found = [verdict.claim for verdict in verdicts if verdict.passed is False]
     assert found == ["share of requests after the last fault that were answered right"]
+
+
+def test_without_answers_beforehand_there_is_no_soak() -> None:
+    """A door that refuses all from the beginning would agree with itself to the end."""
+    assert baseline_of(Ran(0, (sent(),), (RIGHT,))) == [RIGHT]
+    with pytest.raises(InstallationFailed, match="1 of 2 had no answer: not answered: breaker_open"):
+        baseline_of(Ran(0, (sent(), sent(503, "breaker_open")), (RIGHT,)))
+    with pytest.raises(InstallationFailed, match="1 of 1 had no answer"):
+        baseline_of(Ran(0, (sent(),), ("",)))
