@@ -77,7 +77,7 @@ def judge(each: Sequence[Served], fair: float | None, memory: Memory | None, sta
         held("fairness between tenants, by Jain's index", 0, state, fair, FAIR, at_least=True),
         held("pairs of a tenant that were answered the other way round", 0, state, swapped, IN_ORDER, at_least=False),
         held("bytes of the activator's memory for each request", 0, state, taken, EACH_BYTES, at_least=False),
-        held("starts of the model", 0, state, float(starts), 1.0, at_least=False),
+        held("starts of the model, off one by", 0, state, float(abs(starts - 1)), 0.0, at_least=False),
     )
 
 

@@ -57,6 +57,7 @@ def test_fairness() -> None:
         pytest.param(both(IN_ORDER[::-1]), 1.0, 0, 1, ["pairs of a tenant"], id="the last first"),
         pytest.param(both(IN_ORDER), 1.0, 12 * EACH_BYTES + 12, 1, ["bytes of the activator"], id="too much memory"),
         pytest.param(both(IN_ORDER), 1.0, 0, 2, ["starts of the model"], id="started twice"),
+        pytest.param(both(IN_ORDER), 1.0, 0, 0, ["starts of the model"], id="it was not at zero"),
     ],
 )
 def test_what_is_red(each: list[Served], fair: float, grown: int, starts: int, want: list[str]) -> None:
