@@ -23,6 +23,14 @@ def held(
     return Verdict(claim, size_bytes, state, value, limit, at_least, good if asked else None)
 
 
+def recorded_once(unrecorded: int, state: str) -> tuple[Verdict, Verdict]:
+    """Of answers less usage records: below 0, there are more records than answers."""
+    return (
+        held("answers without a usage record", 0, state, float(max(0, unrecorded)), 0.0, at_least=False),
+        held("usage records beyond the answers", 0, state, float(max(0, -unrecorded)), 0.0, at_least=False),
+    )
+
+
 def ratio(over: float | None, under: float | None) -> float | None:
     """None where either was not measured."""
     return None if over is None or under is None else over / under

@@ -65,7 +65,7 @@ def _measured(plan: FloodPlan, scratch: Path, load_before: float) -> FloodReport
     recorded = [record for record in seen.records if record.outcome == "ok"]
     loud, other = (_waits(ran, recorded, number, tenant, plan.slot_s) for number, tenant in enumerate(keys))
     seconds = max((sent.end_us for sent in ran.sent), default=0) / 1e6
-    unrecorded = max(0, loud.right + other.right - len(recorded))
+    unrecorded = loud.right + other.right - len(recorded)
     return FloodReport(
         plan.slots,
         plan.slot_s,

@@ -7,7 +7,7 @@ import msgspec
 
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.memory import Memory, words
-from coldstart_bench.verdicts import Verdict, held, line_of
+from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 
 TIMES: Final = 1.0  # of a service, that the quiet one may wait
 BUSY: Final = 0.90  # of the slots, while there is more to do than they can
@@ -34,7 +34,7 @@ class FloodReport(msgspec.Struct, frozen=True):
     quiet: Waits
     seconds: float  # until the last was answered
     most_inside: int  # at the replica at once
-    unrecorded: int  # answers without a usage record
+    unrecorded: int  # answers without a usage record; below 0, records without an answer
     lag_p99_s: float | None  # of the open loop itself
     memory: Memory | None
     verdicts: tuple[Verdict, ...]
@@ -68,7 +68,7 @@ def judge(
     return (
         held("the quiet tenant's wait in the queue, p95, to one service time", 0, state, waited, TIMES, at_least=False),
         held("requests that were not answered right", 0, state, float(wrong), 0.0, at_least=False),
-        held("answers without a usage record", 0, state, float(unrecorded), 0.0, at_least=False),
+        *recorded_once(unrecorded, state),
         held("requests at the replica beyond its slots", 0, state, float(most_inside - slots), 0.0, at_least=False),
         held("share of the slots' time that was used", 0, state, busy, BUSY, at_least=True),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.exchange import Sent, held_up_s, lags_s
 from coldstart_bench.traffic.memory import MIB, Sample, load_within
 from coldstart_bench.traffic.processor import Load
-from coldstart_bench.verdicts import Verdict, held, line_of
+from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 
 RANKS: Final = ("interactive", "standard", "batch")  # who is shed last comes first
 REFUSALS: Final = frozenset((429, 503, 504))
@@ -53,7 +53,7 @@ class OverloadReport(msgspec.Struct, frozen=True):
     tokens: int  # of each answer
     deadline_s: float
     steps: tuple[Step, ...]
-    unrecorded: int  # answers without a usage record
+    unrecorded: int  # answers without a usage record; below 0, records without an answer
     memory_before: int | None
     verdicts: tuple[Verdict, ...]
     machine: dict[str, object]
@@ -144,7 +144,7 @@ def judge(steps: Sequence[Step], unrecorded: int) -> tuple[Verdict, ...]:
         held("share by which memory still grew", 0, state, grown, FLAT, at_least=False),
         *(_order(most.answered, first, then, state) for first, then in pairwise(RANKS)),
         held("requests neither right nor rightly refused", 0, "all", wrong, 0.0, at_least=False),
-        held("answers without a usage record", 0, "all", float(unrecorded), 0.0, at_least=False),
+        *recorded_once(unrecorded, "all"),
     )  # fmt: skip
 
 

@@ -151,7 +151,7 @@ def _came(due: Sequence[Due], ran: Ran, seen: Seen) -> Came:
     took = [sent.took_s for sent in right]
     return Came(
         len(right),
-        max(0, len(right) - recorded),
+        len(right) - recorded,
         quantile_of(took, 0.5),
         quantile_of(took, 0.99),
         quantile_of(lags_s(ran.sent), 0.99),

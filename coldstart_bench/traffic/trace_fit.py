@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from coldstart_bench.statistics import quantile_of
-from coldstart_bench.verdicts import Verdict, held, line_of
+from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 
 DISTANCE: Final = 0.05
 VARIATION: Final = 0.25  # of the gaps' own: a hundred gaps with a tail say no more
@@ -55,7 +55,7 @@ class Came(msgspec.Struct, frozen=True):
     """What came of it, counted from when each was due."""
 
     right: int
-    unrecorded: int
+    unrecorded: int  # answers without a usage record; below 0, records without an answer
     p50_s: float | None
     p99_s: float | None
     lag_p99_s: float | None  # of the open loop itself
@@ -157,7 +157,7 @@ def judge(fit: Fit, came: Came) -> tuple[Verdict, ...]:
         held("distance of tenants' shares from the trace's", 0, state, fit.apart, skew, at_least=False),
         held("difference of the share of shared prefixes", 0, state, _off(fit.prefix), prefix, at_least=False),
         held("requests that were not answered right", 0, state, wrong, 0.0, at_least=False),
-        held("answers without a usage record", 0, state, float(came.unrecorded), 0.0, at_least=False),
+        *recorded_once(came.unrecorded, state),
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def red(verdicts: tuple[Verdict, ...]) -> list[str]:
         pytest.param(in_turn(), 1.1, SLOTS, 0, ["the quiet tenant's wait in the queue"], id="served in turn"),
         pytest.param(lost(), 1.1, SLOTS, 0, ["requests that were not"], id="one was lost"),
         pytest.param(fair(), 1.1, SLOTS, 1, ["answers without"], id="one is not on the bill"),
+        pytest.param(fair(), 1.1, SLOTS, -1, ["usage records beyond"], id="one is on the bill twice"),
         pytest.param(fair(), 1.1, SLOTS + 1, 0, ["requests at the replica beyond"], id="one more than its slots"),
         pytest.param(fair(), 2.0, SLOTS, 0, ["share of the slots' time"], id="slots were idle"),
     ],

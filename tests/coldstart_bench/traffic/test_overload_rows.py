@@ -114,6 +114,7 @@ def good(**changed: object) -> list[Step]:
         ),
         pytest.param(good(wrong=1), 0, ["requests neither right"], id="one is lost"),
         pytest.param(good(), 1, ["answers without"], id="one is not on the bill"),
+        pytest.param(good(), -1, ["usage records beyond"], id="one is on the bill twice"),
     ],
 )
 def test_what_is_red(steps: list[Step], unrecorded: int, want: list[str]) -> None:

@@ -96,7 +96,9 @@ def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
 
 
 def test_answers() -> None:
-    """One that was not right, and one that is not on the bill."""
+    """One that was not right, and one that is not on the bill, or twice."""
     came = msgspec.structs.replace(CAME, right=999, unrecorded=1)
     red = [one.claim for one in judge(GOOD, came) if one.passed is False]
     assert red == ["requests that were not answered right", "answers without a usage record"]
+    twice = judge(GOOD, msgspec.structs.replace(CAME, unrecorded=-1))
+    assert [one.claim for one in twice if one.passed is False] == ["usage records beyond the answers"]
