@@ -66,7 +66,7 @@ def run(plan: OverloadPlan) -> OverloadReport:
         tuple(steps),
         unrecorded,
         before,
-        judge(steps, unrecorded),
+        judge(steps, plan.slots / plan.slot_s * TOKENS, unrecorded),
         machine(),
         load_before,
         commit(),

@@ -16,6 +16,7 @@ from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 RANKS: Final = ("interactive", "standard", "batch")  # who is shed last comes first
 REFUSALS: Final = frozenset((429, 503, 504))
 GOODPUT: Final = 0.95  # of its peak, at the most load
+ABLE: Final = 0.90  # of what the slots can do, or of what is asked for where that is less, at the most load
 FLAT: Final = 0.05  # by which memory may grow between the middle and the last third of the most load
 KEEPS_UP_S: Final = 0.05  # the loop's own lag up to which a step is what it says
 OTHERS: Final = 0.1  # of a step, from which on it is said that others had the core
@@ -130,10 +131,13 @@ def _peak(samples: Sequence[Sample], began_ns: int, from_s: float, to_s: float) 
     return max(found, default=None)
 
 
-def judge(steps: Sequence[Step], unrecorded: int) -> tuple[Verdict, ...]:
-    """Whether it holds or not; the state is the most load, as a multiple of what the replicas can do."""
+def judge(steps: Sequence[Step], able: float, unrecorded: int) -> tuple[Verdict, ...]:
+    """Whether it holds or not; the state is the most load, as a multiple of what the replicas can do: `able` tokens a
+    second.
+    """
     most = max(steps, key=lambda step: step.times)
     peak = max(step.goodput for step in steps)
+    done = most.goodput / (able * min(1.0, most.times))
     state = f"{most.times:g}x"
     wrong = float(sum(step.wrong for step in steps))
     grown = None
@@ -141,6 +145,7 @@ def judge(steps: Sequence[Step], unrecorded: int) -> tuple[Verdict, ...]:
         grown = most.memory_last / most.memory_middle - 1
     return (
         held("goodput to its peak", 0, state, most.goodput / peak if peak else None, GOODPUT, at_least=True),
+        held("goodput to what the slots can do", 0, state, done, ABLE, at_least=True),
         held("share by which memory still grew", 0, state, grown, FLAT, at_least=False),
         *(_order(most.answered, first, then, state) for first, then in pairwise(RANKS)),
         held("requests neither right nor rightly refused", 0, "all", wrong, 0.0, at_least=False),

@@ -13,6 +13,7 @@ from coldstart_bench.traffic.processor import Load, Spent
 
 ASKED = Asked(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
 BEGAN = 5_000_000_000
+ABLE = 4 * 16 / 8
 
 
 def sent(end_s: float, status: int = 200, code: str = "", *, retry_after: bool = False) -> Sent:
@@ -104,7 +105,16 @@ def good(**changed: object) -> list[Step]:
     ("steps", "unrecorded", "want"),
     [
         pytest.param(good(), 0, [], id="all holds"),
-        pytest.param(good(goodput=1.0), 0, ["goodput to its peak"], id="it falls"),
+        pytest.param(good(goodput=0.94 * ABLE), 0, ["goodput to its peak"], id="it falls"),
+        pytest.param(good(goodput=0.5 * ABLE)[1:], 0, ["goodput to what the slots"], id="a step alone does half"),
+        pytest.param(
+            [msgspec.structs.replace(each, goodput=0.5 * ABLE) for each in good()],
+            0,
+            ["goodput to what the slots"],
+            id="all steps do half",
+        ),
+        pytest.param(good(goodput=0.0)[1:], 0, ["goodput to what the slots"], id="nothing is answered in time"),
+        pytest.param(good(goodput=0.5 * ABLE, times=0.5)[1:], 0, [], id="more was not asked for"),
         pytest.param(good(memory_last=120), 0, ["share by which memory"], id="memory grows"),
         pytest.param(
             good(answered={"interactive": 0.2, "standard": 0.5, "batch": 0.1}),
@@ -119,14 +129,14 @@ def good(**changed: object) -> list[Step]:
 )
 def test_what_is_red(steps: list[Step], unrecorded: int, want: list[str]) -> None:
     """That line and no other."""
-    found = [verdict.claim for verdict in judge(steps, unrecorded) if verdict.passed is False]
+    found = [verdict.claim for verdict in judge(steps, ABLE, unrecorded) if verdict.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
 def test_what_is_not_measured() -> None:
     """A step that is too short for samples says nothing of memory."""
-    found = {verdict.claim: verdict.value for verdict in judge(good(memory_last=None), 0)}
+    found = {verdict.claim: verdict.value for verdict in judge(good(memory_last=None), ABLE, 0)}
     assert found["share by which memory still grew"] is None
 
 
