@@ -175,7 +175,8 @@ def storm(json_file: Path | None, waiters: int, agents: int, models: int, model_
     _write(json_file, report)
     click.echo(storm_table(report))
     _tell_where(report)
-    sys.exit(1 if report.miss.failures or report.peered.failures or report.waiters.answered < waiters else 0)
+    not_right = report.waiters.answered < waiters or report.waiters.wrong
+    sys.exit(1 if report.miss.failures or report.peered.failures or not_right else 0)
 
 
 @main.command("front")
@@ -205,7 +206,8 @@ def front(
     _write(json_file, report)
     click.echo(front_table(report))
     _tell_where(report)
-    sys.exit(1 if report.unrecorded or any(row.bad for row in report.rows) else 0)
+    unanswered = not report.streams.tokens or any(row.requests_per_s == 0 for row in report.rows)
+    sys.exit(1 if unanswered or report.unrecorded or any(row.bad for row in report.rows) else 0)
 
 
 @main.command("integrity")

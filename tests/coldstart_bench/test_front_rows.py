@@ -5,7 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from coldstart_bench import front
+from coldstart_bench.__main__ import main
 from coldstart_bench.failures import Failed
 from coldstart_bench.front import connections_of
 from coldstart_bench.front_rows import (
@@ -110,6 +113,28 @@ def test_a_bad_figure_fails(
     red = [verdict.claim for verdict in found if verdict.passed is False]
     assert len(red) == 1
     assert claim in red[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "streams", "unrecorded", "status"),
+    [
+        pytest.param({}, {}, 0, 0, id="all was measured"),
+        pytest.param({"added_p50_ms": 9.0}, {}, 0, 0, id="a line that does not hold is printed"),
+        pytest.param({"requests_per_s": 0.0}, {}, 0, 1, id="no request was answered"),
+        pytest.param({}, {"tokens": 0}, 0, 1, id="no token came"),
+        pytest.param({"bad": 1}, {}, 0, 1, id="one went wrong"),
+        pytest.param({}, {}, 1, 1, id="one went unrecorded"),
+    ],
+)
+def test_the_exit_says_whether_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], streams: dict[str, Any], unrecorded: int, status: int
+) -> None:
+    """Answers from everybody, right ones, on the record."""
+    rows, read = (msgspec.structs.replace(good(1), **row),), msgspec.structs.replace(READ, **streams)
+    report = FrontReport(rows, read, unrecorded, "wrk", (), judge(rows, read, unrecorded), {}, 0.0, None)
+    monkeypatch.setattr(front, "run", lambda plan: report)
+    done = CliRunner().invoke(main, ["front"])
+    assert done.exit_code == status, done.output
 
 
 @pytest.mark.parametrize(("words", "want"), [("16, 1,16", (1, 16)), ("512", (512,))])

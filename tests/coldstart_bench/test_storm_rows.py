@@ -5,8 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
-from coldstart_bench.storm_rows import Miss, Node, Waiters, fair_finishes, judge, unfairness
+from coldstart_bench import storm
+from coldstart_bench.__main__ import main
+from coldstart_bench.storm_rows import Miss, Node, StormReport, Waiters, fair_finishes, judge, unfairness
 
 CALM = Waiters(asked=9, answered=9, wrong=0, leases=1, chunk_reads=40, chunks=40, first_s=0.1, median_s=0.2, last_s=0.3)
 FAIR = Miss(
@@ -77,3 +80,24 @@ def test_peers_that_each_read_the_store_fail() -> None:
     """As if none had asked another."""
     failing = [verdict.claim for verdict in judge(CALM, FAIR, FAIR) if verdict.passed is False]
     assert failing == ["times that a byte left the store in all, with peers"]
+
+
+@pytest.mark.parametrize(
+    ("waiters", "miss", "status"),
+    [
+        pytest.param({}, {}, 0, id="all was measured"),
+        pytest.param({"leases": 2}, {}, 0, id="a line that does not hold is printed"),
+        pytest.param({"answered": 8}, {}, 1, id="one was refused"),
+        pytest.param({"wrong": 1}, {}, 1, id="one was told something else"),
+        pytest.param({}, {"failures": ("gone",)}, 1, id="a lease failed"),
+    ],
+)
+def test_the_exit_says_whether_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, waiters: dict[str, Any], miss: dict[str, Any], status: int
+) -> None:
+    """Right answers and leases for all who asked."""
+    found = msgspec.structs.replace(CALM, **waiters), msgspec.structs.replace(FAIR, **miss), PEERED
+    report = StormReport(*found, judge(*found), {}, 0.0, None)
+    monkeypatch.setattr(storm, "run", lambda plan: report)
+    done = CliRunner().invoke(main, ["storm", "--waiters", "9", "--agents", "1", "--models", "1", "--model-mib", "1"])
+    assert done.exit_code == status, done.output
