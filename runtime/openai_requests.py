@@ -307,5 +307,8 @@ class _Described(str):
 
 def refused(field: str, value: object, rule: str) -> Refused:
     """A value that breaks a rule, shown as JSON has it."""
-    shown = value if isinstance(value, _Described) else json.dumps(value, ensure_ascii=False)
+    try:
+        shown = value if isinstance(value, _Described) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:  # json.dumps needs more of the stack than the decoder did for the same value
+        shown = "(nested too deeply)"
     return Refused(InvalidRequest(field, shown[:_SHOWN], rule))

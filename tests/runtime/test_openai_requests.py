@@ -1,6 +1,7 @@
 """Requests in OpenAI's form are taken for what they say, or refused by field, value and rule."""
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,17 @@ def test_what_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(Refused) as caught:
         decode_chat(raw)
     assert caught.value.failure.param == "body"
+
+
+def test_value_nested_to_any_depth_is_refused() -> None:
+    """Some depths still decode, but leave too little of the stack to show the value."""
+    limit = sys.getrecursionlimit()
+    for depth in range(limit - 300, limit + 10):
+        nested = b"[" * depth + b"]" * depth
+        for raw in (b'{"prompt":' + nested + b"}", b'{"prompt":"x","tools":' + nested + b"}", nested):
+            with pytest.raises(Refused) as caught:
+                decode_completion(raw)
+            assert isinstance(caught.value.failure, InvalidRequest)
 
 
 json_values = st.recursive(
