@@ -3,7 +3,8 @@
 Specification: kserve/open-inference-protocol, inference_rest. Tensors are JSON, nested or flat in row-major order.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -19,6 +20,10 @@ from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finishe
 from runtime.openai_requests import convert, refused
 
 MAX_ID: Final = 256
+# Values that are encoded at once. A number has at most 25 bytes, a text has any length.
+_PIECE_NUMBERS: Final = 4096
+_PIECE_TEXTS: Final = 64
+_BURST_BYTES: Final = 16_384  # of an answer that are encoded before other requests have a turn
 # What asks for another form of request or answer; a false or absent value asks for nothing.
 _UNSUPPORTED: Final = (
     "binary_data", "binary_data_size", "binary_data_output", "shared_memory_region", "shared_memory_byte_size",
@@ -170,7 +175,7 @@ class PredictionAnswer:
         self._least_bytes = 0  # of the answer: a value and its comma have two
         self.counts = Counts()
 
-    def feed(self, events: Sequence[Event]) -> Progress:
+    async def feed(self, events: Sequence[Event]) -> Progress:
         """Nothing before the last."""
         for event in events:
             self.counts = event.counts
@@ -181,32 +186,52 @@ class PredictionAnswer:
                     if self._least_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
                         return self._too_long(self._least_bytes)
                 case Finished():
-                    return self._end(event)
+                    return await self._end(event)
                 case Failed():
                     return Progress(b"", self.counts, failure=event.failure)
                 case Generated() | Embedded() | Cancelled():
                     raise AssertionError("no event of a prediction")
         return Progress(b"", self.counts)
 
-    def _end(self, event: Finished) -> Progress:
-        answer: dict[str, object] = {"model_name": self._model, "model_version": self._version}
-        if self._ask.id is not None:
-            answer["id"] = self._ask.id
-        answer["outputs"] = [self._output(at) for at in self._ask.outputs]
-        body = msgspec.json.encode(answer)
-        if len(body) > MAX_PAYLOAD:
-            return self._too_long(len(body))
-        return Progress(body, self.counts, reason=event.reason)
+    async def _end(self, event: Finished) -> Progress:
+        """Encode the answer. Other requests have a turn after every burst."""
+        pieces: list[bytes] = []
+        nbytes = burst = 0
+        for piece in self._pieces():
+            pieces.append(piece)
+            nbytes += len(piece)
+            burst += len(piece)
+            if nbytes > MAX_PAYLOAD:
+                return self._too_long(nbytes)
+            if burst > _BURST_BYTES:
+                burst = 0
+                await asyncio.sleep(0)
+        return Progress(b"".join(pieces), self.counts, reason=event.reason)
 
     def _too_long(self, nbytes: int) -> Progress:
         return Progress(b"", self.counts, failure=LimitExceeded("outputs", nbytes, MAX_PAYLOAD, "bytes"))
 
-    def _output(self, at: int) -> dict[str, object]:
+    def _pieces(self) -> Iterator[bytes]:
+        """The answer's JSON, in pieces that are quick to encode."""
+        answer = {"model_name": self._model, "model_version": self._version}
+        if self._ask.id is not None:
+            answer["id"] = self._ask.id
+        yield msgspec.json.encode(answer)[:-1] + b',"outputs":['
+        for place, at in enumerate(self._ask.outputs):
+            if place:
+                yield b","
+            yield from self._output(at)
+        yield b"]}"
+
+    def _output(self, at: int) -> Iterator[bytes]:
         spec, parts = self._signature.outputs[at], [outputs[at] for outputs in self._got]
-        values = [value for part in parts for value in part.ravel().tolist()]
-        return {
-            "name": spec.name,
-            "datatype": spec.datatype,
-            "shape": (sum(len(part) for part in parts), *parts[0].shape[1:]),
-            "data": values,
-        }
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        yield msgspec.json.encode({"name": spec.name, "datatype": spec.datatype, "shape": shape})[:-1] + b',"data":['
+        step = _PIECE_TEXTS if spec.datatype == "BYTES" else _PIECE_NUMBERS
+        before = b""
+        for part in parts:
+            values = part.ravel()
+            for start in range(0, values.size, step):
+                yield before + msgspec.json.encode(values[start : start + step].tolist())[1:-1]
+                before = b","
+        yield b"]}"

@@ -1,7 +1,9 @@
 """Predictions are decoded strictly against the signature, and answered in the protocol's form."""
 
+import asyncio
 import json
 import tracemalloc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, SchemaMismatch
 from contracts.frames import MAX_PAYLOAD, Counts
 from contracts.signature import TensorSpec, sign
+from runtime.answer import Progress
 from runtime.engine.interface import Event, Failed, Finished, Predicted
 from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
 
@@ -122,12 +125,16 @@ def answer(outputs: tuple[int, ...] = (0, 1), id: str | None = None) -> Predicti
     return PredictionAnswer("m", "v" * 64, SIGNATURE, PredictionAsk(3, (), outputs, id))
 
 
+def fed(feed: PredictionAnswer, events: Sequence[Event]) -> Progress:
+    return asyncio.run(feed.feed(events))
+
+
 def test_the_answer() -> None:
     """All rows in order, each output flat with its shape; nothing is said before the last."""
     events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", SECOND, COUNTS)]
     feed = answer(id="42")
-    assert feed.feed(events).data == b""
-    progress = feed.feed([Finished("r", "stop", COUNTS)])
+    assert fed(feed, events).data == b""
+    progress = fed(feed, [Finished("r", "stop", COUNTS)])
     assert json.loads(progress.data) == {
         "model_name": "m",
         "model_version": "v" * 64,
@@ -142,17 +149,18 @@ def test_the_answer() -> None:
 
 def test_only_what_was_asked() -> None:
     """And no id where none was given."""
-    found = json.loads(answer((1,)).feed([Predicted("r", FIRST, COUNTS), Finished("r", "stop", COUNTS)]).data)
+    progress = fed(answer((1,)), [Predicted("r", FIRST, COUNTS), Finished("r", "stop", COUNTS)])
+    found = json.loads(progress.data)
     assert "id" not in found
     assert [output["name"] for output in found["outputs"]] == ["p"]
 
 
 def test_an_answer_that_fails() -> None:
     """Says nothing but why; one that is too long for a frame is refused."""
-    progress = answer().feed([Predicted("r", FIRST, COUNTS), Failed("r", Internal(), COUNTS)])
+    progress = fed(answer(), [Predicted("r", FIRST, COUNTS), Failed("r", Internal(), COUNTS)])
     assert (progress.data, progress.failure) == (b"", Internal())
     long = (np.array(["x" * (MAX_PAYLOAD // 2)] * 2, object), FIRST[1])
-    progress = answer().feed([Predicted("r", long, COUNTS), Finished("r", "stop", COUNTS)])
+    progress = fed(answer(), [Predicted("r", long, COUNTS), Finished("r", "stop", COUNTS)])
     assert isinstance(progress.failure, LimitExceeded)
     assert not progress.data
 
@@ -162,9 +170,53 @@ def test_answer_that_can_only_be_too_long_is_not_written_out() -> None:
     wide = (FIRST[0], np.zeros((1, MAX_PAYLOAD // 2 + 1), np.float32))
     tracemalloc.start()
     try:
-        progress = answer().feed([Predicted("r", wide, COUNTS)])
+        progress = fed(answer(), [Predicted("r", wide, COUNTS)])
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
     assert isinstance(progress.failure, LimitExceeded)
-    assert answer((0,)).feed([Predicted("r", wide, COUNTS)]).failure is None
+    assert fed(answer((0,)), [Predicted("r", wide, COUNTS)]).failure is None
+
+
+def test_many_values_are_answered_as_json() -> None:
+    """Row-major, over the pieces in which they are encoded and the parts in which they came; also none at all."""
+    count = 10_001
+    texts = np.array([f"ü{at}" for at in range(count)], object)
+    numbers = np.arange(2 * count, dtype=np.float32).reshape(2, count).T  # not contiguous
+    none = (np.array([], object), np.zeros((0, 2), np.float32))
+    for parts in ([(texts, numbers), FIRST], [none, FIRST, none], [none]):
+        events: list[Event] = [Predicted("r", part, COUNTS) for part in parts]
+        progress = fed(answer(), [*events, Finished("r", "stop", COUNTS)])
+        label, p = json.loads(progress.data)["outputs"]
+        whole = np.concatenate([part[1] for part in parts])
+        assert label["data"] == np.concatenate([part[0] for part in parts]).tolist()
+        assert (p["shape"], p["data"]) == (list(whole.shape), whole.ravel().tolist())
+
+
+def test_long_answer_leaves_turns_to_other_requests() -> None:
+    """The loop runs others while the answer is encoded."""
+
+    async def count_turns() -> int:
+        rows = Predicted("r", (FIRST[0], np.zeros((1024, 4000), np.float32)), COUNTS)
+        encoded = asyncio.ensure_future(answer((1,)).feed([rows, Finished("r", "stop", COUNTS)]))
+        turns = 0
+        while not encoded.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert encoded.result().reason == "stop"
+        return turns
+
+    assert asyncio.run(count_turns()) > 100
+
+
+def test_too_long_answer_is_not_written_to_its_end() -> None:
+    """It is refused once it has more bytes than a frame, whatever else it would have had."""
+    events = [Predicted("r", (FIRST[0], np.full((700, 4000), 0.123456, np.float32)), COUNTS)]
+    tracemalloc.start()
+    try:
+        progress = fed(answer((1,)), [*events, Finished("r", "stop", COUNTS)])
+        assert tracemalloc.get_traced_memory()[1] < 2 * MAX_PAYLOAD
+    finally:
+        tracemalloc.stop()
+    assert isinstance(progress.failure, LimitExceeded)
+    assert not progress.data

@@ -16,6 +16,7 @@ from contracts.errors import Failure, Refused
 from contracts.jobs import Bind, Fingerprint
 from contracts.timeline import Stage
 from runtime.engine.interface import Event, Failed, Finished
+from runtime.open_inference import PredictionAnswer
 from runtime.predictor.serving import PredictorServing
 from runtime.restore import restore
 from runtime.serving import Wiring
@@ -62,7 +63,8 @@ def ask(serving: PredictorServing, heard: Heard, raw: bytes) -> Any:
     prepared = asyncio.run(serving.prepare("/v2/infer", raw, "r", 0))
     serving.thread.submit(prepared.request)
     assert heard.ended.wait(DEADLINE_S)
-    return prepared.answer.feed(heard.events)
+    assert isinstance(prepared.answer, PredictionAnswer)
+    return asyncio.run(prepared.answer.feed(heard.events))
 
 
 @pytest.mark.parametrize("rows", [1, 90], ids=["decoded inline", "decoded beside the loop"])
