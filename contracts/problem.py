@@ -48,13 +48,17 @@ def is_retryable(failure: Failure) -> bool:
     return failure.remote_retryable if isinstance(failure, RemoteFailure) else failure.retryable
 
 
+def _param(failure: Failure) -> str | None:
+    return None if failure.param is None else redact(failure.param)
+
+
 def to_wire(failure: Failure) -> WireFailure:
     """The failure as it crosses processes."""
     return WireFailure(
         code=code_of(failure),
         status=status_of(failure),
         message=redact(failure.message),
-        param=failure.param,
+        param=_param(failure),
         retryable=is_retryable(failure),
         retry_after_s=failure.retry_after_s,
     )
@@ -97,7 +101,7 @@ def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
     error: dict[str, object] = {
         "message": redact(failure.message),
         "type": _openai_type(status_of(failure)),
-        "param": failure.param,
+        "param": _param(failure),
         "code": code_of(failure),
     }
     if request_id is not None:
@@ -126,7 +130,7 @@ def problem_details(failure: Failure) -> bytes:
         "retryable": is_retryable(failure),
     }
     if failure.param is not None:
-        body["param"] = failure.param
+        body["param"] = _param(failure)
     if failure.retry_after_s is not None:
         body["retry_after_s"] = failure.retry_after_s
     return msgspec.json.encode(body)

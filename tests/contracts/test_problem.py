@@ -88,6 +88,7 @@ def test_an_sse_error_is_one_event() -> None:
 
 def test_what_utf_8_cannot_say_is_escaped() -> None:
     """JSON may hold half of a surrogate pair: whoever sent it is told what is wrong, in every form."""
-    failure = ArtifactRejected("config.json", "architectures: '\ud800'")
+    failure = ArtifactRejected("\ud800.json", "architectures: '\ud800'")
+    assert to_wire(failure).param == "\\ud800.json"
     for render in (problem_details, openai_error, open_inference_error):
         assert b"\\\\ud800" in render(failure)
