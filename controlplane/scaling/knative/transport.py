@@ -100,7 +100,11 @@ class Transport:
                 raise ClusterError(trouble_of(answer.status, await _read(answer), answer.headers.get("Retry-After")))
             yield answer
         finally:
-            answer.release()  # which ends the connection unless all was read
+            connection = answer.connection
+            if connection is not None and connection.transport is not None:
+                # It goes on. Over TLS, an orderly end would wait for the server's, which may take longer than our loop.
+                connection.transport.abort()
+            answer.release()
 
     async def _send(
         self,
