@@ -198,7 +198,7 @@ class RunCounts:
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and since when
 
     def note(self, once: str, now_s: float) -> None:
-        """One more."""
+        """Count one more run of the key."""
         count, since_s = self._counts.pop(once, (0, now_s))
         if now_s - since_s >= CHARGE_S:
             count, since_s = 0, now_s
@@ -207,6 +207,6 @@ class RunCounts:
             self._counts.popitem(last=False)
 
     def are_enough(self, once: str, now_s: float) -> bool:
-        """Whether the next one is charged by itself."""
+        """Return whether the next run is charged by itself."""
         count, since_s = self._counts.get(once, (0, now_s))
         return count >= RUNS_PER_CHARGE and now_s - since_s < CHARGE_S

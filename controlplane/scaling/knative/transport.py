@@ -102,7 +102,8 @@ class Transport:
         finally:
             connection = answer.connection
             if connection is not None and connection.transport is not None:
-                # It goes on. Over TLS, an orderly end would wait for the server's, which may take longer than our loop.
+                # The answer is not complete, so the connection can't be used again. Over TLS, closing it would wait
+                # for the server, perhaps until our event loop has ended.
                 connection.transport.abort()
             answer.release()
 
