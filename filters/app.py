@@ -68,7 +68,10 @@ def make_app(meters: Meters, scanner: Scanner) -> FastAPI:
 
 
 def _left_s(request: Request) -> float:
-    """For how long who asks waits yet; one of an older build does not say."""
+    """Return for how many seconds the asker still waits, at most LONGEST_S. An asker of an older build does not say.
+
+    Raises `Refused(InvalidRequest)`.
+    """
     raw = request.headers.get(DEADLINE)
     if raw is None:
         return LONGEST_S

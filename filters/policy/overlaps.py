@@ -6,8 +6,9 @@ from contracts.filters import Span
 
 
 def settle(spans: Iterable[Span]) -> list[Span]:
-    """In order, none across another: those that were are one from the first's beginning to the last's end, under the
-    label of the longest; one that stops makes all of it stop. Ends with the first that stops.
+    """Return the spans in order, overlapping ones joined into one. The result ends with the first span that stops.
+
+    A joined span has the label of the longest of its spans. If one of them stops, it stops, and has that one's label.
     """
     settled: list[Span] = []
     longest = 0

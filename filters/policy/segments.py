@@ -1,8 +1,8 @@
-"""Cut a text where nothing that is looked for can lie across, by the text alone. Texts come folded (`folding.py`).
+"""Cut a folded text (see `folding.py`) into segments, so that no match of a pattern crosses a cut.
 
-A segment is a run of letters, digits and the marks of addresses; a space goes on with it only where a number or an
-IBAN may go on behind it. What is in a segment is found in it alone, so that a text gives the same in any pieces: a
-segment is looked at once, when what follows has ended it. Everything between segments is free at once.
+A segment is a run of letters, digits and the marks of addresses. A space belongs to it only where a number or an IBAN
+may go on behind the space. Each segment is scanned alone, once, after a later character has ended it. So the matches
+do not depend on the pieces in which a text comes. Text between segments needs no scan.
 """
 
 import re
@@ -24,7 +24,7 @@ _HEAD: Final = "[A-Za-z]{2}[0-9]{2}"
 _SMALL: Final = f"(?:(?<={_HEAD})|(?<={_HEAD} [A-Za-z]{{4}})) "
 _START: Final = re.compile(f"[{_WORD}]")
 _SEGMENT: Final = re.compile(f"[{_WORD}]+(?:(?:{_GOES_ON}|{_SMALL}(?=[0-9A-Za-z]))[{_WORD}]+)*")
-_MARKS: Final = re.compile("[0-9@]|::")
+_MARKS: Final = re.compile(f"[0-9@]|:[A-Fa-f{INVISIBLE}]*:")
 _MAY_GO_ON: Final = re.compile(f"(?:{_BEFORE}{_SPACES}|{_SMALL})?\\Z")
 
 
@@ -55,5 +55,7 @@ def next_segment(text: str, at: int, whole: bool) -> Segment | int:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a segment can't hold anything that is looked for: it has neither a digit nor an `@` nor two colons."""
+    """Return whether no pattern can match in a segment. It then has no digit, no `@`, and no two colons with only
+    hexadecimal letters or invisible characters between them: an IPv6 address may be letters and colons alone.
+    """
     return _MARKS.search(text) is None

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from contracts.filters import ENTITIES, Action, Rule, pass_on
 from filters.look import look
-from filters.policy.segments import LIMIT
+from filters.pii import find
+from filters.policy.folding import without_invisible
+from filters.policy.segments import LIMIT, is_plain
 
 ALL: dict[str, Action] = dict.fromkeys(ENTITIES, "redact")
 REDACT = (Rule(filter="pii", actions=ALL, phone_regions=("US",)),)
@@ -87,6 +89,14 @@ def test_a_cut_goes_through_nothing() -> None:
     rules = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
     before = ":" * (LIMIT - len("jo@example.or"))
     assert whole(f"{before}jo@example.org", rules) == (f"{before}<EMAIL_ADDRESS>", None)
+
+
+@given(st.lists(st.sampled_from((":", "ab", "f", "x", ".", "-", "\u200b")), max_size=24).map("".join))
+@example("ab:" * 7 + "ab")
+@example("ab:\u200b:f")
+def test_plain_segment_holds_nothing(text: str) -> None:
+    """What is passed over without a look would have shown nothing."""
+    assert not is_plain(text) or find(without_invisible(text)[0], REDACT[0]) == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ ALL = (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regio
         pytest.param("GB29 NWBK 6016 1331 9268 19", "<IBAN_CODE>", id="the same in groups"),
         pytest.param("DE88 3704 0044 0532 0132 02", "DE88 3704 0044 0532 0132 02", id="no IBAN"),
         pytest.param("at 192.168.0.1, or [2001:db8::1]:80", "at <IP_ADDRESS>, or [<IP_ADDRESS>]:80", id="machines"),
+        pytest.param("at abcd:ef:abcd:ef:abcd:ef:abcd:ef now", "at <IP_ADDRESS> now", id="a machine without digits"),
+        pytest.param("at fe:\u200b:ab now", "at <IP_ADDRESS> now", id="one with a character without width"),
         pytest.param("std::cout 12:30:45 1.2.3 300.1.1.1", "std::cout 12:30:45 1.2.3 300.1.1.1", id="no machines"),
         pytest.param("078-05-1121", "<US_SSN>", id="a social security number"),
         pytest.param("call +49 30 901820 or (212) 555-0143", "call <PHONE_NUMBER> or <PHONE_NUMBER>", id="telephones"),
