@@ -4,7 +4,10 @@ from contracts.wire import Wire
 
 
 class AuditWindows(Wire, frozen=True):
-    """`GET /admin/v1/audit/windows`: for how many days what is said is kept, by what it is about."""
+    """`GET /admin/v1/audit/windows`: for how many days the words of audit entries are kept.
+
+    `days` is by what an entry is about: access, keys, models, tenants or billing.
+    """
 
     tenant: str
     days: dict[str, int]

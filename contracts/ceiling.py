@@ -25,13 +25,13 @@ class Ceiling:
     cap_tokens: int | None = None  # of an answer, whatever was asked for
 
     def output(self, most: int, prompt_tokens: int = 1) -> int:
-        """Of `most` tokens of an answer to such a prompt, so many; a prompt is of one token at least."""
+        """Return how many of `most` answer tokens the limits allow after a prompt of so many tokens; 0 if none."""
         if self.output_tokens is not None:
             most = min(most, self.output_tokens)
         return most if self.context_tokens is None else max(0, min(most, self.context_tokens - prompt_tokens))
 
     def capped(self, tokens: int) -> int:
-        """Of an answer that may have so many, those that it gets."""
+        """Return how many of so many answer tokens the cap leaves."""
         return tokens if self.cap_tokens is None else min(tokens, self.cap_tokens)
 
     def headers(self) -> Iterator[tuple[str, str]]:

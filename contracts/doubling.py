@@ -1,6 +1,6 @@
-"""What doubles with each failure in a row: a pause, up to a bound; and how many pass before the next one is told.
+"""Exponential back-off: the pause after failures in a row, and which of these failures are worth a log line.
 
-Who sleeps, and whose luck it is, is its user's.
+Pure: the caller sleeps, and draws the random number.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ _MANY: Final = 64  # doublings; more would only be a larger number
 
 @dataclass(frozen=True, slots=True)
 class Doubling:
-    """Seconds."""
+    """A pause that doubles from `first_s` up to `longest_s`, both in seconds."""
 
     first_s: float
     longest_s: float
 
     def after(self, failures: int, luck: float = 0.0) -> float:
-        """After so many failures (1 or more), less up to a half by `luck` in [0, 1]: not all come again at once."""
+        """Return the pause in seconds after so many failures (1 or more), less up to a half by `luck`, from [0, 1]."""
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, _MANY)) * (1 - luck / 2)
 
 

@@ -100,7 +100,7 @@ class NotFound(Failure):
 
 @dataclass(frozen=True, slots=True)
 class ModelNotFound(Failure):
-    """The model reference resolves to nothing this tenant owns."""
+    """The model reference names nothing that this tenant owns or was granted."""
 
     name: str
     code, status = "model_not_found", 404
@@ -147,7 +147,7 @@ class InvalidRequest(Failure):
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded(Failure):
-    """Over a hard limit of the version, or of the tenant, found before any compute."""
+    """Over a hard limit of the version or the tenant. Found before any compute, but for an answer that is too large."""
 
     field: str
     value: int

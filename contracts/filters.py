@@ -17,9 +17,9 @@ from contracts.wire import BadJson, Wire, decoder
 FILE: Final = "kelvin-filters.json"  # in the pushed directory
 SOCKET: Final = "filters.sock"
 CHECK: Final = "/v1/check"
-# For how long who asks waits for the answer. No field of the question: who is of an older build would refuse that one.
+# Milliseconds that the asker still waits. A header, because a filters' process of an older build refuses new fields.
 DEADLINE: Final = "x-kelvin-deadline-ms"
-TENANT: Final = "x-kelvin-tenant"  # whose turn it is to have a text looked at; likewise
+TENANT: Final = "x-kelvin-tenant"  # the fair queue's key; a header for the same reason
 # The names are presidio's, so that a policy can be read by whoever knows those.
 ENTITIES: Final = ("CREDIT_CARD", "EMAIL_ADDRESS", "IBAN_CODE", "IP_ADDRESS", "PHONE_NUMBER", "US_SSN")
 MAX_REGIONS: Final = 16

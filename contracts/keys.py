@@ -33,12 +33,15 @@ def names_object(key: str) -> bool:
 
 
 def pack_key(tenant: str, pack: str) -> str:
-    """Chunks and a footer that says where they lie; `pack` is the BLAKE3 digest of the whole object."""
+    """Chunks and a footer that says where they lie; `pack` is the BLAKE3 digest of the whole object.
+
+    For a file that is kept as it was pushed, `pack` is the file's digest and `.tensors`, and there is no footer.
+    """
     return f"{tenant}/{PACKS}/{pack}"
 
 
 def index_key(tenant: str, pack: str) -> str:
-    """The table of a pack's footer alone; written after the pack, rebuildable from it."""
+    """Where the chunks of a pack lie; written after the pack. Rebuildable from its footer, but for a kept file."""
     return f"{tenant}/{INDEX}/{pack}"
 
 

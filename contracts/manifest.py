@@ -69,7 +69,7 @@ class PinnedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Hard limits, refused before compute. `max_body_bytes` is the activator's, the rest the runtime's."""
+    """Hard limits, applied before compute: by the runtime, and `max_body_bytes` by the activator, too."""
 
     max_input_tokens: Annotated[int, Meta(ge=1)]
     max_output_tokens: Annotated[int, Meta(ge=1)]

@@ -64,7 +64,7 @@ def model_for(caller: str, owner: str, model: str) -> str:
 
 
 def owner_of(caller: str, named: str) -> tuple[str, str]:
-    """The way back: whose model it is, and its name there."""
+    """Return (owner, model) of a name that `model_for` made: the owner's tenant, and what the owner calls the model."""
     owner, slash, model = named.partition("/")
     return (owner, model) if slash else (caller, named)
 
@@ -79,7 +79,10 @@ def model_name(value: str, field: str) -> str:
 
 @lru_cache(KEPT)  # of what can be one: what is refused is not kept
 def parse_reference(text: str) -> ModelReference:
-    """Twelve or more hex digits after `@` are a version; anything else there is an alias; nothing means `prod`."""
+    """Read a reference: 12 to 64 hex digits after `@` are a version, anything else is an alias, nothing is `prod`.
+
+    Raises `Refused(InvalidRequest)` if model or alias is no DNS label.
+    """
     model, at, rest = text.partition("@")
     dns_label(model, "model")
     if not at:
@@ -90,7 +93,7 @@ def parse_reference(text: str) -> ModelReference:
 
 
 def parse_address(text: str) -> ModelReference:
-    """As `parse_reference`, or with `OWNER/` before it: another tenant's model."""
+    """As `parse_reference`, also with `OWNER/` before it: another tenant's model. Raises `Refused(InvalidRequest)`."""
     owner, slash, reference = text.partition("/")
     if not slash:
         return parse_reference(text)

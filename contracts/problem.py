@@ -1,7 +1,7 @@
 """How a failure looks on the wire: OpenAI's error object, an SSE event, the Open Inference Protocol's, RFC 9457 problem
 details, between processes.
 
-The only place outside route files that knows a status belongs to a failure.
+The status of each failure is its own, see `errors.py`. Only this module makes a response of it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The stages of a start, each stamped once. Durations nest by hop: what a process stamped is relative to its start."""
+"""The stages of a request and of the start that it waited for, each stamped once.
+
+A process stamps microseconds since the call to it began (`Span`). The caller adds when it called (`Timeline.graft`).
+"""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum

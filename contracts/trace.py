@@ -47,7 +47,7 @@ def span_id_of(name: str, stage: str = "") -> int:
 
 
 def within(caller: TraceContext | None, request_id: str) -> TraceContext | None:
-    """What is told to whom we call for a request: its own span calls, in its caller's trace."""
+    """Return the context for calls that we make for a request: the caller's trace, its own span. None without one."""
     return None if caller is None else replace(caller, span_id=span_id_of(request_id))
 
 

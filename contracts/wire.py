@@ -1,10 +1,11 @@
 """Strict JSON between processes: one way to encode, one way to decode, errors that name the value and the rule.
 
-All JSON that comes from outside the process is decoded here, whoever wrote it. Whatever is wrong with it is one error,
-BadJson, also where it is nested too deeply.
+All JSON that comes from outside the process is decoded here, whoever wrote it; only the JSON files of a push are read
+by `snapshotter/policy/strict_json.py`. Whatever is wrong with it is one error, BadJson, also where it is nested too
+deeply.
 
-Every type is made ready for decoding here, once, and one at a time. msgspec keeps that with the type while it is still
-being filled: a thread that decodes the same type at that moment, or one that holds it, ends the process.
+Every type is made ready for decoding here, once, and one at a time. msgspec attaches its tables to the type before they
+are complete. A thread that then decodes this type, or a type that contains it, crashes the process.
 """
 
 import json

@@ -133,7 +133,8 @@ class ServingApi:
                 created_s = call.started_at_us // 1_000_000
                 tenant = call.guest or OWNER
                 preparing = serving.prepare(path, raw, call.request_id, created_s, call.ceiling, tenant)
-                # Only long prompts wait for a turn. If the caller of one leaves, the work on it is cancelled.
+                # A long body waits for its turn, and its work is cancelled if the caller leaves. A short one is seldom
+                # worth a watcher.
                 prepared = await (while_asked(receive, preparing) if len(raw) > INLINE_CHARACTERS else preparing)
             if asyncio.get_running_loop().time() >= _due_s(limit):  # nothing above had to wait
                 raise TimeoutError

@@ -49,7 +49,7 @@ from weightcache.tensors import tensors
 
 _USAGE: Final = "/internal/v1/usage/requests"
 _SHIP_S: Final = LEDGER.timeout_s
-_WARM_AFTER_S: Final = 0.25  # one that was borne because it is waited for is bound by then
+_WARM_AFTER_S: Final = 0.25  # a standby that was forked for a waiting request is bound by then
 _LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
 _LAST_RECEIPTS_S: Final = 1.0  # for activators to say that they recorded it; less than the lifeline's grace
 
@@ -180,7 +180,7 @@ def work_over(directory: SocketDirectory, timeout_s: float, filters: FilterProce
 
 
 def engines_on(device: torch.device) -> tuple[tuple[str, str], ...]:
-    """Every engine that this process may turn out to be: known answers of one of them are wanted."""
+    """Return (library, device) of each engine that this process may become. A lease brings the known answers of one."""
     predicting = installed()
     return (engine_of(device),) if predicting is None else (engine_of(device), (predicting, "cpu"))
 

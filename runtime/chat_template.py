@@ -1,6 +1,6 @@
 """Render a conversation through a model's own chat template, in the same sandbox and dialect as transformers.
 
-A template is data of whoever pushed it: it sees the messages and nothing else, and can write nothing.
+A template is data of whoever pushed it. It sees the messages, the special tokens and the date, and can write nothing.
 """
 
 import json

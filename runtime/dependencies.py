@@ -30,10 +30,10 @@ SEALS: Final = Dependency(
 )
 FILTERS: Final = Dependency(
     "filters",
-    "trying a version's filters before it serves; each piece of text has the time that its policy sets",
+    "trying a version's filters when it is pushed; each piece of text has the time that its policy sets",
     10.0,
     "none: asked again each 0.02 s",
-    "the start fails; of who serves 503 `filter_failed`, or it passes unseen: the version's policy",
+    "a push fails; a request is 503 `filter_failed`, or its text passes unseen: the version's policy",
     "kelvin_filter_unseen_total",
 )
 READER: Final = Dependency(

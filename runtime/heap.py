@@ -30,8 +30,9 @@ def settle() -> None:
 
 
 def keep(nbytes: int = KEPT_BYTES) -> None:
-    """Have so many bytes of heap backed by memory, and free for whoever asks next. A standby has them of its own then,
-    before it is parked for long; a runtime does not grow by what of them it uses.
+    """Touch so many bytes of heap, and free them again. They stay backed by memory.
+
+    So a standby's memory includes them from the start, and a restore that uses them does not wait for page faults.
     """
     pieces = [_libc.malloc(_PIECE) for _ in range(nbytes // _PIECE)]
     for piece in pieces:

@@ -39,7 +39,7 @@ _BLOCKS: Final = 8  # room for the probe and an engine around it
 
 
 def gate(job: GateJob) -> GateFacts:
-    """May this model be served? What says how embeddings are made is there for what embeds alone. Raises `Refused`."""
+    """Return the facts of a model that may be served. Only what embeds has a `recipe`. Raises `Refused`."""
     with _blaming_the_artifact():
         return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
 

@@ -1,4 +1,4 @@
-"""The way to this process's device: made while the process parks, where there is a device; else by its first restore.
+"""The way to this process's device: made while the process is parked, or by its first restore if that comes sooner.
 
 Page-locking memory and a first use of CUDA take longer than many a restore. Only forked processes get here: the zygote
 never touches a device.

@@ -1,4 +1,4 @@
-"""A replica's own figures, read when it is asked. What ends with a replica is a gauge; others outlive it and count."""
+"""A replica's own figures, read when it is asked. They are gauges, as they end with it; other processes count."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

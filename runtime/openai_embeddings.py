@@ -36,7 +36,7 @@ class EmbeddingAsk:
 
 
 def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingAsk:
-    """`POST /v1/embeddings` to a model of so many dimensions. Raises `Refused(InvalidRequest)` or `LimitExceeded`."""
+    """`POST /v1/embeddings` to a model of so many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
     request = convert(json_body(raw), _Request)
     if request.dimensions not in (None, dimensions):
         raise refused("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")

@@ -1,7 +1,7 @@
 """OpenAI's chat and text completion requests, decoded strictly to what this runtime is asked. Pure.
 
-A field that OpenAI defines and we do not honour is refused unless its value asks for nothing; a field that nobody
-defined is ignored, as OpenAI's own service does. Whether a request fits the version's limits is `fit_output`'s.
+A field of `_UNSUPPORTED` is refused, unless its value asks for nothing. Any other field is ignored, such as `user`, and
+unknown ones, which OpenAI's own service refuses. Whether a request fits the version's limits is `fit_output`'s.
 """
 
 import json

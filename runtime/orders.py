@@ -37,8 +37,9 @@ class Orders:
         return f"<Orders {'parked' if self._taken is None else self._taken.version[:12]} {self._replica!r}>"
 
     async def bind(self, take: Take) -> Bound:
-        """Serve that version. Raises `Refused`: InvalidRequest or CapacityExceeded for what would not fit here and
-        Conflict for another one than is bound, both of which leave all as it was; else why the process has failed.
+        """Serve that version. Raises `Refused`: InvalidRequest or CapacityExceeded for what would not fit here,
+        Conflict for another one than is bound, Unavailable while the process ends. All of these change nothing. Any
+        other failure is why the process has failed.
         """
         if self._taken is None:
             self._check(take)

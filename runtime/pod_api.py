@@ -51,7 +51,7 @@ def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = F
 
     @app.get("/readyz")
     async def readyz(request: Request) -> Response:
-        """200 while requests may come, or an order that has them come; the body says how far the restore is."""
+        """200 while it takes requests or, with `parks`, waits for a version or restores one. The body is its report."""
         status = 200 if is_fine(request) else 503
         return Response(encode(_replica(request).report()), status_code=status, media_type="application/json")
 

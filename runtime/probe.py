@@ -1,4 +1,4 @@
-"""Known answers: logits that the library's own attention gave after sealing, and whether a replica gives them again.
+"""Known answers: logits by the library's own attention, recorded at sealing, and whether a replica gives them again.
 
 Floats are never compared by digest: values within a tolerance, token ids only where the reference is sure. Which
 forward carries the probe, and what waits for it, is the engine's decision.

@@ -121,7 +121,10 @@ class Replica:
             return await run_in_thread("gate", lambda: self._work.gate(job))
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """Seal a draft. The process ends afterwards: it has held a tenant's bytes."""
+        """Seal a draft. The process ends afterwards: it has held a tenant's bytes.
+
+        Raises `Refused`: Conflict where it is no standby, which changes nothing; else what is wrong with the draft.
+        """
         async with self._order():
             self._require(RuntimeState.STANDBY, "to seal a draft")
             self._move(RuntimeState.RESTORING)
@@ -131,7 +134,9 @@ class Replica:
                 self.drain()
 
     async def bind(self, request: Bind) -> Bound:
-        """Become a runtime of that version. Raises `Refused`; then the process has failed, and ends."""
+        """Become a runtime of that version. Raises `Refused`: Conflict where it is no standby, which changes nothing;
+        else the process has failed or was drained, and ends.
+        """
         async with self._order():
             self._require(RuntimeState.STANDBY, "to take a version")
             self._move(RuntimeState.RESTORING)
@@ -143,8 +148,10 @@ class Replica:
         return self._bound(serving, dict(serving.bytes_by_tier))
 
     async def sleep(self) -> None:
-        """Give back all but the version's weights in host memory. Raises `Refused(Conflict)` where it is busy, has yet
-        to prove itself, or can't; then it serves on.
+        """Give back all but the version's weights in host memory.
+
+        Raises `Refused`: Conflict where it is not ready, busy, unproven, or of a kind that can't sleep, which changes
+        nothing; else it has failed.
         """
         async with self._one_at_a_time:
             self._require(RuntimeState.READY, "to sleep")
@@ -191,7 +198,9 @@ class Replica:
         log.info("asleep without weights")
 
     async def wake(self, request: Bind) -> Bound:
-        """Serve the same version again. Raises `Refused`: Conflict for another one, else the process has failed."""
+        """Serve the same version again. Raises `Refused`: Conflict for another one, or where it does not sleep, which
+        changes nothing; else the process has failed or was drained.
+        """
         async with self._one_at_a_time:
             if had_weights := self._state is not RuntimeState.ASLEEP2:
                 self._require(RuntimeState.ASLEEP, "to wake")

@@ -154,7 +154,7 @@ def _served(
 
 
 def _until_whole(lease: Lease, spans: list[Span], stamp: Stamp) -> None:
-    """What was done beside the bytes was over no sooner than they were there."""
+    """Wait for the bytes, and stamp LEASED. Stages that ended earlier are stamped no earlier: they needed the bytes."""
     lease.until_whole()
     beside = spans.copy()
     spans.clear()

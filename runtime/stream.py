@@ -38,7 +38,7 @@ class Inbox(Protocol):
 
 
 class Stream:
-    """Leave it as a context: then the engine holds nothing for it any longer, or is about to let go."""
+    """The events of one request. Always call `stop` at the end: the engine then lets go of the request."""
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ The library parses the file into an untyped tree first and holds the interpreter
 the same tokenizer. A file with unknown fields, or with another result, is read by the library.
 
 The library panics on unexpected input, such as a regular expression that backtracks too often. A panic reaches Python
-as a BaseException that is no Exception. So all calls of the library are here, and their errors name the artifact.
+as a BaseException that is no Exception. So all loading and encoding is here, and its errors name the artifact. Other
+modules only look up tokens and ids.
 """
 
 from base64 import b64decode

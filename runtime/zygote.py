@@ -1,4 +1,4 @@
-"""The zygote: a process that has imported everything and forks standbys. It builds nothing and computes nothing.
+"""The zygote: a process that has imported everything and forks standbys. It holds no model and computes nothing.
 
 No event loop, no threads, no device: one blocking poll over its lifeline, a wake-up for signals and a SEQPACKET socket.
 Started as `python -m runtime.zygote`; the standby's own life begins in `standby.py`.

@@ -1,4 +1,4 @@
-"""Known answers of an encoder: the vector that the library gave after sealing, and whether it comes again."""
+"""Known answers of an encoder: the vector that the library gave at sealing, and whether it comes again."""
 
 import torch
 

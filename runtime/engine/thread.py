@@ -1,6 +1,6 @@
 """The thread that owns an engine: requests go in through a bounded inbox, events come out through a callback.
 
-Everything here but `_run` may be called from any thread and never blocks. What a step does is the engine's.
+Public methods may be called from any thread. Only `stop` blocks. What a step does is the engine's.
 """
 
 import logging

@@ -1,6 +1,7 @@
-"""Which sequences share an encoder's next forward, and how long it is worth waiting for more of them.
+"""Which sequences or rows share the next forward of an encoder or predictor, and how long to wait for more of them.
 
-Tokens are what a forward costs, padding included. Waiting pays where sharing saved more time than it took.
+Tokens are what a forward costs, padding included; a predictor's row counts as one. Waiting pays where sharing saved
+more time than it took.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 from typing import Final
 
 BLOCK_SIZE: Final = 16  # tokens; gathering makes larger blocks no faster, and smaller ones waste less
-TRASH_BLOCK: Final = 0  # padding writes here; no sequence ever reads or holds it
+TRASH_BLOCK: Final = 0  # backends allocate it; no sequence ever reads, writes or holds it
 
 
 def blocks_for(tokens: int) -> int:

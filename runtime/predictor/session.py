@@ -1,6 +1,6 @@
 """A version's graph in ONNX Runtime: made of verified bytes in memory, checked against the version's signature.
 
-Not imported before the fork: importing ONNX Runtime starts a thread, which a zygote must not have.
+ONNX Runtime itself is imported after the fork: its import starts a thread, which a zygote must not have.
 """
 
 from collections.abc import Mapping, Sequence
