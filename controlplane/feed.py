@@ -227,7 +227,8 @@ class FeedHub:
 
     @property
     def readers(self) -> int:
-        """How many are here, and how many that left are expected back."""
+        """Return how many readers are here, or left so recently that they are expected back."""
+        self._forget()
         return len(self._subscriptions) + len(self._away)
 
     def is_suspended(self, tenant: str) -> bool:

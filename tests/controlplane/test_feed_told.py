@@ -87,6 +87,20 @@ def test_one_that_stays_away_is_forgotten() -> None:
     run_virtually(main())
 
 
+def test_readers_that_stay_away_are_not_counted() -> None:
+    """Pools divide what they want by this count, so one reader too many would end pods that have a version."""
+
+    async def main() -> None:
+        hub = FeedHub()
+        with hub.subscribe("activator-2"):
+            left(hub)
+            assert hub.readers == 2
+            await asyncio.sleep(REMEMBERED_S + 0.1)
+            assert hub.readers == 1
+
+    run_virtually(main())
+
+
 def test_who_is_there_twice_has_not_left() -> None:
     """The old connection's end comes after the new one's begin."""
 
