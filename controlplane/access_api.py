@@ -66,7 +66,7 @@ def internal_routes(access: Access) -> list[Route]:
 
 
 def router(access: Access, changes: Changes, removal: Removal, clock: Clock, trail: Trail) -> APIRouter:
-    """Routes under `/admin/v1`. A secret is in an answer that nobody may keep."""
+    """Routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
     routes = APIRouter(prefix="/admin/v1")
     tenants, keys = access.tenants, access.keys
 

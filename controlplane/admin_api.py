@@ -28,7 +28,9 @@ NO_MODEL: Final = (NotFound, ModelNotFound)  # of a name that is none, and of on
 
 
 def router(registry: Registry, running: Running, changes: Changes, removal: Removal, clock: Clock) -> APIRouter:
-    """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
+    """Routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except that
+    `/status` also shows the installation to operators.
+    """
     routes = APIRouter(prefix="/admin/v1")
     actor_of = ActorOf(Scope.ADMIN)
     replicas, outcomes, decider = running.replicas, running.outcomes, running.decider

@@ -1,7 +1,7 @@
 """The audit: who changed what of a tenant or of the installation, by which request, and when.
 
 Entries are added in the change's own transaction, by `record` alone; the database takes none back and changes none,
-but lets one's words go once its window is over (`expiry`). What is the installation's own is the tenant's "".
+but lets one's words go once its window is over (`audit_expiry.py`). What is the installation's own is the tenant's "".
 """
 
 import secrets

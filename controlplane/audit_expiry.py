@@ -13,7 +13,7 @@ from controlplane.policy.trail import DAY_S, Action, Window
 
 
 def expire(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
-    """Empty what is older than its window; how many entries that were."""
+    """Empty the tenant's entries that are older than their window. Return how many."""
     return sum(
         _expire(connection, by, tenant, window, days, now_s) for window, days in days_of(connection, tenant).items()
     )

@@ -83,7 +83,7 @@ class Backups:
         return tuple(_changed_ns(self._data / name) for name in FILES)
 
     def check(self) -> None:
-        """Raises Refused(Conflict) where the database is none that lies here."""
+        """Raise Refused(Conflict) if the database is a PostgreSQL, which is backed up by its own means."""
         self._database.check_copied()
 
     async def begin(self) -> Moment:

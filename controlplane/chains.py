@@ -18,7 +18,7 @@ class Place(NamedTuple):
 
 
 class Chains:
-    """Of one transaction."""
+    """The ends of all chains that one transaction adds to."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

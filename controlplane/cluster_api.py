@@ -29,7 +29,7 @@ REFUSED: Final = (
 
 
 def router(telemetry: Telemetry) -> APIRouter:
-    """Routes under `/admin/v1`. Every one needs the scope `admin`."""
+    """Routes under `/admin/v1`. `/metrics` needs the scope `operator`, the others need `admin`."""
     routes = APIRouter(prefix="/admin/v1")
     operator_of = holder_of(Scope.OPERATOR)
 

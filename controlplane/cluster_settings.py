@@ -101,7 +101,7 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
 
 
 def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:
-    """None, or with whose versions are on their pods."""
+    """Return the pools and whose versions may be on their pods; no pool without KELVIN_CLUSTER_POOLS."""
     name, shared, apart = "KELVIN_CLUSTER_POOLS", "KELVIN_CLUSTER_POOLED", "KELVIN_CLUSTER_APART"
     rule = "NAME=BYTES:WAITING:MOST, WAITING no more than MOST, which is 1000 or less"
     found = tuple(_pool(part) for part in _each(env, name, lambda part: _pool(part) is not None, rule))

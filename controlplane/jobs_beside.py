@@ -1,5 +1,5 @@
 """Where a cluster runs the versions, a push has its engine from a zygote that shares the control plane's run directory,
-if there is one. A standby is borne for each job and ends with it: none waits for starts, of which there are none here.
+if there is one. A standby is born for each job and ends with it. None is parked, because no version starts here.
 """
 
 from contextlib import AsyncExitStack

@@ -114,8 +114,8 @@ class Ledger:
         await self._database.write(note, repeated=True)
 
     async def cut_lives(self, before_us: int) -> int:
-        """Record the lives of replicas that have said nothing since then, CUT_S ago; how many. One that contradicts the
-        ledger is kept aside like any other, and ends here, too; so is what can't be read.
+        """Record the lives of replicas that have said nothing since `before_us` (wall clock, CUT_S ago). Return how
+        many. One that contradicts the ledger, or can't be read, is kept aside, and is forgotten here, too.
         """
 
         def cut(connection: Connection) -> tuple[Appended, list[Unreadable]]:

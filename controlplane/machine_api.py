@@ -69,7 +69,9 @@ async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Statu
 
 
 def router(shown: Shown, trail: Trail) -> APIRouter:
-    """Routes under `/admin/v1`. Every one needs the scope `admin`, and speaks of the caller's tenant only."""
+    """Routes under `/admin/v1`. `GET /cache` and `POST /cache/check` need the scope `operator`. The others need `admin`
+    and are about the caller's tenant only.
+    """
     routes = APIRouter(prefix="/admin/v1")
     operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
     registry, table, peers = shown.registry, shown.table, shown.peers

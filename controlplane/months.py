@@ -10,7 +10,7 @@ from controlplane.policy.month import month_after, month_of
 
 
 class Closed:
-    """As of one transaction, for these tenants."""
+    """The closed months of these tenants, as one transaction sees them."""
 
     def __init__(self, connection: Connection, tenants: Collection[str]) -> None:
         self._months: defaultdict[str, set[str]] = defaultdict(set)

@@ -102,7 +102,7 @@ class Peers:
             return {}
 
     async def zygote_answers(self) -> bool:
-        """Whether new standbys can be borne."""
+        """Whether the zygote answers, so that new standbys can be born."""
         try:
             await self._zygote.ping(ASK_S)
         except Refused:

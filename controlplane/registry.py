@@ -313,7 +313,7 @@ class Registry:
         return await self._publisher.settled(revision, TELL_S)
 
     async def revoke(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
-        """No longer let it. Returns as `grant`. Raises Refused: ModelNotFound, NotFound."""
+        """Take back a grant of the model. Returns as `grant`. Raises Refused: ModelNotFound, NotFound (the grant)."""
         async with self._turn:
             found = self.model(tenant, model)
             await self._database.write(lambda connection: delete_grant(connection, by, found, grantee, now_s))

@@ -1,7 +1,8 @@
 """What runs, as one table: every process the zygote bore for us, and every start that has no process yet.
 
-The one writer is the local fleet. A start counts as a replica from the moment it is accepted, so that a thousand
-callers at zero begin one. Device slots are held from there until the process is dead, not until it was told to die.
+The fleet adds and removes processes. The local actuator and the desk for jobs make most moves between states. A start
+counts as a replica from the moment it is accepted, so that a thousand callers at zero begin one. Device slots are held
+from there until the process is dead, not until it was told to die.
 """
 
 from collections.abc import Iterator, Mapping
@@ -159,7 +160,7 @@ class ReplicaTable:
         return tuple(sorted((r for r in some if r.state in SLEEPING), key=lambda r: r.since_us))
 
     def wake(self, runtime_id: str, now_us: int) -> Replica:
-        """Give a slot to a process that sleeps, or keeps the one that it had. Raises NoSlot, IllegalMove."""
+        """Give a slot to a process that sleeps; one that still falls asleep has its own. Raises NoSlot, IllegalMove."""
         if self._replicas[runtime_id].state in SLEEPING and self.held >= self.slots:
             raise NoSlot
         return self._move(runtime_id, ReplicaEvent.WAKE, now_us)

@@ -59,7 +59,9 @@ class Decider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One of the two, as the routes know it. `routers` are those that only it can answer."""
+    """What runs the versions, one machine or a cluster, as the routes know it. `routers` are those that only it can
+    answer.
+    """
 
     replicas: Replicas
     outcomes: Outcomes

@@ -31,9 +31,9 @@ class Settings:
     kv_bytes: int
     drain_s: float
     price_book: Path | None
-    memory_price: float = 1.0
-    foresight_s: float = 60.0
-    foresight_bytes: int = 64 << 20
+    memory_price: float = 1.0  # micro-units of currency for a GiB of host memory a second
+    foresight_s: float = 60.0  # shorter pauses need no foresight; 0: none at all
+    foresight_bytes: int = 64 << 20  # a second, on average
     standby_target: float = 0.99
     standby_share: float = 0.15
     standby_bytes: int = 1 << 30

@@ -42,7 +42,8 @@ _READ_ONLY: Final = "kelvin_read_only"
 
 
 def sqlite_engine(path: Path, busy_ms: int = BUSY_MS) -> Engine:
-    """An engine over the file (made with mode 0600). Every transaction takes the write lock at its start.
+    """Return an engine over the file (made with mode 0600). Every transaction takes the write lock at its start, except
+    those of `snapshot`.
 
     Where another process holds the lock, a transaction waits for `busy_ms`.
     """

@@ -54,7 +54,7 @@ class TenantStore:
         self._database = database
         self._publisher = publisher
         self._turn = asyncio.Lock()  # published in the order in which it was stored
-        self.on_limited: Callable[[str], None] = lambda _: None  # of which tenant, once activators know
+        self.on_limited: Callable[[str], None] = lambda _: None  # of which tenant, once its limits are published
 
     async def load(self, now_s: int) -> None:
         """Publish all of them."""

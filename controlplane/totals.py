@@ -32,7 +32,7 @@ USE_FIGURES: Final = ("requests", "answered", "device_us")
 
 
 class Totals:
-    """Of one transaction. As large as the batch has days, models, outcomes and runtimes."""
+    """What one transaction adds to the sums. As large as the batch has days, models, outcomes and runtimes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -106,8 +106,8 @@ class Trail:
         return await self._database.write(write)
 
     async def expire(self, by: Actor = INSTALLATION, tenant: str | None = None) -> dict[str, int]:
-        """Delete expired entries of one tenant, or of all, each in a transaction of its own. Return how many were
-        deleted, by tenant, without zeros.
+        """Empty expired entries of one tenant, or of all, each tenant in a transaction of its own. Their digests stay.
+        Return how many were emptied, by tenant, without zeros.
 
         An unexpected error of one tenant does not stop the others if all are expired. Raises Refused.
         """

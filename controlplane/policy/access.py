@@ -50,7 +50,9 @@ def key_state(expires_at_s: int | None, revoked_at_s: int | None, now_s: int) ->
 
 
 def whose(by: Principal, tenant: str | None) -> str:
-    """The tenant whose keys `by` speaks of: the own one, or any for an operator. Another's looks like none."""
+    """Return the tenant that a request is about: the caller's own, or for an operator the one named. Raises
+    Refused(NotFound) if another caller names another tenant, so that it looks like one that does not exist.
+    """
     if tenant is None or tenant == by.tenant:
         return by.tenant
     if not allows(by.scopes, Scope.OPERATOR):

@@ -48,7 +48,7 @@ class Demand:
         self._quick += 1.0
 
     def replaced(self, now_s: float) -> None:
-        """One was borne and is parked: the longest outstanding take is made up for, where there is any."""
+        """One was born and is parked: the longest outstanding take is made up for, where there is any."""
         if self._outstanding:
             took_s = min(LONGEST_S, max(0.0, now_s - self._outstanding.popleft()))
             self._replace_s += _SHARE * (took_s - self._replace_s)

@@ -39,7 +39,7 @@ class Steps:
 
 GUESS: Final = Steps(0.01, 0.1, 0.1)
 PARKED_S: Final = 0.005
-FORKED_S: Final = 0.3  # where a standby has to be borne first
+FORKED_S: Final = 0.3  # where a standby has to be born first
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +212,17 @@ class History(Generic[K]):
         return Restore(own.value + self._mean(key, total_bytes, "fetch").value, own.count)
 
     def wake(self, key: K, total_bytes: int) -> Restore:
-        """From asleep to ready, likewise. Before one was seen: no longer than without weights, as it does less."""
+        """From asleep to ready, by its own wakes, else by those of its size. Before one was seen: no longer than from
+        asleep without weights, as it does less.
+        """
         mean = self._mean(key, total_bytes, "wake")
         seconds = mean.value if mean.count else min(mean.value, self.refill(key, total_bytes).seconds)
         return Restore(seconds, mean.count)
 
     def refill(self, key: K, total_bytes: int) -> Restore:
-        """From asleep without weights to ready, likewise. Before one was seen: a start's time without its process."""
+        """From asleep without weights to ready, by its own wakes, else by those of its size. Before one was seen: a
+        start's time without its process.
+        """
         own = self._mean(key, total_bytes, "refill")
         start = self._mean(key, total_bytes, "start")
         own_s = own.value if own.count or not start.count else max(0.0, start.value - self._parked.value)

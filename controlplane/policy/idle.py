@@ -1,7 +1,7 @@
-"""Bounds and the way to zero: what of a wished scale is applied, and when an idle version may lose its last replica.
+"""Keep the desired scale within `min` and `max`, and decide when an idle version may lose its last replica.
 
-Facts from knative/serving, pkg/reconciler/autoscaling/kpa/scaler.go and kpa.go. The wish is `kpa`'s. Times are seconds
-of one clock.
+Facts from knative/serving, pkg/reconciler/autoscaling/kpa/scaler.go and kpa.go. The desired scale comes from `kpa.py`.
+Times are seconds of one clock.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class Deactivate:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Change nothing now. `look_again_s` is when something will be due without any new observation."""
+    """Change nothing now. `look_again_s`: in how many seconds something is due without a new observation."""
 
     want: int
     look_again_s: float | None = None

@@ -1,6 +1,7 @@
 """Every process that the zygote bore for us: birth, adoption, death. Which of them does what is decided elsewhere.
 
-The table and the processes change together, here: a process is in both from its birth until its pidfd says it is dead.
+A process is in the table of replicas and in the fleet from its birth until its pidfd says that it is dead. The fleet
+moves it to parked and to ending. The other moves are made by `local.py`, `relief.py`, `sleep.py` and `../jobs.py`.
 """
 
 import asyncio
@@ -33,7 +34,9 @@ PARK_S: Final = 30.0
 
 
 class Fleet:
-    """The one writer of the replica table. Loop-bound; runtimes live on when it is closed."""
+    """Adds processes to the replica table and removes them. Use it from one event loop. Runtimes live on when it is
+    closed.
+    """
 
     def __init__(
         self, directory: SocketDirectory, zygote: ZygoteClient, table: ReplicaTable, clock: Clock, tasks: Tasks
@@ -81,7 +84,7 @@ class Fleet:
         raise Refused(Unavailable(PEER))
 
     def knows(self, runtime_id: str) -> bool:
-        """Whether it is ours, or is being borne for us."""
+        """Whether it is ours, or is being born for us."""
         return runtime_id in self._processes or runtime_id in self._asked
 
     def adopt(self, replica: Replica, pidfd: int) -> Process:

@@ -46,7 +46,7 @@ SeeOff = Callable[[Fleet, FeedHub, Process, int, float], Coroutine[Any, Any, Non
 
 
 class Listener(Protocol):
-    """Who hears what became of replicas. Called from the event loop; must not block."""
+    """Callbacks on what becomes of replicas. Called from the event loop; must not block."""
 
     def ready(self, replica: Replica) -> None:
         """It takes requests from now on."""
@@ -59,7 +59,7 @@ class Listener(Protocol):
 
 
 class Starting(Protocol):
-    """Who hears of starts that were accepted. Called from the event loop, on the path of a cold start."""
+    """Callback on a start that was accepted. Called from the event loop, on the path of a cold start."""
 
     def __call__(self, key: VersionKey, asked_us: int, /, *, parked: bool, wakes: Level | None) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The pool of parked standbys of one device class: hands them out, and has new ones borne in their place.
+"""The pool of parked standbys of one device class: hands them out, and has new ones born in their place.
 
 Starts are served before jobs, each in order of asking. How many there should be is `policy/standbys`' to say, when they
 are forked `policy/pool`'s.
@@ -97,8 +97,8 @@ class StandbyPool:
         return self._parked.popleft()
 
     async def take(self, timeout_s: float, taker: Taker = "start") -> Process:
-        """A parked standby, waiting for one to be borne. After `timeout_s` it raises Refused with what the last birth
-        failed of, or Unavailable.
+        """Return a parked standby; wait for one to be born if there is none. After `timeout_s` raise Refused: why the
+        last birth failed, or Unavailable.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -221,7 +221,7 @@ class StandbyPool:
             self._failure = refused.failure
             self._failed()
             if is_told(self._failures):
-                log.warning("no standby was borne", extra={"why": refused.failure.message, "failures": self._failures})
+                log.warning("no standby was born", extra={"why": refused.failure.message, "failures": self._failures})
         else:
             self._failure = None
             if self._now() - self._failed_us > FORGIVE_US:

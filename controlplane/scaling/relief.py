@@ -36,7 +36,7 @@ class Host(Protocol):
 
 
 class Relief:
-    """Loop-bound."""
+    """Replaces replicas one at a time. Use it from one event loop."""
 
     def __init__(self, fleet: Fleet, host: Host, drain_s: float) -> None:
         self._fleet = fleet

@@ -40,7 +40,7 @@ class Host(Protocol):
 
 
 class Bedroom:
-    """Loop-bound."""
+    """Puts replicas to sleep and wakes them. Use it from one event loop."""
 
     def __init__(self, fleet: Fleet, feed: FeedHub, device: Device) -> None:
         self._fleet = fleet

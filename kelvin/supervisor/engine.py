@@ -1,6 +1,6 @@
 """`kelvin engine`: a zygote and a cache agent, by which a snapshotter has pushes gated and sealed; serves nobody else.
 
-It brings back what dies. A standby is borne for each job and ends with it, and what it computed is the platform's:
+It brings back what dies. A standby is born for each job and ends with it, and what it computed is the platform's:
 nobody is billed for it, so its life is no record.
 """
 

@@ -181,7 +181,7 @@ def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
 
 
 def test_readiness_is_the_zygotes_too(data: Path) -> None:
-    """Alive as soon as it serves; ready while new standbys can be borne."""
+    """Alive as soon as it serves; ready while new standbys can be born."""
 
     async def main() -> None:
         async with opened(data) as door:

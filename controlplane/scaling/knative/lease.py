@@ -101,8 +101,8 @@ class Election:
         _LOG.info("%s leads", self._me)
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """`work()` while it is kept, which is until that has ended, and then given up; it is cancelled where the lead
-        is lost. False if it was. Raises as `work` does, and what a defect in keeping it raises.
+        """Run `work()` to its end and keep the lead meanwhile, then give it up and return True. If the lead is lost,
+        cancel `work()` and return False. Raises what `work` raises, and what a defect in keeping the lead raises.
         """
         begun = self._now()
         keeping = asyncio.create_task(self._keep(), name="keep the lease")

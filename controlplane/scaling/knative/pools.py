@@ -206,14 +206,15 @@ class Pools:
     # -- as the decider, of what shares pods --
 
     def observe(self, stats: Stats) -> None:
-        """See `running.Decider`, also of the next ones."""
+        """See `running.Decider`."""
         self._autoscaler.observe(stats)
 
     def tick(self) -> None:
-        """Of what was deleted nothing is kept."""
+        """See `running.Decider`."""
         self._autoscaler.tick()
 
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
+        """See `running.Decider`. Versions with a Service of their own are passed over."""
         self._autoscaler.stop(tuple(key for key in keys if self._actuator.present(key) or self.shared.find(key)))
 
     def _take_of(self, key: VersionKey) -> Take | None:

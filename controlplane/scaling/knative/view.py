@@ -37,8 +37,11 @@ class View:
 
     @contextmanager
     def asking(self, ref: Ref) -> Iterator[Callable[[Json], bool]]:
-        """For as long as an answer about it is on its way; what is yielded takes it in, and says False where a newer
-        state is known: of what is not asked for, it is not kept up to when it is known to be gone.
+        """Open a block around a call whose answer is the object. Yield a function that takes the answer in, and returns
+        False if a newer state is known.
+
+        Inside the block the view also remembers at which version the object was gone. So an answer is not taken
+        in if the object's deletion has overtaken it.
         """
         self._went[ref] = ""
         try:
