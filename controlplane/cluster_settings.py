@@ -103,7 +103,10 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
 def _pools(env: Mapping[str, str], pods: Cluster) -> PoolSettings:
     """Return the pools and whose versions may be on their pods; no pool without KELVIN_CLUSTER_POOLS."""
     name, shared, apart = "KELVIN_CLUSTER_POOLS", "KELVIN_CLUSTER_POOLED", "KELVIN_CLUSTER_APART"
-    rule = "NAME=BYTES:WAITING:MOST, WAITING no more than MOST, which is 1000 or less"
+    rule = (
+        "NAME=BYTES:WAITING:MOST, where NAME is 1 to 20 lower-case letters and digits, MOST is 1 to 1000, and WAITING "
+        "is no more than MOST"
+    )
     found = tuple(_pool(part) for part in _each(env, name, lambda part: _pool(part) is not None, rule))
     pools = tuple(each for each in found if each is not None)
     if len({each.name for each in pools}) < len(pools):

@@ -29,7 +29,7 @@ def _check_steps(model: Model, steps: Sequence[Rung], find: Find, field: str) ->
         rule = "must be in the order of their waits, those without one last"
         raise Refused(InvalidRequest(field, str([step.wait_s for step in steps]), rule))
     if len(set(steps)) < len(steps):
-        raise Refused(InvalidRequest(field, f"({len(steps)})", "name a step twice"))
+        raise Refused(InvalidRequest(field, f"({len(steps)})", "must name each step once"))
     _check_kind(model, model.model)
     for step in steps:
         if isinstance(step, Fallback):

@@ -57,7 +57,7 @@ def check_split(versions: Sequence[Version]) -> None:
     digests = [version.registration.version for version in versions]
     for digest in digests:
         if digests.count(digest) > 1:
-            raise Refused(InvalidRequest("weights", digest[:12], "names a version twice"))
+            raise Refused(InvalidRequest("weights", digest[:12], "must name each version once"))
         if len(digests) == 1:
             raise Refused(InvalidRequest("weights", digest[:12], "must name two versions or more: deploy a single one"))
     kinds = {version.registration.kind for version in versions}

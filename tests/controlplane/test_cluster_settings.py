@@ -137,7 +137,8 @@ def test_all_of_them() -> None:
         pytest.param({"KELVIN_CLUSTER_CACHE": "x"}, "KELVIN_CLUSTER_CACHE=x: must be an absolute path", id="a cache"),
         pytest.param({"KELVIN_CLUSTER_CACHE": "/x"}, "needs kubernetes.podspec-volumes-hostpath", id="a cache's flag"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:3:2"}, "each must be NAME=BYTES:WAITING:MOST", id="more than most"),
-        pytest.param({"KELVIN_CLUSTER_POOLS": "a-b=1:1:2"}, "each must be NAME=BYTES:WAITING:MOST", id="a pool's name"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "a-b=1:1:2"}, "NAME is 1 to 20 lower-case letters", id="a pool's name"),
+        pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:0:0"}, "MOST is 1 to 1000", id="a pool without pods"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2,x=2:1:2"}, "each NAME must be there once", id="two of a name"),
         pytest.param({"KELVIN_CLUSTER_POOLS": "x=1:1:2"}, "needs KELVIN_CLUSTER_CONTROL", id="pods that nobody tells"),
         pytest.param(

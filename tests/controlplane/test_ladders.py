@@ -71,6 +71,13 @@ def test_what_a_ladder_may_name(steps: tuple[Any, ...], want: type[Exception] | 
         assert isinstance(refused.value.failure, want)
 
 
+def test_repeated_step_is_refused_with_the_rule() -> None:
+    """The error says what must hold, not what was wrong."""
+    with pytest.raises(Refused) as refused:
+        check_ladder(KNOWN[TENANT, "m"], Ladder(steps=(CAP, CAP)), KNOWN.get)
+    assert refused.value.failure == InvalidRequest("steps", "(2)", "must name each step once")
+
+
 def test_what_does_not_generate_has_none() -> None:
     """Another model's vectors are in another space."""
     with pytest.raises(Refused) as refused:

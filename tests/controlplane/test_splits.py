@@ -78,7 +78,7 @@ def test_what_may_not_share_a_model(tmp_path: Path) -> None:
             )
             assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1}, NOW_S)), InvalidRequest)
             assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1}, NOW_S)) == InvalidRequest(
-                "weights", A, "names a version twice"
+                "weights", A, "must name each version once"
             )
             assert isinstance(await _refusal(split(TENANT, "m", {A: 1}, NOW_S)), InvalidRequest)
             assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1}, NOW_S)), Conflict)
