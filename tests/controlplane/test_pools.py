@@ -10,9 +10,10 @@ import pytest
 from contracts.control import RestoreFailure
 from contracts.errors import NotFound, Refused, Unavailable
 from contracts.jobs import Take
-from controlplane.facts import ScaleChange
+from controlplane.facts import ScaleChange, ScaleSettings, VersionKey
 from controlplane.scaling.knative.pool_actuator import START_S
 from controlplane.scaling.knative.pool_pods import PodState
+from controlplane.tenants import insert_tenant
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, registration, stats
 from tests.controlplane.plane_scene import CLUSTER
 from tests.controlplane.pool_stage import Pod, Pods, Stage, address, orders, staged
@@ -183,6 +184,40 @@ def test_version_that_waits_for_a_pod_says_so(tmp_path: Path) -> None:
         stage.pod("s1").goes_on.set()
         await stage.scene.passes(2)
         assert stage.scene.feed.snapshot().start_problems == ()
+
+    staged(tmp_path, scenario)
+
+
+EVERY_POD = {"small": tuple(f"s{n}" for n in range(8)), "large": tuple(f"l{n}" for n in range(4))}
+
+
+def test_minimum_takes_no_more_than_a_share_of_the_pods_while_another_tenant_waits(tmp_path: Path) -> None:
+    """One tenant's minimum holds all 12 pods. The first request of another tenant gets one of them."""
+    guest = VersionKey("guest", "n", digest("b"))
+
+    async def scenario(stage: Stage) -> None:
+        for name in (each for names in EVERY_POD.values() for each in names):
+            stage.pods.pods[orders(name)] = Pod()
+            stage.pods.pods[orders(name)].goes_on.set()
+        await stage.register()
+        with pytest.raises(Refused, match="12 device slots"):
+            stage.scene.plane.check_scale(stage.scene.registry.model(TENANT, "m"), ScaleSettings(min=13, max=20))
+        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(min=12, max=20), NOW_S)
+        for pool, names in EVERY_POD.items():
+            await stage.run(pool, *names)
+        await stage.scene.passes(70)  # a stable window after the takeover
+        assert list(stage.states().values()) == [PodState.BOUND] * 12
+
+        await stage.scene.registry._database.write(lambda connection: insert_tenant(connection, BY, "guest", NOW_S))
+        await stage.scene.registry.register(registration("n", "b", tenant="guest"), NOW_S)
+        stage.scene.plane.observe(stats(guest))
+        assert stage.scene.outcomes.problem(guest) is not None, "it says that it waits for a pod"
+        for _ in range(40):
+            stage.scene.plane.observe(stats(guest))
+            await stage.scene.passes(1)
+        assert len(stage.scene.table.of(guest)) == 1
+        assert len(stage.scene.table.of(key())) == 11, "no more than one was taken"
+        assert stage.scene.outcomes.problem(guest) is None
 
     staged(tmp_path, scenario)
 

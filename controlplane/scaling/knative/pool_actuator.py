@@ -64,10 +64,13 @@ class _Start:
 
 
 class PoolActuator:
-    """`take_of` says what a pod is told of a version, None where it may not be on one."""
+    """`slots` is how many pods there may be at most. `take_of` says what a pod is told of a version, None where it may
+    not be on one.
+    """
 
     def __init__(
         self,
+        slots: int,
         pods: PoolPods,
         calls: Calls,
         take_of: Callable[[VersionKey], Take | None],
@@ -76,6 +79,7 @@ class PoolActuator:
         clock: Clock,
         tasks: Tasks,
     ) -> None:
+        self._slots = slots
         self._pods = pods
         self._calls = calls
         self._take_of = take_of
@@ -96,9 +100,9 @@ class PoolActuator:
     # -- as the autoscaler's actuator --
 
     @property
-    def slots(self) -> None:
-        """None: the cluster limits them, not this process."""
-        return None
+    def slots(self) -> int:
+        """The number of pods that all pools together may have. The cluster may have room for fewer."""
+        return self._slots
 
     def ready(self, key: VersionKey) -> int:
         return len(self._pods.of(key, PodState.BOUND))
@@ -116,11 +120,11 @@ class PoolActuator:
         return tuple(sorted(self._pods.keys() | {start.key for start in self._starts}))
 
     def has_room(self) -> bool:
-        """The cluster makes it, or the start fails in time."""
-        return True
+        """Return whether another pod is free or may be made. If the cluster can't make it, the start fails in time."""
+        return sum(self._pods.taken().values()) + len(self._starts) < self._slots
 
     def leaving(self) -> int:
-        return 0
+        return sum(pod.state is PodState.LEAVING and not pod.is_ending for pod in self._pods)
 
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Nothing sleeps on a cluster (`wanted.Rendering.check`)."""

@@ -18,7 +18,7 @@ from contracts.jobs import Take
 from contracts.traffic_errors import StartFailed
 from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
-from controlplane.facts import Model, Version, VersionKey
+from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.breakeven import Step
@@ -134,8 +134,10 @@ class Pools:
         self.shared = Shared(models, settings)
         self.pods = PoolPods()
         self._tasks = tasks
-        self._actuator = PoolActuator(self.pods, calls, self._take_of, feed, table, clock, tasks)
+        most = sum(each.most for each in settings.pools)
+        self._actuator = PoolActuator(most, self.pods, calls, self._take_of, feed, table, clock, tasks)
         self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, Unweighed(), feed)
+        self._autoscaler.on_room_changed = self._room_changed
         self._actuator.listen(self._autoscaler)
         self._actuator.listen(outcomes)
 
@@ -216,6 +218,16 @@ class Pools:
     def stop(self, keys: tuple[VersionKey, ...]) -> None:
         """See `running.Decider`. Versions with a Service of their own are passed over."""
         self._autoscaler.stop(tuple(key for key in keys if self._actuator.present(key) or self.shared.find(key)))
+
+    def check_scale(self, model: Model, scale: ScaleSettings) -> None:
+        """See `Minimums.check`. Some version of `model` may be on a pod of a pool."""
+        self._autoscaler.check_scale(model, scale)
+
+    def _room_changed(self, key: VersionKey, is_lacking: bool) -> None:
+        if is_lacking:
+            self._outcomes.set_problem(key, NO_POD)
+        else:
+            self._outcomes.clear_problem(key, NO_POD.reason)
 
     def _take_of(self, key: VersionKey) -> Take | None:
         found = self.shared.find(key)
