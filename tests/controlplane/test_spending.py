@@ -22,7 +22,7 @@ from controlplane.ledger_schema import request_records
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import Bill, PriceBook, Prices
 from controlplane.price_book import default_price_book
-from controlplane.spending import Spending, spending
+from controlplane.spending import LATEST, Spending, spending
 from controlplane.store import Database, sqlite_engine
 from tests.controlplane.billing_ground import enter
 from tests.controlplane.door import Door, opened
@@ -194,6 +194,23 @@ def test_the_month_beside_is_told_at_its_ends(tmp_path: Path, day: int, beside: 
     with database.engine.connect() as connection:
         (row,), _ = spending(connection, default_price_book(), day)
     assert (row.month, set(row.beside)) == ("2026-12", beside)
+    database.close()
+
+
+def test_records_that_waited_for_longer_than_an_hour_are_seen(tmp_path: Path) -> None:
+    """Otherwise their activator counts them a second time. Of very many old activators the latest are named."""
+    database, now_us = Database(sqlite_engine(tmp_path / "kelvin.db")), day_us(date(2026, 12, 2))
+    budgets_of(database.engine, "acme")
+    hours_ago = [
+        request_record(
+            1, source=f"activator-{hours}", request_id=f"r{hours}", ended_at_us=now_us - hours * 3_600_000_000
+        )
+        for hours in range(2, 4 + LATEST)
+    ]
+    enter(database.engine, hours_ago)
+    with database.engine.connect() as connection:
+        (row,), _ = spending(connection, default_price_book(), now_us)
+    assert row.seen == {f"activator-{hours}": 1 for hours in range(2, 2 + LATEST)}
     database.close()
 
 
