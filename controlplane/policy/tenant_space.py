@@ -29,6 +29,7 @@ KEPT: Final = {
     "helm.sh/resource-policy": "keep",
     "kustomize.toolkit.fluxcd.io/prune": "disabled",
 }
+_NO_NAMESPACE: Final = "the namespace itself"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 
@@ -68,7 +69,7 @@ def find_missing(tenant: str, needs: Needs, seen: ObservedNamespace) -> tuple[st
     """
     level = needs.pod_security if tenant else RESTRICTED
     if seen.labels is None:
-        return ("the namespace itself",)
+        return (_NO_NAMESPACE,)
     found = []
     if tenant and seen.labels.get(TENANT) != tenant:
         found.append(f"the label {TENANT}={tenant}")
@@ -87,8 +88,9 @@ def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
     """Return the failure of starts in a namespace that lacks these."""
     lacking = tuple(lacking)
     is_equipment = all(each.startswith(("the secret ", "the config map ")) for each in lacking)
-    how = f"an operator has to apply what `kelvin cluster tenant {tenant}` prints" if tenant else "see components/pools"
-    why = f"the namespace {namespace} lacks {', '.join(lacking)}; {how}"
+    what = "does not exist" if lacking == (_NO_NAMESPACE,) else f"lacks {', '.join(lacking)}"
+    source = f"what `kelvin cluster tenant {tenant}` prints" if tenant else "`manifests/components/pools`"
+    why = f"the namespace {namespace} {what}; an operator has to apply {source}"
     return StartFailed(why, "missing_secret" if is_equipment else "refused_object")
 
 

@@ -170,9 +170,10 @@ def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None
 
     async def scenario(it: Scene) -> None:
         await it.register("a")
-        assert lacks(it) == ("refused_object", "the namespace itself")
         push = await it.plane.obstacle(TENANT)
         assert push is not None
+        assert push.reason == "refused_object"
+        assert f"the namespace {NAMESPACE} does not exist; " in push.message
         assert push == it.outcomes.problem(key())
         assert "`kelvin cluster tenant default`" in push.message
         it.place.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
