@@ -115,17 +115,19 @@ class Backups:
     def pieces(self, moment: Moment, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
         """The archive. Blocking; the database's copy lies in `scratch` meanwhile, which needs room for it.
 
-        Raises OSError, Stopped. What is not read to its end leaves nothing behind once it is closed.
+        Raises OSError, before the first piece if the copy finds no room; Stopped. What is not read to its end leaves
+        nothing behind once it is closed.
         """
         packing = Packing()
-        for name in FILES:
-            path = self._data / name
-            if path.is_file():
-                yield from packing.content(name, path.read_bytes())
-        yield from packing.content(UNSHIPPED, moment.unshipped)
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=scratch) as draft:
+            # The copy is what may find no room. It comes before the first piece, so that the answer can still say so.
             copy = Path(draft) / DATABASE
             self._database.copy(copy)
+            for name in FILES:
+                path = self._data / name
+                if path.is_file():
+                    yield from packing.content(name, path.read_bytes())
+            yield from packing.content(UNSHIPPED, moment.unshipped)
             with copy.open("rb") as file:
                 for piece in packing.file(DATABASE, file, os.fstat(file.fileno()).st_size):
                     if stop is not None and stop.is_set():

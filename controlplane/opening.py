@@ -18,6 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from controlplane.clock import Clock
+from controlplane.ledger_migrations import NewerLedger
+from controlplane.migrations import NewerDatabase
 from controlplane.policy.database_faults import DatabaseFault
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import Database, fault_of, open_database
@@ -38,8 +40,8 @@ async def open_when_there(
     """Open the database; return None if `stop` comes first. A file is opened at once or not at all. PostgreSQL is
     waited for. A cancelled call leaves nothing open.
 
-    `say` is called with what is waited for, in words that name no host and no user. Raises as `open_database`, and
-    BadSetting for a damaged file.
+    `say` is called with what is waited for, in words that name no host and no user. Raises DBAPIError for a defect of
+    PostgreSQL or of this program, and BadSetting for a damaged file or a database of a newer program.
     """
     say("the database")
     if isinstance(place, Path):
@@ -52,6 +54,9 @@ async def open_when_there(
         except asyncio.CancelledError:
             opening.leave()
             raise
+        except (NewerDatabase, NewerLedger) as newer:
+            rule = f"{newer}: use the newer program again, or restore the database as it was before the upgrade"
+            raise BadSetting("KELVIN_DATABASE", str(place), rule) from newer
         except DBAPIError as error:
             if fault_of(error) in (DatabaseFault.DEFECT, DatabaseFault.DAMAGED):
                 raise
@@ -67,10 +72,18 @@ async def open_when_there(
 
 
 def _open_file(path: Path) -> Database:
-    """Open a SQLite file. Raises as `open_database`, and BadSetting if the file or its write-ahead log is damaged."""
+    """Open a SQLite file. Raises DBAPIError for a defect, and BadSetting if the file or its write-ahead log is damaged,
+    or if a newer program has migrated it.
+    """
     _check_beginnings(path)
     try:
         return open_database(path)
+    except (NewerDatabase, NewerLedger) as newer:
+        back = (
+            "restore a backup from before the upgrade (kelvin restore FILE --replace), which lacks all that came later"
+        )
+        rule = f"{newer}: use the newer program again, or {back}"
+        raise BadSetting("KELVIN_DATA", str(path.parent), rule) from newer
     except DBAPIError as error:
         if fault_of(error) is not DatabaseFault.DAMAGED:
             raise

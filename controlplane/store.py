@@ -6,6 +6,7 @@ throughout.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import sqlite3
@@ -176,7 +177,7 @@ class Database:
         """Write one consistent state to a new file (mode 0600), beside readers and writers. Blocks: it reads
         everything.
 
-        Raises Refused(Conflict) for PostgreSQL, OSError if a disk refuses.
+        Raises Refused(Conflict) for PostgreSQL, OSError if a disk refuses (ENOSPC if it is full).
         """
         self.check_copied()
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -185,7 +186,8 @@ class Database:
                 assert isinstance(source.driver_connection, SqliteConnection)
                 source.driver_connection.backup(target)  # SQLite's: one step under one read lock, GIL released
         except (sqlite3.Error, DBAPIError) as error:
-            raise OSError(f"the database can't be copied: {error}") from error
+            is_full = fault_of_result(getattr(error, "sqlite_errorcode", 0)) is DatabaseFault.FULL
+            raise OSError(errno.ENOSPC if is_full else errno.EIO, f"the database can't be copied: {error}") from error
 
     def check_copied(self) -> None:
         """Raise Refused(Conflict) for a database that `copy` can't copy."""

@@ -95,7 +95,8 @@ def delete_command(model: str, force: bool) -> None:
     """
     with target().door() as door:
         gone = json_of(door.delete(f"/admin/v1/models/{model}", params={"force": "true"} if force else {}))
-    click.echo(f"deleted {model}, {len(gone['versions'])} versions; `kelvin collect --run` frees their bytes")
+    freed = "`kelvin collect --run` frees their bytes after the grace period"
+    click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
 
 
 for _command in (grant_command, revoke_command, grants_command, ladder_command, render_command, restart_command):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -80,7 +81,8 @@ def _copy(file: BinaryIO) -> tuple[int, str]:
             control.stream("GET", "/internal/v1/backup") as answer,
         ):
             if answer.status_code != 200:
-                logged = "; `kelvin logs controlplane` says why" if answer.status_code >= 500 else ""
+                is_said = answer.status_code < 500 or answer.status_code == HTTPStatus.INSUFFICIENT_STORAGE
+                logged = "" if is_said else "; `kelvin logs controlplane` says why"
                 raise DoorClosed(sentence_of(answer.status_code, answer.read()) + logged)
             for piece in answer.iter_raw():
                 file.write(piece)

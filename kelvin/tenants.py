@@ -121,4 +121,4 @@ def delete_command(tenant: str, force: bool) -> None:
     """
     with target().door() as door:
         door.delete(f"/admin/v1/tenants/{tenant}", params={"force": "true"} if force else {})
-    click.echo(f"{tenant}: deleted; `kelvin collect --run --tenant {tenant}` frees its bytes")
+    click.echo(f"{tenant}: deleted; `kelvin collect --run --tenant {tenant}` frees its bytes after the grace period")

@@ -45,7 +45,9 @@ def delete_command(reference: str) -> None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
     with target().door() as door:
         answer = json_of(door.delete(f"/admin/v1/models/{found.model}/versions/{found.version_prefix}"))
-    click.echo(f"deleted {found.model}@{answer['version']}; `kelvin collect --run` frees its bytes")
+    click.echo(
+        f"deleted {found.model}@{answer['version']}; `kelvin collect --run` frees its bytes after the grace period"
+    )
 
 
 def _table(model: str, versions: list[dict[str, Any]]) -> Table:

@@ -11,6 +11,7 @@ from kelvin.policy.findings import Finding, Level, as_bytes
 
 MODEL_BYTES: Final = 8_000_000_000  # what costs are told of
 GB: Final = 1_000_000_000
+READ_ROOM_BYTES: Final = 64 << 20  # with less room, a file to measure reading would take it from requests
 FILES_PER_REQUEST: Final = 2  # a caller's socket and a replica's
 FILES_BESIDE: Final = 512
 _FAST: Final = 1.0 * GB
@@ -92,11 +93,13 @@ class DeviceFacts:
 
 
 def judge_disk(facts: DiskFacts) -> list[Finding]:
-    """Read rate, sync, room."""
+    """Read rate, sync, room. On an almost full disk the read rate was not measured, and is left out."""
     if facts.fault is not None:
         cost = "requests are refused (503), as their records can't be made durable; pushes, too (507)"
         mend = "make room, or mount it writable; then run doctor again"
         return [Finding("disk", Level.FAIL, facts.fault, cost, mend), _space(facts)]
+    if facts.free_bytes < READ_ROOM_BYTES:
+        return [_sync(facts), _space(facts)]
     return [_read(facts), _sync(facts), _space(facts)]
 
 
@@ -128,7 +131,10 @@ def _sync(facts: DiskFacts) -> Finding:
 
 def _space(facts: DiskFacts) -> Finding:
     seen = f"{as_bytes(facts.free_bytes)} of {as_bytes(facts.total_bytes)} free"
-    mend = "`kelvin collect --run`, KELVIN_NVME_BYTES, or a larger disk"
+    mend = (
+        "`kelvin up` with a smaller KELVIN_NVME_BYTES frees the cache's room at once; `kelvin versions delete` and, "
+        "after the grace period, `kelvin collect --run`; or a larger disk"
+    )
     if facts.free_inodes is not None and facts.free_inodes < 1000:
         cost = "no file can be made soon: requests 503, pushes 507"
         return Finding("disk space", Level.FAIL, f"{seen}, {facts.free_inodes} inodes", cost, mend)

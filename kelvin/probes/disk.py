@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from kelvin.policy.machine import DiskFacts
+from kelvin.policy.machine import READ_ROOM_BYTES, DiskFacts
 
 READ_BYTES: Final = 128 << 20
 SECONDS: Final = 3.0  # for each of writing, reading and syncing
@@ -19,7 +19,10 @@ _BLOCK: Final = 4096
 
 
 def look_at_disk(data: Path, *, read_bytes: int = READ_BYTES, seconds: float = SECONDS) -> DiskFacts:
-    """Of the nearest directory above `data` that exists. What the disk refuses is in `fault`."""
+    """Of the nearest directory above `data` that exists. What the disk refuses is in `fault`.
+
+    With less than READ_ROOM_BYTES free, reading is not measured.
+    """
     directory = next(path for path in (data, *data.parents) if path.is_dir())
     usage, nodes = shutil.disk_usage(directory), os.statvfs(directory)
     rate: float | None = None
@@ -28,9 +31,10 @@ def look_at_disk(data: Path, *, read_bytes: int = READ_BYTES, seconds: float = S
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as scratch:
             path = Path(scratch) / "probe"
             syncs = _sync_times(path, seconds)
-            wanted = min(read_bytes, max(_PIECE, usage.free // 8 // _PIECE * _PIECE))
-            written = _write(path, wanted, seconds)
-            rate, done = _read_rate(path, written, seconds)
+            if usage.free >= READ_ROOM_BYTES:
+                wanted = min(read_bytes, usage.free // 8 // _PIECE * _PIECE)
+                written = _write(path, wanted, seconds)
+                rate, done = _read_rate(path, written, seconds)
     except OSError as error:
         fault = f"{directory} can't be written: {error.strerror}"
     return DiskFacts(

@@ -142,6 +142,22 @@ def test_refusal_says_how_to_begin_anew(killed: Path, damage: Callable[[Path], N
     _open(killed).close()
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("schema_version (number, name) VALUES (1000, 'a later step')", id="registry"),
+        pytest.param("ledger_schema (number) VALUES (1000)", id="ledger"),
+    ],
+)
+def test_database_of_a_newer_program_is_refused(killed: Path, step: str) -> None:
+    """The refusal is one sentence that says both ways on, and what the way back costs."""
+    with closing(_open(killed)) as database, database.engine.begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO {step}")
+    ways = r"use the newer program again, or restore a backup .* which lacks all that came later"
+    with pytest.raises(BadSetting, match=rf"KELVIN_DATA=.*1000; this program knows \d+: {ways}"):
+        _open(killed)
+
+
 def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
     """An empty file of an installation that never was ready is a new database."""
     (tmp_path / "kelvin.db").touch()

@@ -1,6 +1,7 @@
 """A backup of a control plane at work comes back whole: verified, then placed between two marks, or not at all."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from contracts.backup import RestoreReport
 from contracts.control import RequestBatch
-from contracts.errors import Refused
+from contracts.errors import CapacityExceeded, Refused
 from contracts.wire import encode
 from controlplane import placing
+from controlplane.backup_api import routes
 from controlplane.backup_place import backups_in, claim_place, name_of, write_backup
 from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import FILES, Backups
@@ -139,6 +142,25 @@ def made(tmp_path: Path) -> Path:
 
     in_world(tmp_path, scenario)
     return tmp_path / "made.backup"
+
+
+def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of the database finds no room: the answer is a failure that names the disk, not an archive that ends
+    early.
+    """
+
+    def copy(_: Database, path: Path) -> None:
+        raise OSError(errno.ENOSPC, f"{path}: no room")
+
+    async def scenario(world: World) -> None:
+        [route] = routes(world.backups)
+        monkeypatch.setattr(Database, "copy", copy)
+        with pytest.raises(Refused) as refused:
+            await route.endpoint(Request({"type": "http"}))
+        assert refused.value.failure == CapacityExceeded("bytes on the disk of DATA, for a copy of kelvin.db", 1, 0)
+        assert not list(world.data.glob(".backup-*"))
+
+    in_world(tmp_path, scenario)
 
 
 def test_everything_comes_back(made: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,6 +135,19 @@ def test_a_full_disk_is_told(data: Path) -> None:
     )
     assert "can't be written: File too large" in done.stdout
     assert sorted(path.name for path in data.iterdir()) == ["admin.key", "default.key"]
+
+
+def test_probe_leaves_the_last_room_to_requests(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with a few megabytes left still serves: nothing as large is written there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    almost_full = shutil.disk_usage(data)._replace(free=4 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: almost_full)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        disk = look_at_disk(data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (disk.fault, disk.read_bytes, disk.free_bytes) == (None, 0, 4 << 20)
 
 
 def test_probes_see_this_machine(data: Path) -> None:

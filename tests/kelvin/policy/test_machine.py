@@ -63,6 +63,12 @@ def test_disk(changed: dict[str, object], check: str, level: Level, says: str) -
     assert (found.level, says in found.seen) == (level, True), found
 
 
+def test_read_rate_of_an_almost_full_disk_is_not_judged() -> None:
+    """It was not measured. What is missing is room, and the disk is not said to refuse anything."""
+    almost_full = replace(DISK, free_bytes=4 << 20, read_bytes_s=None, read_bytes=0)
+    assert [finding.check for finding in judge_disk(almost_full)] == ["disk sync", "disk space"]
+
+
 def test_a_slow_disk_is_told_in_seconds_of_a_cold_start() -> None:
     """8 GB at 0.9 GB/s."""
     assert "8 GB from this disk takes 9 s" in one(judge_disk(replace(DISK, read_bytes_s=0.9 * GB)), "disk read").cost
