@@ -47,7 +47,7 @@ async def open_rates(url: str | None, name: str, page: Page, *, subsets: bool = 
         from activator.shared_store import open_store
     except ImportError as missing:
         raise BadSetting(
-            "KELVIN_REDIS", url.partition(":")[0], "needs the extra: pip install kelvin[redis]"
+            "KELVIN_REDIS", url.partition(":")[0], "needs the extra: pip install 'kelvin-serving[redis]'"
         ) from missing
     async with open_store(url, name) as store:
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)

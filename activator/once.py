@@ -17,7 +17,7 @@ from activator.account import OK, Account
 from activator.answer import Answer
 from activator.answers_handover import Running
 from activator.call import Call
-from activator.exchange import ClientGone, Exchange, Headers
+from activator.exchange import ClientGone, Exchange, Headers, now_us
 from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
 from activator.once_key import Content, Sealer
 from activator.policy.once import HEADER, Asked, Kept, OnceLimits, RunCounts, asked, read_key
@@ -83,7 +83,7 @@ class Once:
 
     async def serve(self, call: Call, work: Work, follow: Follow) -> None:
         """Run the request by `work`, or answer it from the run of an equal one by `follow`, which has an account of its
-        own. Raises Refused for a malformed key, ClientGone.
+        own. Raises Refused for a malformed key, or if the deadline passes before the key is claimed; ClientGone.
         """
         given = [value for name, value in call.exchange.headers if name == HEADER]
         what = asked(self._secret, call.account.principal.tenant, read_key(given), _parts(call))
@@ -225,14 +225,15 @@ async def _lead(run: Run, exchange: Exchange, listener: Listener, marks: Headers
 
 
 async def _claim_of(run: Run, call: Call) -> Claim:
-    """Known at once, but where others have to be asked."""
+    """Wait for the run's claim. Raises Refused(DeadlineExceeded), ClientGone."""
     if run.claimed.done() and not run.claimed.cancelled():
         return run.claimed.result()
     try:
         with call.exchange.leaving_ends(call.remaining_s()):
             await asyncio.wait((run.claimed,))
     except TimeoutError:
-        raise Refused(DeadlineExceeded(0.0, "claiming its key")) from None
+        waited_s = (now_us() - call.exchange.arrived_us) / 1e6
+        raise Refused(DeadlineExceeded(waited_s, "claiming its key")) from None
     if run.claimed.cancelled():
         raise ClientGone
     return run.claimed.result()

@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, Res
 from activator import dependencies
 from activator.policy.places import LEASED_S
 from activator.shared_rates import Away, Full
+from contracts.settings import BadSetting
 
 log = logging.getLogger(__name__)
 
@@ -213,15 +214,22 @@ class RedisStore:
 async def open_store(
     url: str, name: str, answer_s: float = ANSWER_S, leased_s: float = LEASED_S
 ) -> AsyncIterator[RedisStore]:
-    """As `url` says; it may be away. `answer_s` bounds each step of a command. Raises ValueError for what is no URL."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=CONNECTIONS,
-        timeout=answer_s,  # for a connection that is free
-        socket_connect_timeout=answer_s,
-        socket_timeout=answer_s,
-        retry=Retry(NoBackoff(), 0),
-    )
+    """Open the Redis at `url`, which may be away. `answer_s` bounds each step of a command.
+
+    Raises BadSetting for a URL that the library can't read. It shows the scheme only, since a URL may hold a password.
+    """
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=CONNECTIONS,
+            timeout=answer_s,  # for a connection that is free
+            socket_connect_timeout=answer_s,
+            socket_timeout=answer_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError:
+        shown = url.partition("://")[0] + "://..."
+        raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None
     store = RedisStore(Redis(connection_pool=pool), name, answer_s, leased_s)
     try:
         await store.beat()

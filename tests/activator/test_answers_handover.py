@@ -90,6 +90,30 @@ def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: signal.Si
     asyncio.run(scenario())
 
 
+def test_deadline_that_passes_while_a_key_is_claimed_says_how_long(tmp_path: Path) -> None:
+    """The old activator decides on keys, and hangs."""
+
+    async def scenario() -> None:
+        listener = listen("127.0.0.1", 0)
+        try:
+            async with world(tmp_path, listener=listener) as here:
+                old = await here.beside()
+                old.send_signal(signal.SIGSTOP)
+                try:
+                    got = await asyncio.wait_for(here.post(**ALONE, x_kelvin_deadline_ms="300"), 30)
+                finally:
+                    old.send_signal(signal.SIGCONT)
+                assert (got.status, got.code) == (504, "deadline_exceeded")
+                assert b"s passed while claiming its key" in got.body
+                assert b" 0.0 s passed" not in got.body
+                old.send_signal(signal.SIGUSR1)
+                assert await old.wait() == 0
+        finally:
+            listener.close()
+
+    asyncio.run(scenario())
+
+
 class Pair:
     """Two activators' answers, one of which takes the place of the other."""
 

@@ -1,0 +1,41 @@
+"""What an operator reads where the Redis of `KELVIN_REDIS` can't be used."""
+
+import asyncio
+import re
+import sys
+from importlib.metadata import metadata
+
+import pytest
+
+from activator.counting import open_rates
+from contracts.settings import BadSetting
+from telemetry.policy.instruments import Page
+
+
+async def _open(url: str) -> None:
+    async with open_rates(url, "one", Page("activator")):
+        pass
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param("redis://:secret@localhost?db=first", id="a database that is no number"),
+        pytest.param("redis://:secret@localhost?socket_timeout=long", id="a time that is no number"),
+    ],
+)
+def test_redis_url_with_a_wrong_option_is_a_bad_setting(url: str) -> None:
+    """The text names the variable and shows no password."""
+    with pytest.raises(BadSetting, match=r"^KELVIN_REDIS=redis://\.\.\.: ") as refused:
+        asyncio.run(_open(url))
+    assert "secret" not in str(refused.value)
+
+
+def test_missing_redis_library_names_an_extra_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that it gives installs this package, with an extra that it has."""
+    monkeypatch.setitem(sys.modules, "activator.shared_store", None)
+    with pytest.raises(BadSetting) as refused:
+        asyncio.run(_open("redis://localhost"))
+    told = re.search(r"pip install '([a-z-]+)\[([a-z]+)\]'", str(refused.value))
+    assert told is not None
+    assert told[2] in (metadata(told[1]).get_all("Provides-Extra") or [])
