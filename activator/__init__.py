@@ -1,6 +1,6 @@
 """The front door: TLS, HTTP, keys, routes, the queue for models at zero, streams, and a usage record of each request.
 
 Replicas compute, and the control plane decides how many there are and keeps the books. Begin with `app.py`, which
-builds everything. A completion passes `edge.py`, `door.py`, `completions.py`, `throttler.py`, `attempts.py` and
-`proxy.py`. Decisions are in `policy/`.
+builds everything. A completion passes `edge.py`, `door.py`, `completions.py`, `attempts.py`, `throttler.py` and
+`proxy.py`. Decisions are in `policy/`. `shared_*.py` count limits that several activators share in one Redis.
 """

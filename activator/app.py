@@ -320,7 +320,10 @@ async def _hand_over(handover: HandoverSender, answers: OwnAnswers, directory: S
 async def _serve(
     settings: ActivatorSettings, fronts: list[Coroutine[object, object, None]], feed: FeedClient, stop: Stop
 ) -> None:
-    """Accept; from a socket that is kept open for us only once we know who may call: until then callers can wait."""
+    """Run the listeners until `stop`. With an inherited socket, wait up to FIRST_FEED_S for the feed first.
+
+    Callers can wait on that socket until this activator knows who may call.
+    """
     if settings.listener_fd is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_FEED_S):
@@ -358,7 +361,7 @@ async def _while_serving(
     front: Coroutine[object, object, None],
     behind: Callable[[asyncio.Event], Coroutine[object, object, None]],
 ) -> None:
-    """Until the front has drained; health is told until then, and the loops go on as the drain needs them."""
+    """Serve until the front has drained. The background loops and the health endpoint run until then."""
     ended = asyncio.Event()
     async with Loops() as loops, asyncio.TaskGroup() as tasks:
         for name, body in background.items():

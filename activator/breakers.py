@@ -1,7 +1,7 @@
 """Breakers of versions: where starts fail, or replica after replica is lost, callers are told so instead of waiting.
 
-What another replica can serve never comes here. One node has one activator, so a version's breaker is that of the
-version on its node. When a breaker opens and closes is `policy/breaker`'s.
+Failures that another replica can make up for are not counted here. Each activator has breakers of its own.
+`policy/breaker.py` decides when a breaker opens and when it is half-open.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class Breakers:
         return (key.tenant, key.version) in self._failing
 
     def failed(self, tenant: str, version: str, code: str, now_s: float) -> None:
-        """A start of it failed, a replica of it was lost, or what it said is not right: the code says which."""
+        """Count a failed start, a lost replica or an integrity failure of the version; `code` says which."""
         if code in _NOT_ITS_FAULT:
             return
         known = self._failing.get((tenant, version))

@@ -1,4 +1,4 @@
-"""One completion under way: what is asked, of which model, until when. Nothing is recorded of what can't be one."""
+"""One completion under way: what is asked, of which model, and its deadline. An invalid request leaves no record."""
 
 import time
 from typing import Final

@@ -1,4 +1,4 @@
-"""One completion from key to last byte: a ladder that unwinds whoever leaves, and one record on every way out."""
+"""Serve one completion, from its key to its last byte. A request that names no model of the caller leaves no record."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Follow the control plane's feed for ever. While it is away, what it said last stands: serving doesn't need it."""
+"""Follow the control plane's feed. While it is away, its last word stands, for as long as `last_feed.py` allows."""
 
 import asyncio
 import logging

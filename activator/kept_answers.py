@@ -35,12 +35,17 @@ Claim = Mine | Kept | Elsewhere
 
 
 class KeptAnswers(Protocol):
-    """Bounded in time: a call that can't be answered soon is answered as if nothing were kept, and nobody else ran."""
+    """Keeps answers by idempotency key. Every call returns within a bounded time.
+
+    Activators that share a store claim a key as their own if the store can't be asked. Around a planned restart, a key
+    that the old activator has not handed over in time counts as in use elsewhere.
+    """
 
     async def claim(self, asked: Asked) -> Claim:
-        """Once for a run. Within one process runs of one name never overlap; the caller sees to that.
+        """Claim the key for a run, or return its kept answer, or that another activator runs it.
 
-        Cancelled, it may leave a claim behind, which ends by itself.
+        The caller makes sure that runs of one name never overlap in one process. If cancelled, it may leave a claim
+        behind, which expires.
         """
         ...
 

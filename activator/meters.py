@@ -53,7 +53,7 @@ class Meters:
         )
         self._retries = page.counter(
             "kelvin_retries_total",
-            "Attempts that failed before the first byte, by whether another one followed.",
+            "Attempts that failed before the client had a byte, by whether another one followed.",
             (*_WHOSE, "failure", "then"),
         )
         self._hedges = page.counter(
@@ -101,7 +101,7 @@ class Meters:
         self._http2.add((error,))
 
     def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
-        """An attempt of a tenant at a model failed before the upstream's first byte: `again`, or why not."""
+        """Count an attempt that failed before the client had a byte. `then`: `again`, or why no other one followed."""
         self._retries.add((*self._cap.fold(whose), outcome_of(failure), then))
 
     def hedged(self, whose: tuple[str, str], first: str) -> None:

@@ -1,8 +1,10 @@
-"""How many requests begin in one round of the loop: those beyond stand here until the next. Addresses take turns, of
-each the credentials, of each the requests in the order in which they came: who was accepted first is not ahead.
+"""Limit how many requests start in one iteration of the event loop.
 
-A loop that is behind finds hundreds of them at once. Would it begin them all before it looks at its sockets again, then
-replicas' answers waited behind them, and with these the slots that others wait for: the more came, the less was done.
+After a stall, hundreds of requests are readable at once. Starting them all would delay replies from replicas, which
+free the slots that other requests wait for, so throughput would fall as load rises. Requests above the limit wait in a
+queue and start in later iterations.
+
+The queue is round-robin over client addresses, then over credentials of one address, then first come, first served.
 """
 
 import asyncio

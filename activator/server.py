@@ -20,7 +20,7 @@ ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
 
 
 class _Server(uvicorn.Server):
-    """Signals are the service's: uvicorn would raise them again after its shutdown, and the status be theirs."""
+    """Leaves signals to the service: uvicorn would raise them again after its shutdown, and end the process by them."""
 
     def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
         super().__init__(config)
@@ -41,11 +41,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve_tls(app: ASGIApp, gate: Gate, listener: socket.socket, stop: Stop, drain_s: int) -> None:
-    """Accept until `stop`, then finish what is in flight for at most `drain_s` seconds, then cancel the rest; what has
-    not begun by then is refused.
+    """Accept until `stop`, then finish requests for at most `drain_s` seconds. Then cancel the rest; what has not
+    started is refused.
 
-    An orphan has less time, and every request under way must be told and recorded in it. With `gate.relieved` set
-    before `stop`, another process accepts from the same socket: clients are told before a connection ends.
+    A process whose supervisor died (`stop.orphaned`) drains for ORPHAN_DRAIN_S only. With `gate.relieved` set before
+    `stop`, another process accepts from the same socket, and clients are told before their connection ends.
     """
     await _serve(app, edge_protocol(gate), gate, listener, stop, drain_s)
 

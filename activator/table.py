@@ -26,7 +26,7 @@ class _Holder(NamedTuple):
 
 
 class Table:
-    """Replaced by a full line, changed by the others; stays valid while the control plane is away."""
+    """Replaced by a full line, changed by the others. `LastFeed.counts` says whether it is young enough to be used."""
 
     def __init__(self) -> None:
         self.revision = 0

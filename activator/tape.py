@@ -1,7 +1,7 @@
-"""An answer that up to MAX_LISTENERS clients listen to, each from its start and as fast as it takes it.
+"""Stream one response to up to MAX_LISTENERS clients, each from its first byte and at its own speed.
 
-To the run that makes the answer a tape is the client's connection: what the quickest listener has taken is delivered,
-and when the last one leaves, the client has gone. Every part is one event loop's.
+For the run that makes the response, the tape stands in for the client's connection: bytes count as delivered once the
+fastest listener has taken them, and the client has gone when the last listener leaves. Use it from one event loop.
 """
 
 import asyncio

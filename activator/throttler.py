@@ -130,8 +130,8 @@ class Throttler:
         """Return `(seconds or None, is_cold)`: how long a new request of the tenant would wait, and whether for a
         start.
 
-        None means unknown. It is so while the version's breaker is open: some request has to find out whether starts
-        still fail.
+        None means unknown. So is the wait for a start of a version that failed since its last answer: some request has
+        to find out whether starts still fail.
         """
         line = self._lines.get(key)
         if line is None or line.is_asleep:
@@ -140,7 +140,7 @@ class Throttler:
         return wait_s(tokens, line.pace.tokens_per_s(line.slots)), False
 
     def want(self, key: VersionKey, for_s: float) -> None:
-        """Somebody wanted a version at zero who does not wait for it: it is started all the same."""
+        """Have a version at zero started although no request waits: tell the decider for `for_s` seconds."""
         if self.is_asleep(key):
             self._waking.nudge(key, for_s)
 
@@ -195,7 +195,7 @@ class Throttler:
             self.breakers.forget(key_of(replica.row))
 
     async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Replica:
-        """`slot` without its end: whoever calls this calls `release`."""
+        """Wait for a slot, and return its replica. Raises as entering `slot`. The caller must call `release` once."""
         if self._slots is not None and ask.affinity is not None:
             await self._fetch(self._slots, key, ask.affinity)
         now = self._clock()
@@ -277,8 +277,8 @@ class Throttler:
         self._roster.check_integrity()
 
     def _check_time(self, key: VersionKey, line: Line, ask: Ask, until_s: float, now: float) -> None:
-        """Raises Refused where no slot is expected in time. A version at zero is woken all the same: else one whose
-        callers have little time would sleep for ever.
+        """Raise Refused(DeadlineTooShort) if no slot is expected in time. A version at zero is woken all the same: else
+        one whose callers have little time would sleep for ever.
         """
         left_s = until_s - now
         if asleep := line.is_asleep:

@@ -1,7 +1,7 @@
-"""Whether a request that failed before its upstream's first byte is tried again, after which pause, and who pays.
+"""Decide whether a request that failed before its client had a byte is tried again, after which pause, and who pays.
 
-A budget of a tenant and version is a bucket of retries: each of their requests puts a tenth of one in, each second one,
-and what nobody uses fades: a bucket holds what `memory_s` brought, and not a day's worth. So retries never double the
+A budget of a tenant and version is a bucket of retries. Each of their requests adds a tenth of a retry, and every
+second adds a whole one. What nobody uses fades, so a bucket holds what `memory_s` brought. So retries never double the
 load of an outage, and a quiet model is retried all the same (Finagle's RetryBudget, with a bucket that leaks instead of
 its window). Pauses are drawn from the whole of their range ("full jitter", Brooker, "Exponential backoff and jitter",
 2015): those who failed together do not come back together.
@@ -66,8 +66,10 @@ class Tried:
 
 
 def failed(tried: Tried, *, lost: bool, sent_s: float, now_s: float, limits: RetryLimits) -> Tried:
-    """It just was, having been sent at `sent_s`. One that was sent only after its time had waited for a start, which
-    no failure before it tells anything about: its time begins anew.
+    """Count one more failure of a request that was sent at `sent_s`, and return the sum.
+
+    A request that was sent after `until_s` had waited for a start. Earlier failures say nothing about that, so its time
+    begins anew.
     """
     until_s = tried.until_s
     if until_s is None or sent_s > until_s:
