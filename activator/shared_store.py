@@ -227,7 +227,8 @@ async def open_store(
             socket_timeout=answer_s,
             retry=Retry(NoBackoff(), 0),
         )
-    except ValueError:
+        pool.make_connection()  # an option that the library does not know is refused here, not at each attempt
+    except (TypeError, ValueError):
         shown = url.partition("://")[0] + "://..."
         raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None
     store = RedisStore(Redis(connection_pool=pool), name, answer_s, leased_s)

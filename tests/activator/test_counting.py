@@ -22,6 +22,7 @@ async def _open(url: str) -> None:
     [
         pytest.param("redis://:secret@localhost?db=first", id="a database that is no number"),
         pytest.param("redis://:secret@localhost?socket_timeout=long", id="a time that is no number"),
+        pytest.param("redis://:secret@localhost?nosuch=1", id="an option that there is not"),
     ],
 )
 def test_redis_url_with_a_wrong_option_is_a_bad_setting(url: str) -> None:
