@@ -28,7 +28,7 @@ from blobstore.store import (
     check_range,
     is_segment,
 )
-from blobstore.threads import to_the_end
+from service.threads import to_the_end
 from service.whole_file import sync
 
 STAGING: Final = ".staging"

@@ -35,8 +35,8 @@ from blobstore.store import (
     check_range,
     is_segment,
 )
-from blobstore.threads import to_the_end
 from contracts.errors import Refused
+from service.threads import to_the_end
 
 T = TypeVar("T")
 

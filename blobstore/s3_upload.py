@@ -23,8 +23,8 @@ from blobstore.retrying import Retry
 from blobstore.s3_client import error_of, head, is_refused_condition, put, translated
 from blobstore.s3_place import S3Place
 from blobstore.store import BlobNotFound, BlobUnavailable, StoreFull
-from blobstore.threads import to_the_end
 from contracts.errors import CapacityExceeded, Refused
+from service.threads import to_the_end
 
 log = logging.getLogger(__name__)
 

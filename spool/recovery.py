@@ -4,15 +4,15 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from contracts.errors import Refused
 from service.loops import record_error
+from service.threads import to_the_end
 from spool.home import Home, is_shipped, readable_sources
 from spool.looking import frames_after
 from spool.reader import Tail, last_sequence, read_position
-from spool.shipper import MAX_BYTES, MAX_RECORDS, Post, in_thread
+from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
 
 log = logging.getLogger(__name__)
 
@@ -80,16 +80,16 @@ async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> li
 async def _ship(home: Home, post: Post) -> Recovered:
     tail = Tail(home.path)
     shipped = lost = 0
-    last = await in_thread(partial(last_sequence, home.path))
+    last = await to_the_end(None, last_sequence, home.path)
     try:
-        while (batch := await in_thread(partial(tail.read, last, MAX_RECORDS, MAX_BYTES))) is not None:
+        while (batch := await to_the_end(None, tail.read, last, MAX_RECORDS, MAX_BYTES)) is not None:
             await post(batch.payloads)
-            await in_thread(partial(tail.acknowledge, batch.last))
+            await to_the_end(None, tail.acknowledge, batch.last)
             shipped += len(batch.payloads)
             lost += batch.skipped
         # Nobody can count what lies behind the last readable record. `remove_if_shipped` keeps it, and logs it.
         lost += last - tail.acknowledged
-        await in_thread(partial(tail.acknowledge, last))
+        await to_the_end(None, tail.acknowledge, last)
     except (Refused, OSError) as error:
         log.warning("a leftover spool is not taken; it is kept", extra={"source": home.source, "error": repr(error)})
     except Exception as error:
@@ -98,5 +98,5 @@ async def _ship(home: Home, post: Post) -> Recovered:
         tail.close()
     remaining = last - tail.acknowledged
     if remaining == 0:
-        await in_thread(home.remove_if_shipped)
+        await to_the_end(None, home.remove_if_shipped)
     return Recovered(home.source, shipped, lost, remaining)

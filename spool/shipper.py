@@ -8,35 +8,21 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from contracts.deadline import Deadline
 from contracts.doubling import Doubling, is_told
 from contracts.errors import Refused
 from service.loops import Loops, record_error
+from service.threads import to_the_end
 from spool.spool import Spool
 
 log = logging.getLogger(__name__)
 
 Post = Callable[[Sequence[bytes]], Awaitable[None]]
-T = TypeVar("T")
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 1024 * 1024
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread, since a slow disk must not hold up the event loop.
-
-    If cancelled, wait for the thread's end: a tail and its files belong to one thread at a time.
-    """
-    working = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(working)
-    finally:
-        if not working.done():
-            await asyncio.wait({working})
 
 
 class Shipper:
@@ -119,10 +105,10 @@ class Shipper:
         async with self._one_at_a_time:
             try:
                 tail = self._spool.tail
-                batch = await in_thread(partial(tail.read, self._spool.committed, MAX_RECORDS, MAX_BYTES))
+                batch = await to_the_end(None, tail.read, self._spool.committed, MAX_RECORDS, MAX_BYTES)
                 if batch is not None:
                     await self._post(batch.payloads)
-                    await in_thread(partial(tail.acknowledge, batch.last))
+                    await to_the_end(None, tail.acknowledge, batch.last)
                 elif self.backlog:
                     # Damage at the end of what is written: the next segment lets us go on behind the hole.
                     raise OSError("durable records cannot be read back")

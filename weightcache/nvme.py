@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from blobstore.threads import to_the_end
 from contracts.errors import Refused, Unavailable
+from service.threads import to_the_end
 from weightcache.files import ChunkFiles, Kind, Reading
 from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import FAULTS, Outcome

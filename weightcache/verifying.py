@@ -6,7 +6,7 @@ Whoever reads a chunk asks here, and nobody else knows how bytes are compared.
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from blobstore.threads import to_the_end
+from service.threads import to_the_end
 from weightcache.counters import Counters
 from weightcache.policy.healing import FAULTS, Outcome
 from weightcache.sources import Source, Verify

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blobstore.threads import to_the_end
+from service.threads import to_the_end
 
 
 def test_one_call() -> None:
