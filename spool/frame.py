@@ -1,7 +1,7 @@
 """One record as it lies in a segment: length, CRC-32, sequence, payload. Files are `journal`'s and `reader`'s work.
 
-A length of zero is the end: preallocated space reads as zeros. Anything else that does not add up is damage if a whole
-frame lies behind it (see `find_frame`), and a torn tail otherwise.
+Bytes that are no frame are damage if a whole frame lies behind them (see `find_frame`). If none does, they are the end
+of the segment: a torn tail, or reserved space, which reads as zeros.
 """
 
 import struct

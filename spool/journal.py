@@ -53,11 +53,11 @@ class Journal:
         return f"<Journal {self._directory.name} committed={self.committed}>"
 
     def commit(self, makes: Sequence[Make]) -> list[int | Exception]:
-        """For each record its sequence, once all of them are durable, or why that one is not.
+        """Return one outcome for each record, after the last sync: its sequence if it is durable, else its failure.
 
-        `make` is given the sequence and returns the record's bytes. It may be called again with another sequence for
-        the same record only after it raised to the caller. Failures: what `make` raises, ValueError for a record of
-        illegal size, Refused(Unavailable) where the disk fails, Refused(Overloaded) where the backlog is at its limit.
+        Each `make` is called once, with the sequence that its record would get, and returns the record's bytes.
+        Failures: what `make` raises, ValueError for a record of illegal size, Refused(Unavailable) where the disk
+        fails, Refused(Overloaded) where the backlog is at its limit.
         """
         outcomes: list[int | Exception] = []
         frames: list[bytes] = []

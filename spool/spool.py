@@ -131,14 +131,15 @@ class Spool:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt to write failed: say not ready before you take on work that must be recorded."""
+        """Whether the last attempt to write failed. Report not ready then, as new work could not be recorded."""
         return self._failing
 
     async def append(self, make: Make) -> int:
         """The record's sequence, once it is durable. `make(sequence)` runs on the committer's thread: keep it pure.
 
-        Cancelling gives up the wait, not the record. Raises what `make` raises, Refused(Unavailable) where the disk
-        fails, Refused(Overloaded) where too many wait or too much is not yet shipped: then nothing was recorded.
+        Cancelling gives up the wait, not the record. After a failure nothing was recorded. Raises what `make` raises,
+        ValueError for a record of illegal size, Refused(Unavailable) where the disk fails, Refused(Overloaded) where
+        too many wait or too much is not yet shipped, Refused(Internal) after `close` or a defect.
         """
         loop = asyncio.get_running_loop()
         waiter = _LoopWaiter(make, loop)
@@ -238,7 +239,10 @@ class Spool:
             log.exception("the committer failed", extra={"source": self.source})
             outcomes = [Refused(Internal())] * len(makes)
         self._committed = self._journal.committed
-        self._failing = any(isinstance(outcome, Refused) for outcome in outcomes)
+        if any(isinstance(outcome, Refused) for outcome in outcomes):
+            self._failing = True
+        elif any(isinstance(outcome, int) for outcome in outcomes):  # else nothing was written
+            self._failing = False
         return outcomes
 
     def _deliver(self, group: Sequence[Waiter], outcomes: Sequence[Outcome]) -> None:

@@ -123,6 +123,9 @@ def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -
         spool.append_blocking(make("lost"))
     assert caught.value.failure == Unavailable("the usage spool")
     assert "FAILING" in repr(spool)
+    with pytest.raises(KeyError):  # nothing is written, so nothing is known of the disk
+        spool.append_blocking(lambda _: {}["no such record"])
+    assert spool.failing
     disk.fail.clear()
     assert spool.append_blocking(make("kept")) == 1
     assert not spool.failing
