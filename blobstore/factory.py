@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 
 
 def open_store(url: str, *, setting: str = "KELVIN_STORE") -> BlobStore:
-    """`file:///absolute/path` (made where missing), `s3://bucket/prefix` or `memory:`. Asks nobody anything yet.
+    """Open `file:///absolute/path` (made where missing), `s3://bucket/prefix` or `memory:`. No call goes to S3 yet.
 
-    Raises `BadSetting` naming `setting`.
+    Raises `BadSetting` naming `setting`, also for a directory that can't be one or that this user may not use, and
+    OSError where the disk fails.
     """
     parts = _split(url, setting)
     if url == "memory:":
@@ -33,7 +34,10 @@ def open_store(url: str, *, setting: str = "KELVIN_STORE") -> BlobStore:
         return RetryingStore(_s3(url, setting))
     if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
         raise BadSetting(setting, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
-    return RetryingStore(FileStore(Path(unquote(parts.path))))
+    try:
+        return RetryingStore(FileStore(Path(unquote(parts.path))))
+    except (NotADirectoryError, PermissionError) as error:
+        raise BadSetting(setting, url, f"must be a directory that can be used: {error.strerror}") from error
 
 
 @asynccontextmanager
@@ -44,7 +48,7 @@ async def opened(
     is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers. There
     are so many connections where the URL does not say.
 
-    Raises `BadSetting` where bucket, credentials or endpoint are such that nothing will ever work.
+    Raises `BadSetting` where directory, bucket, credentials or endpoint are such that nothing will ever work.
     """
     if _split(url, setting).scheme != "s3":
         yield open_store(url, setting=setting)

@@ -37,9 +37,12 @@ STALE_S: Final = 86_400.0
 
 
 class FileStore:
-    """Durable once a call returns. Blocking calls run on the event loop's default threads."""
+    """Durable once a call returns. Bytes and syncs run on the event loop's default threads. A put of an iterator makes,
+    closes and removes its staged file on the loop itself.
+    """
 
     def __init__(self, root: Path) -> None:
+        """Make `root` where it is missing, and remove leftovers of crashed puts. Blocking. Raises OSError."""
         self._root = root
         self._staging = root / STAGING
         _ensure_directory(self._staging)

@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """`attempts` tries of at most `attempt_s` seconds, and more where many bytes move: those that are slower than
-    `slowest_bytes_per_s` are given up. The nth pause is up to `base_s * 2^n`, never above `cap_s`.
+    """At most `attempts` tries. Each may take `attempt_s` seconds, and for its bytes the time that they take at
+    `slowest_bytes_per_s`. The pause after the nth failure is up to `base_s * 2^(n-1)` seconds, never above `cap_s`.
     """
 
     attempts: int = 4
@@ -25,11 +25,11 @@ class RetryBudget:
     slowest_bytes_per_s: float = float(1 << 20)
 
     def limit_s(self, size: int) -> float:
-        """Of one attempt that moves `size` bytes."""
+        """Return how many seconds one attempt that moves `size` bytes may take."""
         return self.attempt_s + size / self.slowest_bytes_per_s
 
     def pause_s(self, failed: int, chance: float) -> float:
-        """Full jitter after `failed` (1 or more) failed attempts; `chance` is uniform in [0, 1)."""
+        """Return the pause after `failed` (1 or more) failures, in seconds. Full jitter: `chance` is in [0, 1)."""
         return chance * Doubling(self.base_s, self.cap_s).after(failed)
 
 
@@ -37,7 +37,7 @@ DEFAULT_BUDGET: Final = RetryBudget()
 
 
 class Retry:
-    """Makes a call again within a budget: what failed with `BlobUnavailable` or took too long. All else passes."""
+    """Repeats a call that failed with `BlobUnavailable` or took too long, within a budget. Other errors are raised."""
 
     def __init__(
         self,
@@ -54,7 +54,10 @@ class Retry:
         return f"<Retry attempts={self.budget.attempts}>"
 
     async def __call__(self, call: Callable[[], Awaitable[T]], size: int = 0) -> T:
-        """The result of the first attempt that succeeds; `size` is the number of bytes that one moves."""
+        """Return the result of the first attempt that succeeds. `size` is how many bytes one attempt moves.
+
+        Raises `BlobUnavailable` after the last attempt, also where it took too long.
+        """
         failed = 0
         while True:
             try:

@@ -1,5 +1,5 @@
-"""Objects in a bucket of S3, or of what speaks like it. Nothing here is tried twice: `retrying` goes around it, except
-for the parts of an upload, which have a retry of their own.
+"""Objects in a bucket of S3, or of what speaks like it. `retrying.py` retries whole calls around it. Retried
+here are each request of a put of an iterator (`s3_upload.py`), and the rest of a read that was cut (`s3_reads.py`).
 
 Reads are ranged GETs side by side in the store's own threads, pinned to one ETag; puts are conditional, so that exactly
 one wins. A cancelled read ends at once, another call within the place's timeouts.

@@ -50,7 +50,7 @@ class Halt:
             return self._set and not self._bodies
 
     def check(self) -> None:
-        """Raises `Halted`."""
+        """Raise `Halted` if it is set."""
         if self._set:
             raise Halted
 

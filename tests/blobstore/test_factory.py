@@ -1,6 +1,9 @@
 """A URL opens the store that it names, and nothing else."""
 
 import asyncio
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,4 +32,29 @@ def test_memory_url() -> None:
 def test_other_urls(url: str) -> None:
     """Anything else is refused, with the setting's name and value."""
     with pytest.raises(BadSetting, match="KELVIN_STORE="):
+        open_store(url)
+
+
+def test_a_file_where_the_store_should_be_is_refused(tmp_path: Path) -> None:
+    """Below a file there can be no directory: that is a bad setting, told in one line, and no defect."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BadSetting, match=r"KELVIN_STORE=.*a file is in the way"):
+        open_store((tmp_path / "file" / "store").as_uri())
+
+
+def test_a_directory_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that this user may not write to is a bad setting. A disk that fails is none: it may come back."""
+
+    def failing(number: int) -> Callable[[Path], None]:
+        def mkdir(path: Path) -> None:
+            raise OSError(number, os.strerror(number), str(path))
+
+        return mkdir
+
+    url = (tmp_path / "store").as_uri()
+    monkeypatch.setattr(Path, "mkdir", failing(errno.EACCES))
+    with pytest.raises(BadSetting, match="Permission denied"):
+        open_store(url)
+    monkeypatch.setattr(Path, "mkdir", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
         open_store(url)
