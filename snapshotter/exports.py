@@ -63,7 +63,7 @@ class Exports:
         return raw
 
     async def chunk(self, tenant: str, digest: str) -> bytes:
-        """A chunk of the tenant. Raises `Refused`: NotFound for what it has not, whatever names it; ChunkCorrupt."""
+        """Return a chunk of the tenant. Raises `Refused`: NotFound (others' chunks too), ChunkCorrupt, Unavailable."""
         if _DIGEST.fullmatch(digest) is None:
             raise Refused(NotFound("chunk", digest[:80]))
         data = await self._read(tenant, self._places.get(tenant, {}).get(digest))

@@ -87,10 +87,11 @@ class Publisher:
         return True
 
     async def publish(self, record: PlanRecord, digests: tuple[str, ...], report: Report) -> Committed:
-        """The version of `digests`, whatever an earlier attempt had already done.
+        """Make the version of `digests`, whatever an earlier attempt has already done.
 
         Raises `Refused`: Conflict where a chunk was not sent (ask again what is missing), ChunkCorrupt where the
-        store gives back other bytes than it took, and what the sealing job refuses with.
+        store gives back other bytes than it took, ArtifactRejected where a kept file is not what was announced,
+        CapacityExceeded where the store is full, Unavailable, and what the sealing job refuses with.
         """
         manifest = record.manifest(digests)
         raw = encode_manifest(manifest)

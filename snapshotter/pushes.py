@@ -1,4 +1,4 @@
-"""The calls of a push, in the order in which a client makes them: plan, missing, chunks, commit. HTTP is `routes`'."""
+"""The calls of a push, in a client's order: plan, missing, chunks, attestations, commit. See `routes.py` for HTTP."""
 
 import asyncio
 import time

@@ -70,8 +70,8 @@ class Cache:
     peering: Peering | None
 
     async def whereabouts(self, tenant: str, version: str) -> Tally:
-        """Distinct chunks of the version by the tier in which a lease would find them now. No chunk is touched.
-        Raises `Refused`: `NotFound`, or why its manifest can't be read.
+        """Return the distinct chunks of the version by the tier in which a lease would find them now. Peers are not
+        asked: what they may have counts as the store's. No chunk is touched. Raises as `Papers.manifest`.
         """
         if (hot := self.residents.try_hot(tenant, version)) is not None:
             return hot
@@ -88,8 +88,11 @@ class Cache:
         return tally
 
     async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
-        """Drop what the tier holds of the version, the tenant, or at all. What is admitted just now is waited for.
-        Raises `Refused(Conflict)` where slabs are in use: the others are gone then.
+        """Drop what the tier holds of the version (None: all) of the tenant (None: all). Loads and writes under way are
+        waited for, for SETTLE_S at most.
+
+        Raises `Refused`: Conflict where slabs are in use (the others are gone then), InvalidRequest for a version
+        without a tenant, Unavailable where the disk refuses, and as `Papers.manifest`.
         """
         digests = None
         if version is not None:

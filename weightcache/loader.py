@@ -1,7 +1,7 @@
 """Bring chunks into the host tier: each once however many wait, verified in place.
 
 A chunk becomes ready only after its bytes, where they will be served from, matched its digest. Where no source has such
-bytes, all who wait are refused by name. When which chunk is read is `turns`' affair.
+bytes, all who wait are refused by name. `turns.py` decides when each chunk is read.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A version's manifest, checked against its digest. What is signed about it is `attestations`'."""
+"""A version's manifest, checked against its digest. See `attestations.py` for what is signed about the version."""
 
 import logging
 from typing import Final
@@ -31,7 +31,8 @@ class Papers:
         self._counters = counters
 
     async def manifest(self, tenant: str, version: str) -> tuple[bytes, Manifest]:
-        """Return the canonical bytes and the manifest. Raises `Refused` with `ManifestMissing` or `ManifestCorrupt`.
+        """Return the canonical bytes and the manifest. Raises `Refused`: `ManifestMissing`, `ManifestCorrupt`, or the
+        retryable failure of a store that does not answer.
 
         The registry names every version that is asked for here, so a version without a manifest has lost it.
         """

@@ -85,7 +85,7 @@ class Residents:
         return len(self._hot)
 
     def try_hot(self, tenant: str, version: str) -> Tally | None:
-        """Return the version if a lease of it would be answered at once, else None, even if all its bytes are there."""
+        """Return the tally of a version that can be leased at once; else None, even if all its bytes are in memory."""
         hot = self._hot.get((tenant, version))
         return None if hot is None else hot.tally
 

@@ -85,9 +85,11 @@ class CacheSettings:
 
 
 def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
-    """Raises `BadSetting`. Defaults: a quarter of memory, of that a quarter but at most 1 GiB made ahead, 80 % of the
-    disk that is free or ours, the store in DATA, more reads at once of a store that is none of this machine's disks,
-    and a few of those twice.
+    """Raises `BadSetting`.
+
+    By default the host tier has a quarter of the memory, and a quarter of that (at most 1 GiB) is made ahead. The NVMe
+    tier has 80 % of the disk that is free or its own. The store is a directory in KELVIN_DATA. From a store in S3 more
+    ranges are read at once, and up to 5 % of them are asked for a second time.
     """
     data = Path(settings.text(env, "KELVIN_DATA")).absolute()
     slab_bytes = settings.integer(env, "KELVIN_SLAB_BYTES", SLAB_BYTES, low=HUGE_PAGE, high=_LIMIT)

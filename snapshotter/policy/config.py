@@ -91,7 +91,7 @@ def highest_token_id(tokenizer: JsonObject) -> int:
 
 
 def check_special_ids(path: str, config: JsonObject, rows: int) -> None:
-    """Where answers begin and end is a row of the embedding. Raises `Refused(ArtifactRejected)` naming key and id."""
+    """Refuse a `bos_token_id` or `eos_token_id` that is no row of the embedding. Raises `Refused(ArtifactRejected)`."""
     for key in ("bos_token_id", "eos_token_id"):
         value = config.get(key)
         for token_id in value if isinstance(value, list) else [value]:

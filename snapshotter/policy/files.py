@@ -77,8 +77,9 @@ def find_path_fault(path: str) -> str | None:
 
 
 def role_of(path: str) -> Role:
-    """By name and suffix, whatever the case. Only files at the top are served, and a module's config beside them;
-    danger is danger anywhere."""
+    """Return the role of a file by its path. Pickles and code are recognised in any directory and in any case of
+    letters. Other names must match exactly. Only files at the top are served, and the configs of modules.
+    """
     lowered = path.lower()
     if lowered.endswith(_PICKLES):
         return Role.PICKLE

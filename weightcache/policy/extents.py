@@ -1,4 +1,4 @@
-"""Where chunks go inside slabs, and how a version's chunks look as few mappings. Pure; which slabs exist is `index`'s.
+"""Where chunks go inside slabs, and how to map a version in few parts. Pure; `host.py` decides which slabs exist.
 
 A mapping gets huge pages only where slab offset and virtual offset agree modulo 2 MiB, so a run of chunks that is long
 enough to hold such a page starts at an offset congruent to its own. A slab is filled from its start and never
