@@ -9,8 +9,8 @@ from contracts.kinds import INFER
 
 Verb = Literal["about", "ready", "infer"]
 COMPLETIONS: Final = ("/chat/completions", "/completions", "/embeddings")
-# A known route behind another base URL: without /v1, with /v1 twice, or with a prefix such as /api/v1.
-_MISPLACED: Final = re.compile(rf"(?:/[^/]+/[^/]+)??(?:/v1)*({'|'.join((*COMPLETIONS, '/models'))})/?")
+# A known route behind another base URL: without /v1, with /v1 twice, with a prefix such as /api/v1, or a whole route.
+_MISPLACED: Final = re.compile(rf"(?:/[^/]+){{0,3}}?(?:/v1)*({'|'.join((*COMPLETIONS, '/models'))})/?")
 _TIMELINE: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})/timeline")
 _REQUEST: Final = re.compile(r"/requests/([A-Za-z0-9_-]{1,64})")
 _MODEL: Final = re.compile(r"/models/([A-Za-z0-9@-]{1,160})")

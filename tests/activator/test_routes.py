@@ -101,9 +101,15 @@ def test_what_there_is_not(method: str, path: str, kind: type) -> None:
         pytest.param("/v1/v1/models", "did you mean '/v1/models'?", id="v1 twice"),
         pytest.param("/openai/v1/completions", "did you mean '/v1/completions'?", id="another provider's prefix"),
         pytest.param("/v1/chat/completions/", "did you mean '/v1/chat/completions'?", id="a slash at the end"),
+        pytest.param("/api/chat/completions", "did you mean '/v1/chat/completions'?", id="a prefix without v1"),
+        pytest.param("/x/embeddings", "did you mean '/v1/embeddings'?", id="a prefix before a short route"),
+        pytest.param("/v1/completions/completions", "did you mean '/v1/completions'?", id="a route twice"),
+        pytest.param("/v1/chat/completions/chat/completions", "mean '/v1/chat/completions'?", id="a long one twice"),
+        pytest.param("/v1/chat/completions/models", "did you mean '/v1/models'?", id="a route behind another"),
+        pytest.param("/openai/deployments/m/chat/completions", "mean '/v1/chat/completions'?", id="Azure's prefix"),
         pytest.param("/v1/responses", "use /v1/chat/completions", id="the Responses API"),
         pytest.param("/v1/nothing", None, id="unknown"),
-        pytest.param("/a/b/c/models", None, id="too deep"),
+        pytest.param("/a/b/c/d/models", None, id="too deep"),
     ],
 )
 def test_unknown_route_names_the_likely_one(path: str, hint: str | None) -> None:
