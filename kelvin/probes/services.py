@@ -36,24 +36,28 @@ def ask_services(environment: Mapping[str, str]) -> Iterator[Finding]:
         for name in services
     ]
     limit = time.monotonic() + CHECK_S
-    refused = False
+    is_certain = True  # that each takes its settings
     for name, process in asked:
         try:
             _, said = process.communicate(timeout=max(0.1, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-            _, said = process.communicate()
-        last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            process.communicate()
+            is_certain = False
+            cost, mend = "whether `kelvin up` would start is not known", "run it again when the machine is less busy"
+            yield Finding("service", Level.WARN, f"{name}: no answer in {CHECK_S:.0f} s", cost, mend)
+            continue
+        last = (said.strip().splitlines() or [f"it ended with {process.returncode} and said nothing"])[-1]
         if name == "snapshotter" and process.returncode in (0, STORE_STATUS):
             yield _store(process.returncode, last)
         elif name == "controlplane" and process.returncode == 0 and said:
             mend = "`kelvin billing reconcile` names each"
             yield Finding("usage records", Level.WARN, last, "no bill has them", mend)
         elif process.returncode != 0:
-            refused = True
+            is_certain = False
             level, mend = Level.FAIL, "the value that it names" if process.returncode == BAD_SETTING_STATUS else ""
             yield Finding("service", level, f"{name}: {last}", "`kelvin up` would not start", mend)
-    if not refused:
+    if is_certain:
         yield Finding("services", Level.OK, "each takes these settings")
 
 

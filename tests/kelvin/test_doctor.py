@@ -18,6 +18,7 @@ from controlplane.ledger import keep_aside
 from controlplane.store import open_database
 from controlplane.usage_batches import Unreadable
 from kelvin.policy.findings import Level
+from kelvin.probes import services
 from kelvin.probes.disk import look_at_disk
 from kelvin.probes.guards import is_running, look_at_secrets
 from kelvin.probes.kernel import look_at_clock, look_at_kernel, look_at_limits, wall_minus_monotonic_s
@@ -195,6 +196,14 @@ def test_filters_are_asked_where_they_are_on(data: Path) -> None:
     assert "filters: KELVIN_OTLP_ENDPOINT=nowhere" in told["on"]
     assert "filters:" not in told["off"]
     assert "activator: KELVIN_OTLP_ENDPOINT=nowhere" in told["off"]
+
+
+def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine imports take longer than the check waits: that is uncertain, and says nothing of settings."""
+    monkeypatch.setattr(services, "CHECK_S", 0.0)
+    found = list(ask_services({**os.environ, "KELVIN_DATA": str(data)}))
+    assert [finding.seen for finding in found] == [f"{name}: no answer in 0 s" for name in services.SERVICES]
+    assert {finding.level for finding in found} == {Level.WARN}
 
 
 def test_records_kept_aside_are_counted(tmp_path: Path) -> None:
