@@ -13,6 +13,7 @@ from contracts.settings import BadSetting
 from controlplane.policy.knative_service import (
     FEATURES,
     HOST_PATH,
+    IMAGE_RULE,
     NODE_SELECTOR,
     PRIORITY,
     STORE_RULE,
@@ -22,6 +23,7 @@ from controlplane.policy.knative_service import (
     Cluster,
     Control,
     is_cluster_store,
+    is_image,
 )
 from controlplane.policy.placement import PoolSpec, Sharing
 from controlplane.scaling.knative.pools import PoolSettings
@@ -34,8 +36,9 @@ MOST_PODS: Final = 1000  # of a pool
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _PATTERN: Final = re.compile(rf"(\*|{_LABEL.pattern})/(\*|{_LABEL.pattern})")
 _POOL: Final = re.compile(r"([a-z0-9]{1,20})=([0-9]{1,15}):([0-9]{1,4}):([0-9]{1,4})")
-_POD: Final = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
-POD_NAME_CHARS: Final = 253
+_NAME: Final = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+NAME_CHARS: Final = 253
+NAME_RULE: Final = "must be a name of a-z, 0-9, '-' and '.', with a letter or digit at both ends"
 _VALUE: Final = re.compile(r"[A-Za-z0-9._-]{0,63}")
 
 
@@ -70,19 +73,21 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
         device_class=_device_class(env, "KELVIN_CLUSTER_DEVICE_CLASS"),
         features=frozenset(_each(env, "KELVIN_CLUSTER_FEATURES", lambda key: key in known, f"of {', '.join(known)}")),
         timeout_s=settings.integer(env, "KELVIN_CLUSTER_TIMEOUT_S", TIMEOUT_S, low=1, high=86_400),
-        secret=env.get("KELVIN_CLUSTER_SECRET") or None,
+        secret=_name(env, "KELVIN_CLUSTER_SECRET"),
         node_selector=dict(_pairs(env, "KELVIN_CLUSTER_NODES")),
         tolerations=tuple(
             {"key": key, "operator": "Exists"}
             for key in _each(env, "KELVIN_CLUSTER_TOLERATIONS", _KEY.fullmatch, "a taint's key")
         ),
-        priority_class=env.get("KELVIN_CLUSTER_PRIORITY_CLASS") or None,
+        priority_class=_name(env, "KELVIN_CLUSTER_PRIORITY_CLASS"),
         control=_control(env),
         cache=_cache(env, "KELVIN_CLUSTER_CACHE"),
         verify=settings.choice(env, "KELVIN_VERIFY", "off", ("require", "warn", "off")),
-        trust=env.get("KELVIN_CLUSTER_TRUST") or None,
+        trust=_name(env, "KELVIN_CLUSTER_TRUST"),
         notice_s=settings.integer(env, "KELVIN_CLUSTER_NOTICE_S", 0, low=0, high=86_400) or None,
     )
+    if not is_image(pods.image):
+        raise BadSetting("KELVIN_CLUSTER_IMAGE", pods.image, IMAGE_RULE)
     if not is_cluster_store(pods.store_url):
         raise BadSetting("KELVIN_CLUSTER_STORE", pods.store_url, STORE_RULE)
     if pods.verify != "off" and pods.trust is None:
@@ -93,7 +98,7 @@ def read_cluster(env: Mapping[str, str], cores: int) -> ClusterSettings | None:
     namespace = _namespace(settings.text(env, "KELVIN_CLUSTER_NAMESPACE", "kelvin"))
     devices = settings.integer(env, "KELVIN_CLUSTER_DEVICES", 0, low=0, high=MOST_DEVICES) or None
     overlap_s = settings.number(env, "KELVIN_CLUSTER_OVERLAP_S", OVERLAP_S, low=0, high=86_400)
-    pod = _pod(env, "KELVIN_CLUSTER_POD")
+    pod = _name(env, "KELVIN_CLUSTER_POD", "must be the name of this process's own pod")
     found = ClusterSettings(pods, namespace, kubeconfig, devices, _pools(env, pods), overlap_s, pod)
     if found.own_devices is not None and found.own_devices < 0:
         raise BadSetting("KELVIN_CLUSTER_POOLS", env["KELVIN_CLUSTER_POOLS"], f"has more pods than {devices} devices")
@@ -141,10 +146,11 @@ def _namespace(value: str) -> str:
         raise BadSetting("KELVIN_CLUSTER_NAMESPACE", value, "must be a DNS label") from None
 
 
-def _pod(env: Mapping[str, str], name: str) -> str | None:
+def _name(env: Mapping[str, str], name: str, rule: str = NAME_RULE) -> str | None:
+    """Return the name of an object of the cluster; None where the setting is empty."""
     value = env.get(name)
-    if value and (len(value) > POD_NAME_CHARS or not _POD.fullmatch(value)):
-        raise BadSetting(name, value, "must be the name of this process's own pod")
+    if value and (len(value) > NAME_CHARS or not _NAME.fullmatch(value)):
+        raise BadSetting(name, value, rule)
     return value or None
 
 
@@ -157,6 +163,7 @@ def _control(env: Mapping[str, str]) -> Control | None:
     for name, value in zip(names, (url, snapshotter_url), strict=False):
         if not value.startswith("https://"):
             raise BadSetting(name, value, "must begin with https://")
+    _name(env, names[2])
     return Control(url=url, snapshotter_url=snapshotter_url, secret=secret)
 
 

@@ -46,7 +46,9 @@ def cluster_group() -> None:
     help="As KELVIN_CLUSTER_SECRET; empty if pods need no keys for the store.",
 )
 @click.option("--trust", metavar="NAME", envvar="KELVIN_CLUSTER_TRUST", help="As KELVIN_CLUSTER_TRUST.")
-@click.option("--node-cache", is_flag=True, help="As KELVIN_CLUSTER_CACHE: pods mount a directory of their node.")
+@click.option(
+    "--node-cache", is_flag=True, help="Where KELVIN_CLUSTER_CACHE is set: pods mount a directory of their node."
+)
 def tenant_command(
     tenant: str,
     installation: str,
@@ -56,9 +58,10 @@ def tenant_command(
     trust: str | None,
     node_cache: bool,
 ) -> None:
-    """Print TENANT's namespace, with its network policies and the control plane's rights, for `kubectl apply -f -`.
+    """Print TENANT's namespace for `kubectl apply -f -`.
 
-    Secrets that you have to create in it yourself are named on stderr.
+    Its network policies and the control plane's rights in it are printed, too. Secrets that you have to create in it
+    yourself are named on stderr.
     """
     dns_label(tenant, "tenant")
     secrets = {

@@ -9,12 +9,14 @@ from contracts.errors import Refused
 from contracts.names import dns_label
 from controlplane.policy.knative_service import (
     FEATURES,
+    IMAGE_RULE,
     STORE_RULE,
     TIMEOUT_S,
     Cluster,
     Control,
     PodVersion,
     is_cluster_store,
+    is_image,
     service,
 )
 from kelvin.client import json_of
@@ -30,10 +32,22 @@ def _store_option(context: click.Context, param: click.Parameter, value: str) ->
     return value
 
 
+def _image_option(_: click.Context, __: click.Parameter, value: str) -> str:
+    if not is_image(value):
+        raise click.BadParameter(f"{value!r}: {IMAGE_RULE}")
+    return value
+
+
 @click.command("render")
 @click.argument("reference", metavar="M@VERSION")
 @click.option("--tenant", default="default", show_default=True, help="Whose version it is.")
-@click.option("--image", required=True, help="The runtime's image, by its digest.")
+@click.option(
+    "--image",
+    required=True,
+    metavar="IMAGE",
+    callback=_image_option,
+    help="The runtime's image, by its digest: REGISTRY/NAME@sha256:DIGEST.",
+)
 @click.option(
     "--store",
     required=True,

@@ -6,6 +6,7 @@ its ConfigMap `config-features`; some, a grace for termination or hooks of a lif
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -48,10 +49,12 @@ SCALE: Final = frozenset(
     )
 )  # fmt: skip
 STORE_RULE: Final = "must be s3://BUCKET/PREFIX, which pods can reach; push to an S3 store and name that one here"
+IMAGE_RULE: Final = "must be an image: REGISTRY/NAME@sha256:DIGEST"
 ZERO_INITIAL_SCALE: Final = "allow-zero-initial-scale"  # of config-autoscaler: a Revision may begin without a pod
 
 _Json = dict[str, Any]
 _NVIDIA: Final = "nvidia.com/"
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,11 @@ class Cluster:
 def is_cluster_store(url: str) -> bool:
     """Return whether pods can reach a store there. A file store is a directory of one machine."""
     return url.startswith("s3://")
+
+
+def is_image(name: str) -> bool:
+    """Return whether an image's name has no character that none may have. A tag is as good as a digest here."""
+    return _IMAGE.fullmatch(name) is not None
 
 
 def service(version: PodVersion, cluster: Cluster) -> dict[str, Any]:

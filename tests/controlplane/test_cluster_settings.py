@@ -97,6 +97,19 @@ def test_all_of_them() -> None:
     [
         pytest.param({"KELVIN_SCALING": "swarm"}, "KELVIN_SCALING=swarm: must be one of local, knative", id="scaling"),
         pytest.param({"KELVIN_CLUSTER_IMAGE": ""}, "KELVIN_CLUSTER_IMAGE=: is required", id="no image"),
+        pytest.param({"KELVIN_CLUSTER_IMAGE": "r/kelvin@sha256:…"}, "must be an image", id="the dots of an example"),
+        pytest.param({"KELVIN_CLUSTER_SECRET": "Store"}, "KELVIN_CLUSTER_SECRET=Store: must be a name", id="a secret"),
+        pytest.param({"KELVIN_CLUSTER_TRUST": "a_b"}, "KELVIN_CLUSTER_TRUST=a_b: must be a name", id="a config map"),
+        pytest.param({"KELVIN_CLUSTER_PRIORITY_CLASS": "High"}, "High: must be a name", id="a priority class"),
+        pytest.param(
+            {
+                "KELVIN_CLUSTER_CONTROL": "https://x",
+                "KELVIN_CLUSTER_INNER_SECRET": "Inner",
+                "KELVIN_CLUSTER_SNAPSHOTTER": "https://x",
+            },
+            "KELVIN_CLUSTER_INNER_SECRET=Inner: must be a name",
+            id="a secret of certificates",
+        ),
         pytest.param({"KELVIN_CLUSTER_STORE": ""}, "KELVIN_CLUSTER_STORE=: is required", id="no store"),
         pytest.param(
             {"KELVIN_CLUSTER_STORE": "file:///x"},

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from contracts.errors import InvalidRequest, Refused, RemoteFailure
-from controlplane.policy.knative_service import STORE_RULE
+from controlplane.policy.knative_service import IMAGE_RULE, STORE_RULE
 from kelvin import render
 from kelvin.cluster import cluster_group
 
@@ -50,6 +50,14 @@ def test_store_that_pods_cannot_reach_is_refused() -> None:
     namespace = CliRunner().invoke(cluster_group, ["tenant", "acme", "--store", "file:///x"])
     assert isinstance(namespace.exception, Refused)
     assert namespace.exception.failure == InvalidRequest("store", "file:///x", STORE_RULE)
+
+
+@pytest.mark.parametrize("image", ["", "registry.example/kelvin@sha256:…", "a b"])
+def test_name_that_no_image_has_is_refused(image: str) -> None:
+    """Before anybody is asked. No cluster takes an empty image, or the dots of an example."""
+    done = CliRunner().invoke(render.render_command, ["m", "--image", image, "--store", "s3://m"], obj=Door([]))
+    assert done.exit_code == 2
+    assert f"{image!r}: {IMAGE_RULE}" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(
