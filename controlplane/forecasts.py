@@ -125,14 +125,19 @@ class Forecasts:
         self._tasks.start(self._stand(key, self._falls), f"start of {key} some day")
 
     def answered(self, records: tuple[RequestRecord, ...]) -> None:
-        """Requests that waited for a start tell how long its first batch took."""
+        """Requests that waited for a start tell how long its first batch took.
+
+        Of a whole answer the first byte leaves when all of it is computed, so the end of prefill counts. A prediction
+        has no such stage: its first batch is its answer.
+        """
         for record in records:
             if record.timeline is None or record.version is None or record.outcome != OK:
                 continue
             at_us = {stamp.stage: stamp.at_us for stamp in record.timeline}
-            if Stage.READY in at_us and Stage.FIRST_TOKEN in at_us:
+            computed_us = at_us.get(Stage.PREFILLED, at_us.get(Stage.FIRST_TOKEN))
+            if Stage.READY in at_us and computed_us is not None:
                 key = VersionKey(*owner_of(record.tenant, record.model), record.version)
-                self.history.answered(key, (at_us[Stage.FIRST_TOKEN] - at_us[Stage.READY]) / 1e6)
+                self.history.answered(key, (computed_us - at_us[Stage.READY]) / 1e6)
 
     async def _forecast(self, key: VersionKey, start: _Open) -> None:
         bytes_to_bring, tier = 0, None

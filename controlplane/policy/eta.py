@@ -34,7 +34,7 @@ class Steps:
 
     lease_s: float  # a lease, beyond what its bytes take
     bind_s: float  # from the last byte to ready: what was not done beside the bytes
-    answer_s: float  # from ready to the first token: known answers and prefill
+    answer_s: float  # from ready to the first token: dispatch, known answers and prefill
 
 
 GUESS: Final = Steps(0.01, 0.1, 0.1)

@@ -202,3 +202,17 @@ def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str, model
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
     play(scenario, _there)
+
+
+def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
+    """Its first byte leaves after its last token: the end of prefill tells how long the first batch took."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 1_150_000), Stamp(Stage.FIRST_TOKEN, 9_000_000))
+        of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
+        scene.forecasts.answered((msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", **of),))
+        assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
+
+    play(scenario, _there)
