@@ -91,10 +91,13 @@ class BudgetSpent(Failure):
 
     @property
     def message(self) -> str:
-        budget = f"your tenant's budget of this month ({self.budget_micros} micro-units)"
         if not self.cost_micros:
+            budget = f"your tenant's budget of this month ({self.budget_micros} micro-units)"
             return f"{budget} is spent; the next one begins with the month (UTC)"
-        return f"what is left of {budget} does not cover this request, which may cost {self.cost_micros}"
+        return (
+            f"your tenant's budget is {self.budget_micros} micro-units a month; what is left of this month's does not "
+            f"cover this request, which may cost {self.cost_micros}: send a smaller one, as by a lower max_tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,10 @@ def collect(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[FsckFin
 @click.command("fsck")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fsck_command(as_json: bool) -> None:
-    """Read every object of the tenant, verify each byte and reference. Changes nothing; exit code 1 on findings."""
+    """Read every object of the key's tenant, verify each byte and reference. Changes nothing; exit code 1 on findings.
+
+    Other tenants' objects are not read: run it with a key of each (`--key`, scope `admin` or `push`).
+    """
     with open_door() as door, shown_progress(not as_json) as progress:
         findings, summary = collect(check_store(door), progress)
     if as_json:
@@ -97,4 +100,4 @@ def _sentence(summary: FsckSummary) -> str:
         unused += f", {summary.leftovers} objects were left by a collection that did not end: the next one frees them"
     faults = f"{summary.findings} faults" if summary.findings else "no fault"
     running = "; a push was running: what looked unfinished was not counted" if summary.pushes_running else ""
-    return f"{checked}, {summary.checked_bytes} bytes checked: {faults}; {unused}{running}"
+    return f"{checked}, {summary.checked_bytes} bytes of the key's tenant checked: {faults}; {unused}{running}"

@@ -123,6 +123,7 @@ def _target_option(name: str, variable: str, kind: Any, what: str) -> click.Opti
     return click.Option([name], type=kind, envvar=variable, callback=_place, expose_value=False, help=text)
 
 
+_DATA_HELP = "Data directory. [default: $KELVIN_DATA, else kelvin/ in $XDG_DATA_HOME or ~/.local/share]"
 _OF_THIS_MACHINE = (up_command, backup_command, copy_command, doctor_command, restart_command, restore_command)
 
 
@@ -136,7 +137,7 @@ def _located(command: click.Command) -> click.Command:
             return command
     file, directory = _NamedPath(path_type=Path, dir_okay=False), _NamedPath(path_type=Path, file_okay=False)
     command.params += [
-        click.Option(["--data"], type=directory, callback=_place, expose_value=False, help="Data directory."),
+        click.Option(["--data"], type=directory, callback=_place, expose_value=False, help=_DATA_HELP),
     ]
     if command not in _OF_THIS_MACHINE:
         command.params += [

@@ -40,7 +40,7 @@ def _print_json(value: object) -> None:
 @click.command("status")
 @_json_option
 def status_command(as_json: bool) -> None:
-    """Processes and models of the installation."""
+    """Show the installation's processes, to operators, and the models of the key's tenant."""
     with target().door() as door:
         try:
             found = json_of(door.get("/admin/v1/status"))
@@ -74,7 +74,7 @@ def status_command(as_json: bool) -> None:
 @_json_option
 @click.pass_context
 def models_command(context: click.Context, as_json: bool) -> None:
-    """Models, their aliases, and what runs of them."""
+    """List the models of the key's tenant, their aliases, and what runs of them, or do what COMMAND says."""
     if context.invoked_subcommand is not None:
         return
     with target().door() as door:
@@ -300,7 +300,10 @@ def stop_command(model: str) -> None:
 )
 @_json_option
 def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
-    """Draw the stages of one request from its arrival to its first token, beside the floor."""
+    """Draw the stages of one request from its arrival to its first token, beside the floor.
+
+    It needs a key of the request's tenant with the scope `infer`. The default is default.key, not admin.key.
+    """
     with target().door("default.key") as door:
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
     try:

@@ -62,7 +62,9 @@ def list_command(as_json: bool) -> None:
 @tenants_command.command("create")
 @click.argument("tenant")
 def create_command(tenant: str) -> None:
-    """Make a tenant; its name is a DNS label. It has no key yet: `kelvin keys create NAME --tenant TENANT`."""
+    """Make a tenant; its name is a DNS label. It has no key yet: `kelvin keys
+    create NAME --tenant TENANT --scope admin`.
+    """
     with target().door() as door:
         door.post("/admin/v1/tenants", json={"tenant": tenant})
     click.echo(f"{tenant}: created")

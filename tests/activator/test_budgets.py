@@ -65,6 +65,7 @@ def test_a_record_counts_before_the_ledger_has_it(tmp_path: Path) -> None:
             got = await here.post(body=SMALL)
             assert (got.status, got.code) == (429, "insufficient_quota")
             assert b"does not cover this request" in got.body
+            assert b"a lower max_tokens" in got.body
             held.release()
             assert (await first).status == 200
             assert (await here.post(body=SMALL)).status == 200  # its own, and what the first one was
