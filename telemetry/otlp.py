@@ -107,7 +107,7 @@ class OtlpCollector:
                 spreads = (family.spreads or {}).items()
                 intervals = [self._interval(family, values, spread, now_ns) for values, spread in spreads]
                 data = Histogram(intervals, AggregationTemporality.CUMULATIVE)
-        return Metric(family.name, family.help, "s" if family.name.endswith("_seconds") else "1", data)
+        return Metric(family.name, family.help, _unit(family.name), data)
 
     def _interval(self, family: Family, values: Labels, spread: Spread, now_ns: int) -> HistogramDataPoint:
         return HistogramDataPoint(
@@ -125,6 +125,17 @@ class OtlpCollector:
 
 def _spans_of(facts: RequestFacts | RestoreFacts) -> list[Span]:
     return request_spans(facts) if isinstance(facts, RequestFacts) else restore_spans(facts)
+
+
+def _unit(name: str) -> str:
+    """Return the UCUM unit that a metric's name ends with. "1" is for ratios, so a count has none."""
+    match name.removesuffix("_total").rpartition("_")[2]:
+        case "seconds":
+            return "s"
+        case "bytes":
+            return "By"
+        case _:
+            return ""
 
 
 def _context(trace_id: int, span_id: int) -> SpanContext:
