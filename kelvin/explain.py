@@ -53,7 +53,7 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
     aliases = f" ({', '.join(version['aliases'])})" if version["aliases"] else ""
     yield f"{model}@{version['version'][:12]}{aliases}, idle={setting}"
     since = "" if version["level_s"] is None else f" for {version['level_s']:.0f} s"
-    asked = "nobody has asked" if version["idle_s"] is None else f"last asked for {version['idle_s']:.0f} s ago"
+    asked = "no request yet" if version["idle_s"] is None else f"last request {version['idle_s']:.0f} s ago"
     then = "" if version["next_level"] is None else f"; {version['next_level']} in {version['next_in_s']:.0f} s"
     yield f"  {version['level']}{since}, {asked}{then}"
     prices = version["prices"]

@@ -51,9 +51,10 @@ def delete_command(reference: str) -> None:
 
 
 def _table(model: str, versions: list[dict[str, Any]]) -> Table:
-    table = Table("version", "aliases", "health", "state", "architecture", "MB", "pushed", title=f"versions of {model}")
+    columns = ("version", "aliases", "health", "state", "architecture", "MB", "pushed")
+    table = Table(*columns, title=f"versions of {model}, UTC")
     for row in versions:
-        pushed = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created_at_s"]))
+        pushed = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["created_at_s"]))
         size = f"{row['total_bytes'] / 1e6:.1f}"
         aliases = ", ".join(row["aliases"])
         table.add_row(row["version"][:12], aliases, row["health"], row["state"], row["architecture"], size, pushed)

@@ -1,5 +1,6 @@
 """Listings of the command line in a pipe: a row is one line with whole cells, whatever `COLUMNS` says."""
 
+import time
 from typing import Any
 
 import click
@@ -80,3 +81,16 @@ def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], ans
     assert done.exit_code == 0, done.output
     assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
     assert [line for line in done.output.splitlines() if all(cell in line for cell in cells)], done.output
+
+
+def test_versions_were_pushed_at_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in every other listing, whatever the zone of the terminal."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        done = CliRunner().invoke(versions_command, ["list", "m"], obj=Installation(answer={"versions": [VERSION]}))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "versions of m, UTC" in done.output
+    assert "2023-11-14 22:13:20" in done.output
