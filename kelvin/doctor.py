@@ -36,7 +36,10 @@ _WIDTH: Final = 22
 
 
 def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iterator[Finding]:
-    """Finding by finding, what takes long first. Raises nothing that a bad machine could cause."""
+    """Yield the findings; the disk, which takes longest, is measured first.
+
+    Raises PermissionError if a file of the data directory can't be looked at.
+    """
     before_s = wall_minus_monotonic_s()
     yield from judge_disk(look_at_disk(data, read_bytes=read_bytes))
     memory, limits = look_at_memory(), look_at_limits()

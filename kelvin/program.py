@@ -1,4 +1,4 @@
-"""Programs of the control plane that the command line runs beside it, and what they report."""
+"""Run programs of the control plane (restore, copy of the database) as processes, and read what they report."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str, locks: Sequence[int] = ()) -> T:
-    """Its report. Raises DoorClosed with its last line, where it did not do it: `otherwise` says so.
+    """Run a module and return the report that it prints. If it fails, raise DoorClosed: `otherwise`, and its last line.
 
     The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
     """

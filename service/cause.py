@@ -36,12 +36,12 @@ def cause() -> Cause | None:
 
 
 def begin(request_id: str, trace: TraceContext | None = None) -> Token[Cause | None]:
-    """From now on this context works for that request; an id that no process of ours makes is ignored."""
+    """Set the cause of the current context. An id with other than 1 to 128 visible ASCII characters clears it."""
     return _current.set(Cause(request_id, trace) if _SANE.fullmatch(request_id) else None)
 
 
 def headers(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a sibling is told of it, beside what it is told anyway."""
+    """Return `given` and the headers that carry the current cause to another process. `given` wins."""
     found = _current.get()
     if found is None:
         return dict(given or {})

@@ -48,7 +48,11 @@ class ServiceClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Decode the answer as `kind` (None for an empty one). Raises Refused: the peer's failure, or Unavailable."""
+        """Decode the answer as `kind` (`type(None)` for an empty one).
+
+        Raises Refused: the peer's failure; Internal if its error says none; Unavailable if the peer can't be reached
+        or does not answer within `timeout_s`; InvalidRequest if a successful answer does not decode.
+        """
         payload = None if body is None else encode(body)
         async with self.open(method, path, payload=payload, timeout_s=timeout_s, headers=headers) as answer:
             try:
@@ -67,7 +71,10 @@ class ServiceClient:
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A successful answer whose body the caller reads; `timeout_s` covers the body too. Errors as in `call`."""
+        """Yield a successful answer, whose body the caller reads; `timeout_s` covers the body too.
+
+        Raises Refused as `call` does. While the body is read, aiohttp's errors are the caller's to translate.
+        """
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         try:
             request = self.session.request(

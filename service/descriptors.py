@@ -4,6 +4,6 @@ import resource
 
 
 def raise_descriptors() -> None:
-    """To the hard limit, at its start: what takes one is bounded by settings of ours."""
+    """Raise the soft limit of open files to the hard limit. Our own settings bound what opens them."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

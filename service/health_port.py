@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_CONNECTIONS: Final = 64
-LIFE_S: Final = 10.0  # of a connection, from its first packet to the end of its answer
+LIFE_S: Final = 10.0  # of a connection, from when it is accepted; then it is cut, answered or not
 
 
 class HealthAlone:

@@ -76,8 +76,10 @@ class Identity:
         return self._pair.ends
 
     async def look(self) -> None:
-        """Read again what has changed. What is not whole, not ours or not valid yet leaves what was there before it, is
-        told once, and tried by each look.
+        """Read the files again if they have changed.
+
+        Files that are incomplete, of another role or not valid yet are logged once and tried again at each look. Until
+        they are good, the certificate stays as it was.
         """
         state = await asyncio.to_thread(_state, self._files)  # before it is read: what changes meanwhile is seen later
         if state == self._state:
@@ -102,7 +104,7 @@ class Identity:
 
 
 def peer_role(tls: ssl.SSLObject) -> Role:
-    """Of the other end of a connection through one of our contexts."""
+    """Return the role of the peer. `tls` must be of a context that `Identity` made, after its handshake."""
     return cast(_Known, tls).role
 
 

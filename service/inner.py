@@ -58,8 +58,10 @@ class Inner:
         *,
         beyond: ASGIApp | None = None,
     ) -> None:
-        """All of `app` on this host, by `rules` to others, its health to anybody, until `stop` and a drain. Others get
-        `beyond` in its place, where there is one.
+        """Serve `app` until `stop`, then drain for at most `drain_s` seconds.
+
+        This host gets all of it through `here`. Other hosts get the routes that `rules` allow for their role, of
+        `beyond` if it is given. The health port shows health and metrics to anybody.
         """
         async with asyncio.TaskGroup() as tasks:
             if self.identity is not None and self._listener is not None:
@@ -74,8 +76,10 @@ class Inner:
 async def open_inner(
     directory: SocketDirectory, between: Between, role: Role, setting: str = "", *, pods: bool = False
 ) -> AsyncIterator[Inner]:
-    """Listens already, where `setting` says so, and answers once it serves; its files are followed until it is left.
-    `pods`: those of a cluster are reached, too. Raises BadSetting.
+    """Open the sockets of a process, and follow the files of its certificate until the block is left.
+
+    It listens at once, and answers once `Inner.serve` runs. `setting` names the address in errors. With `pods`, pods of
+    a cluster are reached over plain HTTP. Raises BadSetting.
     """
     async with AsyncExitStack() as stack:
         identity = listener = None

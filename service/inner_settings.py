@@ -32,8 +32,11 @@ ALONE: Final = Between()
 
 
 def read_between(env: Mapping[str, str], role: Role, listen: str | None = None, *, any_port: bool = False) -> Between:
-    """`listen` names the setting by which this process also serves other hosts; with `any_port`, at one that it tells
-    them. Raises BadSetting, also where the files can't be used.
+    """Read where the other processes are, and where this one listens.
+
+    `listen` names the setting with the address at which this process serves other hosts. With `any_port` its port may
+    be 0 (the kernel chooses one), and its host must be an address that other hosts can reach. Raises BadSetting, also
+    if the certificate's files can't be used.
     """
     place = address(env, listen, any_port=any_port) if listen is not None and env.get(listen) else None
     if place is not None and any_port and place[0] in EVERYWHERE:

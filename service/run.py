@@ -28,7 +28,7 @@ YOUNG: Final = 10_000  # objects: some requests at once hold more than the defau
 
 
 class Stop(asyncio.Event):
-    """That a service is to end. `orphaned`: as its supervisor is gone, and ORPHAN_GRACE_S are left."""
+    """Set when a service must end. `orphaned`: its supervisor is gone, so it exits within ORPHAN_GRACE_S seconds."""
 
     orphaned = False
 
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, which leaves its port open and its connections served where it is cancelled."""
+        """Serve as uvicorn does. If cancelled, close the port and cut all connections, which uvicorn does not."""
         try:
             await super().serve(sockets)
         except asyncio.CancelledError:
@@ -118,7 +118,7 @@ def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object])
 def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None) -> None:
     """Run `main(stop)` on uvloop. `stop` is set by SIGTERM, SIGINT, SIGHUP, or when `lifeline_fd` reaches its end.
 
-    Where that has ended before, `main` is not run: another installation may be on the same directory by now.
+    If the lifeline has ended already, `main` is not run: another installation may use the same directory by now.
     """
     if is_orphaned(lifeline_fd):
         log.warning("the supervisor is gone; not starting")

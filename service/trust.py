@@ -28,11 +28,14 @@ class Trust:
     _own: str | None = None
 
     def is_root(self, key_id: str) -> bool:
-        """Whether what that key says of where a version comes from is believed."""
+        """Return whether the key's statements of where a version comes from are trusted."""
         return key_id in self.roots
 
     def name_of(self, key_id: str) -> str | None:
-        """As whose signature it is believed, at least in what sealing found; None: it is not."""
+        """Return the trust root's name, or INSTALLATION for our own key; None if the key is not trusted.
+
+        Our own key counts for what sealing found. Where a version comes from only roots can say: see `is_root`.
+        """
         return self.roots.get(key_id) or (INSTALLATION if key_id == self._own_key() else None)
 
     def _own_key(self) -> str | None:

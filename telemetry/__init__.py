@@ -1,1 +1,5 @@
-"""What processes tell of themselves: metrics for whoever asks, spans and metrics for a collector where one is named."""
+"""Metrics and traces of a process: a page in Prometheus' format, and OTLP for a collector if one is configured.
+
+Which metrics there are is decided in each package (`activator/meters.py` and its like), not here. Begin with
+`telemetry.py`, which each process opens once.
+"""

@@ -1,4 +1,4 @@
-"""When what a process shows to others, or is known by, ends. Named as cert-manager names the like."""
+"""The metric of when a process's certificates expire. Its name follows cert-manager's."""
 
 import datetime
 from collections.abc import Callable, Mapping
@@ -10,6 +10,6 @@ NAME: Final = "kelvin_certificate_expiration_timestamp_seconds"
 
 
 def describe_certificates(page: Page, ends: Callable[[], Mapping[str, datetime.datetime]]) -> None:
-    """`ends`: by what a certificate is of, the end of the one that ends first; read when the page is."""
+    """Add the metric to `page`. `ends` is called for each copy: the first expiry by use, such as `inner`."""
     help = "Seconds since 1970 at which a certificate ends; of several, the first."
     page.read(NAME, help, Kind.GAUGE, ("of",), lambda: {(of,): end.timestamp() for of, end in ends().items()})

@@ -81,7 +81,10 @@ class Sender:
         self._metrics.append(families)
 
     async def close(self, within_s: float = FLUSH_S) -> bool:
-        """Send what waits; whether that was done in time. The thread is left behind otherwise, and ends by itself."""
+        """Send what is queued. Return whether the thread ended within `within_s` seconds; if not, it ends by itself.
+
+        If the collector could not be made, the thread ended before and nothing is sent.
+        """
         self._closing.set()
         if await asyncio.to_thread(self._ended.wait, within_s):
             return True
@@ -134,7 +137,7 @@ async def tell_forever(page: Page, sender: Sender, period_s: float) -> None:
 
 
 def try_tell(page: Page, sender: Sender, failures: int = 0) -> int:
-    """Copy the page once. How often in a row that has failed, after so many times before."""
+    """Copy the page once. Return how often in a row that has failed: 0, or `failures` and one more."""
     try:
         sender.tell(page.families())
     except Exception:  # of a reading, which asks whatever it likes: no descriptor for a directory, a defect

@@ -56,7 +56,7 @@ class Telemetry:
 
 
 def local(process: str) -> Telemetry:
-    """Of a process that is asked, and sends nothing by itself."""
+    """Return the telemetry of a process that serves its page and sends nothing."""
     page = Page(process)
     describe_process(page, None)
     return Telemetry(page, None, 0.0)
@@ -64,7 +64,7 @@ def local(process: str) -> Telemetry:
 
 @asynccontextmanager
 async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIterator[Telemetry]:
-    """Until the block is left; what waits then is sent for a moment longer."""
+    """Open a process's telemetry. On leaving the block, send what is queued, for at most FLUSH_S seconds."""
     if settings.endpoint is None:
         yield local(process)
         return

@@ -1,1 +1,5 @@
-"""Programs that the bench runs as processes of their own. None imports anything of Kelvin; the floor is frozen."""
+"""Programs that the bench runs as processes of their own.
+
+The floors and the loaders of others import nothing of Kelvin, and the floor is frozen. `ours.py`, `leases.py`,
+`first_step.py`, `publish.py` and `fleet_*.py` import what they measure or make; stand-ins of services import contracts.
+"""

@@ -1,1 +1,1 @@
-"""Looks at the machine and the data directory for `kelvin doctor`: thin, bounded, and without a judgement."""
+"""Look at the machine and the data directory for `kelvin doctor`, in bounded time. `policy` judges what was seen."""

@@ -24,7 +24,10 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A child that is gone. `lived_us` is from fork to death; `status` as Popen.returncode."""
+    """A child that is gone. `status` is as Popen.returncode.
+
+    `died_ns` (CLOCK_MONOTONIC) is when it was found dead; `lived_us` is the time from its fork until then.
+    """
 
     pid: int
     status: int

@@ -58,7 +58,7 @@ async def telling(settings: PodSettings, spool: Spool, so_far: SoFar) -> AsyncIt
 
 @asynccontextmanager
 async def telling_at(desk: LedgerDesk, spool: Spool, so_far: SoFar, every_s: float) -> AsyncIterator[None]:
-    """The same at that desk."""
+    """Tell as `telling` does, through `desk`, and of the life so far every `every_s` seconds."""
     shipper = Shipper(spool, desk.post_lifetimes)
     try:
         async with Loops() as loops:

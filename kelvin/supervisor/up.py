@@ -272,7 +272,7 @@ class Supervisor:
 
 
 async def supervise(settings: UpSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises NotReady; AlreadyRunning comes from the lock around it."""
+    """Run until SIGTERM, SIGINT or SIGHUP. Raises NotReady; AlreadyRunning comes from the lock around it."""
     directory = SocketDirectory(settings.data / "run")
     source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
     spools = settings.data / "spool"

@@ -1,1 +1,1 @@
-"""What is told, under which names, and of which requests. Pure."""
+"""Instruments, labels, spans and sampling: what is exported, under which names, and of which requests. Pure."""

@@ -1,4 +1,4 @@
-"""Which traces are told: a share of them by their ids, and no more in a second than a collector is worth."""
+"""Choose the traces that are sent: a share of them by their ids, and at most a fixed rate of them."""
 
 from contracts.trace import TraceContext
 
@@ -18,7 +18,7 @@ def is_wanted(trace_id: int, caller: TraceContext | None, share: float) -> bool:
 
 
 class Allowance:
-    """So many traces a second, and as many at once after a quiet time."""
+    """A token bucket: `per_s` traces a second, and `burst` at once after a quiet time. Times are seconds."""
 
     def __init__(self, per_s: float, burst: float, now: float) -> None:
         self._per_s = per_s
@@ -30,7 +30,7 @@ class Allowance:
         return f"<Allowance {self._left:.0f}/{self._burst:.0f}>"
 
     def take(self, now: float) -> bool:
-        """Whether one more is allowed."""
+        """Take one token. Return False if there is none."""
         self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._per_s)
         self._at = now
         if self._left < 1:
