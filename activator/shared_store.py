@@ -227,7 +227,7 @@ async def open_store(
             socket_timeout=answer_s,
             retry=Retry(NoBackoff(), 0),
         )
-        pool.make_connection()  # an option that the library does not know is refused here, not at each attempt
+        pool.connection_class(**pool.connection_kwargs)  # refuses an unknown option here, not at each attempt
     except (TypeError, ValueError):
         shown = url.partition("://")[0] + "://..."
         raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None

@@ -124,12 +124,16 @@ def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -
     assert caught.value.failure == Unavailable("the usage spool")
     assert "FAILING" in repr(spool)
     with pytest.raises(KeyError):  # nothing is written, so nothing is known of the disk
-        spool.append_blocking(lambda _: {}["no such record"])
-    assert spool.failing
+        spool.append_blocking(_no_record)
+    assert "FAILING" in repr(spool)
     disk.fail.clear()
     assert spool.append_blocking(make("kept")) == 1
     assert not spool.failing
     spool.close()
+
+
+def _no_record(sequence: int) -> bytes:
+    raise KeyError(sequence)
 
 
 def test_a_defect_of_the_committer_is_told_and_survived(tmp_path: Path) -> None:
