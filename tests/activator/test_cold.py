@@ -291,22 +291,25 @@ async def _all_inside(here: World, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 requests wait for one replica of 8 slots: all are answered, never more than 8 at once, one poke."""
-    monkeypatch.setattr(wake, "AGAIN_S", 60.0)  # they are to have come before it is told again
+def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> None:
+    """200 requests wait for one replica of 8 slots: all are answered, never more than 8 at once. The decider is poked
+    once, and again only each AGAIN_S while they wait.
+    """
 
     async def scenario() -> None:
         async with world(tmp_path) as here:
+            began = time.monotonic()
             asked = [asyncio.create_task(here.post(body=STREAM)) for _ in range(200)]
             await here.control.until_stat(1.0)
             await _all_inside(here, 200)
             pokes = [s for s in here.control.stats if (s.concurrency, s.requests) in ((1.0, 1), (1.0, 0))]
+            most_pokes = 1 + int((time.monotonic() - began) / wake.AGAIN_S)
             replica = await _start(here)
             answers = await asyncio.gather(*asked)
             assert [got.status for got in answers] == [200] * 200
             assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)
             assert 1 <= replica.most <= 8
-            assert len(pokes) == 1, pokes
+            assert 1 <= len(pokes) <= most_pokes, pokes
             records = await here.control.until_records(200)
             assert sorted(record.sequence for record in records) == list(range(1, 201))
 

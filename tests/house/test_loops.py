@@ -61,7 +61,6 @@ MAKERS = {
     "service/run.py": SERVER,
     "service/zygote.py": WORK,
     "snapshotter/commits.py": WORK,
-    "spool/shipper.py": WORK,
     "weightcache/admissions.py": WORK,
     "weightcache/arena.py": WORK,
     "weightcache/holders.py": WORK,
