@@ -239,10 +239,12 @@ def test_keys_are_guessed_in_bulk(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with _abused(tmp_path) as here:
             statuses: list[bytes] = []
-            end_s = asyncio.get_running_loop().time() + 4
+            now_s = asyncio.get_running_loop().time
+            least_s, end_s = now_s() + 4, now_s() + 60
 
             async def guess(number: int) -> None:
-                while asyncio.get_running_loop().time() < end_s:
+                # A busy machine needs longer for as many guesses as an address may make.
+                while now_s() < least_s or (b"429" not in statuses and now_s() < end_s):
                     with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
                         reader, writer = await here.raw(f"127.0.1.{1 + number % 20}")
                         for attempt in range(50):
