@@ -172,7 +172,9 @@ class Stage:
         return await self.scene.heard()
 
 
-def staged(path: Path, scenario: Callable[[Stage], Awaitable[None]], pods: Pods | None = None) -> None:
+def staged(
+    path: Path, scenario: Callable[[Stage], Awaitable[None]], pods: Pods | None = None, devices: int | None = None
+) -> None:
     """With pools."""
     ground, calls = Ground(), pods or Pods()
 
@@ -184,4 +186,4 @@ def staged(path: Path, scenario: Callable[[Stage], Awaitable[None]], pods: Pods 
             for pod in calls.pods.values():
                 pod.goes_on.set()
 
-    play(path, inner, ground, settings=SETTINGS, calls=calls, cluster=CONTROLLED)
+    play(path, inner, ground, settings=SETTINGS, calls=calls, cluster=CONTROLLED, devices=devices)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contracts.control import RestoreFailure
+from contracts.control import ReplicaRow, RestoreFailure
 from contracts.errors import NotFound, Refused, Unavailable
 from contracts.jobs import Take
 from controlplane.facts import ScaleChange, ScaleSettings, VersionKey
@@ -220,6 +220,28 @@ def test_minimum_takes_no_more_than_a_share_of_the_pods_while_another_tenant_wai
         assert stage.scene.outcomes.problem(guest) is None
 
     staged(tmp_path, scenario)
+
+
+def test_minimum_of_a_model_on_pools_is_within_its_share_of_the_devices_too(tmp_path: Path) -> None:
+    """The pools have 12 pods, and the cluster has 4 devices, which another tenant uses as well."""
+    other = ReplicaRow(
+        runtime_id="other-1",
+        tenant="other",
+        model="own",
+        version=digest("b"),
+        address="",
+        max_streams=1,
+        draining=False,
+        restore=(),
+    )
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        stage.scene.table.put(other)
+        with pytest.raises(Refused, match="share of 4 device slots is 2"):
+            stage.scene.plane.check_scale(stage.scene.registry.model(TENANT, "m"), ScaleSettings(min=3, max=20))
+
+    staged(tmp_path, scenario, devices=4)
 
 
 def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:

@@ -171,10 +171,8 @@ class Plane:
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """Raises Refused(InvalidRequest) where a cluster can't scale the model so."""
         self._rendering.check(model, scale)
-        if any(self._pools.shared.takes(model, each) for each in model.versions if not each.is_deleted):
-            self._pools.check_scale(model, scale)
-        else:
-            self._minimums.check(model, scale)
+        self._minimums.check(model, scale)
+        self._pools.check_scale(model, scale)
 
     # -- loops --
 

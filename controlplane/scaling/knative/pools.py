@@ -220,8 +220,9 @@ class Pools:
         self._autoscaler.stop(tuple(key for key in keys if self._actuator.present(key) or self.shared.find(key)))
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
-        """See `Minimums.check`. Some version of `model` may be on a pod of a pool."""
-        self._autoscaler.check_scale(model, scale)
+        """As `Minimums.check`, if a version of `model` may be on a pod of a pool."""
+        if any(self.shared.takes(model, each) for each in model.versions if not each.is_deleted):
+            self._autoscaler.check_scale(model, scale)
 
     def _room_changed(self, key: VersionKey, is_lacking: bool) -> None:
         if is_lacking:
