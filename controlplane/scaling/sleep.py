@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from contracts.errors import Failure, Refused
+from contracts.errors import Failure, Refused, Unavailable
 from contracts.jobs import Bind, Bound, RuntimeState
 from controlplane import dependencies
 from controlplane.facts import VersionKey
@@ -139,12 +139,15 @@ class Bedroom:
 
 
 async def _sleeping(process: Process) -> RuntimeState | None:
-    """Tell it to sleep; what it says that it is then, None where it says nothing, or has yet to give something back."""
+    """Tell it to sleep. Return its state then, None if it did not answer or has yet to give something back."""
     try:
         await process.sleep(SLEEP_S)
         return RuntimeState.ASLEEP
     except Refused as refused:
-        log.info("a replica did not sleep", extra={"runtime_id": process.runtime_id, "why": refused.failure.message})
+        failure = refused.failure
+    log.info("a replica did not sleep", extra={"runtime_id": process.runtime_id, "why": failure.message})
+    if isinstance(failure, Unavailable):
+        return None  # it may still carry the order out, whatever it says that it is now
     try:
         state = (await process.report()).state
     except Refused:

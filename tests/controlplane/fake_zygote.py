@@ -10,10 +10,10 @@ What it imitates of `runtime.zygote` and of the processes that it forks (contrac
 
 The model's name says how a bind goes: `corrupt` is refused, `crash` dies, `held` waits for the file `release`; a model
 named `busy` reports one request in flight until the file `idle` appears; `full` is refused as overloaded while
-`crowded` exists. Nobody is asleep, or without weights, while `restless` exists; a wake fails while `nightmare` does, a
-drop while `clinging` does; a wake without weights waits while `snooze` exists. A process forked
-while `ignore-term` exists ignores SIGTERM, one while `never-park` exists does not listen. Every call is a line in
-`calls.log`.
+`crowded` exists. Nobody is asleep, or without weights, while `restless` exists, and nobody begins to fall asleep while
+`drowsy` does; a wake fails while `nightmare` does, a drop while `clinging` does; a wake without weights waits while
+`snooze` exists. A process forked while `ignore-term` exists ignores SIGTERM, one while `never-park` exists does not
+listen. Every call is a line in `calls.log`.
 """
 
 import os
@@ -126,6 +126,8 @@ class Standby:
 
     def sleep(self) -> Failure | None:
         self.note("sleep")
+        while (self.run / "drowsy").exists():  # the order is on its way
+            time.sleep(0.002)
         if self.state is not RuntimeState.READY or self.report().running:
             return Conflict("state", f"is {self.state} and busy")
         self.state = RuntimeState.ASLEEP

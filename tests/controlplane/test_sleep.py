@@ -154,6 +154,20 @@ def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeypatch: 
     play(run, scenario, slots=1)
 
 
+def test_one_that_may_yet_sleep_does_not_serve_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says that it is ready, as it has not begun what it was told."""
+    monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 1)
+        await it.ready(key())
+        run.tell("drowsy")
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: not it.table.of(key()), "it is gone")
+
+    play(run, scenario)
+
+
 def test_zero_ends_a_sleeper(run: Run) -> None:
     """And one that is falling asleep."""
 
