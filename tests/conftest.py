@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.faults.buckets import Buckets, serving
+from tests.house.capabilities import TABLE, capabilities, not_shown
 from tests.together import KEPT, Together, is_deep, shared_by
 
 # How long an example takes says more about the machine's neighbours than about the example.
@@ -64,6 +65,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     is_last = nextitem is None or shared_by(nextitem.path) != shared_by(item.path)
     if is_last and hasattr(item.config, "workerinput"):
         KEPT.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the capabilities whose tests are red."""
+    stats = terminalreporter.stats
+    red = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ()) if hasattr(report, "nodeid")]
+    for row in not_shown(capabilities(TABLE.read_text()), red) if red else ():
+        terminalreporter.write_line(f"not shown: {row}")
 
 
 @pytest.fixture(scope="session")
