@@ -103,7 +103,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
     make_private(settings.data)
     authority = _authority(settings)
     files = _certificate_files(settings)
-    certificates = Certificates(authority, settings.domain, files, settings.edge.protocols)
+    certificates = Certificates(authority, settings.domain, files)
     async with AsyncExitStack() as ladder:
         telemetry = await ladder.enter_async_context(open_telemetry("activator", settings.telemetry))
         directory = SocketDirectory(settings.run)
@@ -337,7 +337,7 @@ def _certificate_files(settings: ActivatorSettings) -> CertificateFiles | None:
     if settings.certificates is None:
         return None
     try:
-        return CertificateFiles(settings.certificates, settings.edge.protocols)
+        return CertificateFiles(settings.certificates)
     except BadCertificate as bad:
         raise BadSetting("KELVIN_CERTIFICATES", str(settings.certificates), str(bad)) from bad
 

@@ -10,7 +10,7 @@ import asyncio
 import datetime
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,17 +58,15 @@ class CertificateFiles:
     def __init__(
         self,
         directory: Path,
-        protocols: Sequence[str] = ("http/1.1",),
         now: Callable[[], datetime.datetime] = utc_now,
     ) -> None:
         """Load the files. Raises BadCertificate if no pair can be used."""
         self._directory = directory
-        self._protocols = list(protocols)
         self._now = now
         self._pairs: dict[Path, _Pair] = {}
         self._by_name: dict[str, list[_Pair]] = {}
         self._told: set[str] = set()
-        found = _load(directory, self._protocols, {})
+        found = _load(directory, {})
         if not found.pairs:
             raise next(iter(found.wrong.values()))
         self._take(found)
@@ -99,7 +97,7 @@ class CertificateFiles:
     async def look(self) -> None:
         """Reload what has changed. Removed pairs are dropped, unless all are gone."""
         try:
-            found = await asyncio.to_thread(_load, self._directory, self._protocols, self._pairs)
+            found = await asyncio.to_thread(_load, self._directory, self._pairs)
         except BadCertificate as bad:
             self._tell([bad])
             return
@@ -148,7 +146,7 @@ def _is_there(path: Path) -> bool:
         return True
 
 
-def _load(directory: Path, protocols: list[str], known: dict[Path, _Pair]) -> _Found:
+def _load(directory: Path, known: dict[Path, _Pair]) -> _Found:
     """Read new and changed pairs, take the others from `known`. Raises BadCertificate for an unusable directory."""
     try:
         places = list(_pairs(directory))
@@ -165,13 +163,13 @@ def _load(directory: Path, protocols: list[str], known: dict[Path, _Pair]) -> _F
             # Before reading: a change meanwhile is noticed by the next look.
             stats = tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in (certificate.stat(), key.stat()))
             if before is None or before.stats != stats:
-                found.pairs[certificate] = _read(certificate, key, protocols, stats)
+                found.pairs[certificate] = _read(certificate, key, stats)
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             found.wrong[certificate] = BadCertificate(f"{certificate}: {error}")
     return found
 
 
-def _read(certificate: Path, key: Path, protocols: list[str], stats: _Stats) -> _Pair:
+def _read(certificate: Path, key: Path, stats: _Stats) -> _Pair:
     """Raises OSError, ValueError."""
     chain = certificate.read_bytes()
     leaf = read_chain(chain)[0]
@@ -179,5 +177,5 @@ def _read(certificate: Path, key: Path, protocols: list[str], stats: _Stats) -> 
     if not names:
         raise ValueError("is for no DNS name")
     context = server_context(key.read_bytes() + b"\n" + chain)
-    context.set_alpn_protocols(protocols)
+    context.set_alpn_protocols(["http/1.1"])
     return _Pair(context, names, leaf.not_valid_before_utc, leaf.not_valid_after_utc, stats)

@@ -8,7 +8,7 @@ import asyncio
 import datetime
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,9 +39,7 @@ class Certificates:
         authority: Authority,
         domain: str,
         files: CertificateFiles | None = None,
-        protocols: Sequence[str] = ("http/1.1",),
     ) -> None:
-        self._protocols = list(protocols)
         self._authority = authority
         self._domain = domain
         self._files = files
@@ -112,7 +110,6 @@ class Certificates:
             context = self._authority.context(["localhost"], ["127.0.0.1", "::1"])
         else:
             context = self._authority.context([f"*.{tenant}.{self._domain}"], [])
-        context.set_alpn_protocols(self._protocols)
         return _Shown(context, made)
 
     def _choose(self, tls: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:

@@ -1,17 +1,15 @@
 """TLS on a raw connection, both transports in hand: so it is known which bytes the client-side socket has taken.
 
-Sits between the listening socket and `edge_connection`. Why it is written this way: docs/design/0001-http-server.md.
+Sits between the listening socket and `edge_http`. Why it is written this way: docs/design/0001-http-server.md.
 """
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from activator.edge_connection import EdgeConnection
 from activator.edge_http import HttpProtocol
 from activator.gate import Gate
 
@@ -19,18 +17,13 @@ from activator.gate import Gate
 def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
     """What uvicorn takes for its protocol class; it only ever calls it."""
 
-    http2 = gate.limits.http2
-    if http2 is not None:
-        from activator.edge_h2 import Http2Protocol  # its library is imported only where it is offered
-
     def make(
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        second = None if http2 is None else partial(Http2Protocol, gate, config, server_state, http2, _loop)
-        return Edge(gate, HttpProtocol(gate, config, server_state, app_state, _loop), second)
+        return Edge(gate, HttpProtocol(gate, config, server_state, app_state, _loop))
 
     return cast(type[asyncio.Protocol], make)
 
@@ -38,10 +31,9 @@ def edge_protocol(gate: Gate) -> type[asyncio.Protocol]:
 class Edge(asyncio.Protocol):
     """One connection until its handshake has ended; afterwards only its count is kept here."""
 
-    def __init__(self, gate: Gate, http: EdgeConnection, http2: Callable[[], EdgeConnection] | None) -> None:
+    def __init__(self, gate: Gate, http: HttpProtocol) -> None:
         self._gate = gate
         self._http = http
-        self._http2 = http2
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,10 +87,6 @@ class Edge(asyncio.Protocol):
         if self._raw.is_closing() or inner is None:
             self._closed()
             return
-        if self._http2 is not None and tls.get_extra_info("ssl_object").selected_alpn_protocol() == "h2":
-            self._http = self._http2()
-            self._http.raw, self._http.source = self._raw, self._source
-            tls.set_protocol(self._http)
         cast(Any, self._raw).set_protocol(_Drain(inner, self._http, self._closed))
         self._http.connection_made(tls)
         # high=0 would never resume in uvloop: it pauses at a size of `high` or more.
@@ -111,7 +99,7 @@ class Edge(asyncio.Protocol):
 class _Drain(asyncio.BufferedProtocol):
     """Between the socket and uvloop's TLS: passes everything on, and tells when the socket took the last byte."""
 
-    def __init__(self, inner: Any, http: EdgeConnection, closed: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, http: HttpProtocol, closed: Callable[[], None]) -> None:
         for passed_on in ("get_buffer", "buffer_updated", "eof_received", "pause_writing"):
             setattr(self, passed_on, getattr(inner, passed_on))  # no frame of ours on the way of each read
         self._inner = inner

@@ -1,10 +1,11 @@
-"""What a connection is, whichever protocol it speaks: the sockets and what they have taken, and how long it may idle.
+"""A client's connection: the sockets, what they have taken, whether the client is there, and how long it may idle.
 
-Puts itself, or one of its streams, into the scope as the extension `kelvin.connection`. HTTP/1.1 is `edge_http`'s.
+Puts itself into the scope as the extension `kelvin.connection`. HTTP/1.1 is `edge_http`'s.
 """
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Final, cast
 
 from uvicorn.config import Config
@@ -33,7 +34,8 @@ class EdgeConnection(asyncio.Protocol):
         self._limits = gate.limits
         self._is_open = False
         self.is_full = False
-        self._taken = asyncio.Event()
+        self._taken = asyncio.Event()  # set each time that something left, and when the client goes
+        self._gone: Callable[[], None] | None = None
         self._idle_s = gate.limits.idle_s
         self._idle_since_s: float | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -49,6 +51,38 @@ class EdgeConnection(asyncio.Protocol):
     def unaccepted(self) -> int:
         """Bytes of what was sent that the client-side socket has not taken."""
         return self.raw.get_write_buffer_size() + self._transport.get_write_buffer_size()
+
+    def is_here(self) -> bool:
+        """Whether the client can be told anything more."""
+        return self._is_open and not self._transport.is_closing()
+
+    def is_accepted(self) -> bool:
+        """Whether the socket has taken all of the answer so far, and the client is there."""
+        return self.unaccepted() == 0 and self.is_here()
+
+    async def accepted(self) -> bool:
+        """Wait until it has; False where the client has gone."""
+        while self.is_here():
+            if self.is_accepted():
+                return True
+            self._taken.clear()
+            await self._taken.wait()
+        return False
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` once if the client goes before the answer is complete."""
+        self._gone = gone
+
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None:
+        """The request is over, or nobody needs to be told; with `gone` that one, and not who watches by now."""
+        if gone is None or gone == self._gone:
+            self._gone = None
+
+    def _went(self, *, is_answered: bool) -> None:
+        """The client has gone; who watches is told unless it had all."""
+        gone, self._gone = self._gone, None
+        if gone is not None and not is_answered:
+            gone()
 
     def _serve(self, cycle: Cycle) -> None:
         """In a task of its own, as soon as it may begin."""
@@ -69,9 +103,6 @@ class EdgeConnection(asyncio.Protocol):
         task = asyncio.current_task(self._loop)
         assert task is not None
         self._server.tasks.discard(task)
-
-    def unserved(self) -> None:
-        """Nothing: a connection is no request."""
 
     # What the transports tell.
 
@@ -153,13 +184,10 @@ class _Guest:
 
     def try_begin(self) -> bool:
         if self._cycle.disconnected:
-            self._cycle.dismiss()
             return False
         self._connection.begin(self._cycle)
         return True
 
     def refuse(self) -> None:
-        if self._cycle.disconnected:
-            self._cycle.dismiss()
-        else:
+        if not self._cycle.disconnected:
             self._connection.refuse(self._cycle)

@@ -1,11 +1,12 @@
-"""One request on a connection, as ASGI's `receive` and `send`: what comes of its body, and when its answer is complete.
+"""One request on a connection: what comes of its body, as ASGI's `receive`, and how its answer is written, as `send`.
 
-How an answer is written is its subclasses' (`edge_answer`). What a connection may cost is the connection's.
+HTTP/1.1 (RFC 9112): head and first bytes leave together, one record, one call. What a connection may cost is the
+connection's.
 """
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
+from http import HTTPStatus
 from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
@@ -17,10 +18,17 @@ from contracts.errors import Failure
 log = logging.getLogger(__name__)
 
 READ_AHEAD: Final = 64 << 10  # bytes of a body that wait here; more are left to the socket
+_STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
+_WITHOUT_BODY: Final = (204, 304)
+_INVITATION: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FAILED: Final = (
+    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: 21\r\nx-request-id: %b\r\nconnection: close\r\n\r\nInternal Server Error"
+)
 
 
 class Wire(Protocol):
-    """The connection, as its cycle uses it."""
+    """The connection, as its cycle uses it: one request's at a time."""
 
     @property
     def is_full(self) -> bool:
@@ -43,22 +51,39 @@ class Wire(Protocol):
         """Called by the task that served the request, as the last that it does."""
         ...
 
-    def unserved(self) -> None:
-        """Called instead where there will be no task."""
+    def write(self, data: bytes) -> None:
+        """Now, or as soon as the socket takes it."""
+        ...
+
+    def end(self) -> None:
+        """Close, once what was written is sent."""
+        ...
+
+    def abort(self) -> None:
+        """End now, whatever waits to be sent."""
+        ...
+
+    def answered(self) -> None:
+        """The answer is complete."""
         ...
 
 
-class Cycle(ABC):
-    """Used by the one task that serves the request, and told by the connection what came of its body."""
+class Cycle:
+    """Used by the one task that serves the request, and told by the connection what came of its body.
+
+    The body of an answer has the length that was promised, or is chunked; in HTTP/1.0 it ends with its connection
+    instead.
+    """
 
     __slots__ = (
-        "_is_end_news", "_parts", "_size", "_waiter", "_wire",
-        "disconnected", "invites", "more_body", "response_complete", "response_started", "scope",
+        "_bodiless", "_chunked", "_head", "_is_end_news", "_is_unframed", "_parts", "_size", "_unsent", "_waiter",
+        "_wire", "disconnected", "invites", "keep_alive", "more_body", "response_complete", "response_started", "scope",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, scope: Scope, *, invites: bool) -> None:
+    def __init__(self, wire: Wire, scope: Scope, *, keep_alive: bool, invites: bool) -> None:
         """`invites`: the client waits to be asked for the body (RFC 9110, 10.1.1)."""
         self.scope = scope
+        self.keep_alive = keep_alive
         self.invites = invites
         self.disconnected = False
         self.more_body = True
@@ -69,24 +94,11 @@ class Cycle(ABC):
         self._size = 0  # of these
         self._is_end_news = False  # that it was all is to be told yet
         self._waiter: asyncio.Future[None] | None = None
-
-    # How an answer is written.
-
-    @abstractmethod
-    def _invite(self) -> None:
-        """Ask for the body."""
-
-    @abstractmethod
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head is known. Raises ValueError of one that can't be sent."""
-
-    @abstractmethod
-    def _send_body(self, body: bytes, more_body: bool) -> None:
-        """A piece of the body. Raises ValueError where it is not as long as was promised."""
-
-    @abstractmethod
-    def _fail(self) -> None:
-        """The application ended before its answer: a 500, or a cut where some of it was sent."""
+        self._head: bytes | None = None  # until there is something to send with it
+        self._chunked = False
+        self._unsent = 0  # of the length that was promised
+        self._bodiless = False
+        self._is_unframed = False
 
     async def run(self, app: ASGIApp) -> None:
         """Serve it. A failure of the application is a 500, or a cut where the answer has begun."""
@@ -106,11 +118,6 @@ class Cycle(ABC):
         self._begin(status, [named, (b"content-type", kind), length, *more, (b"connection", b"close")])
         self.response_started, self.invites = True, False
         self._send_body(body, more_body=False)
-        self.dismiss()
-
-    def dismiss(self) -> None:
-        """In the place of `run`: nobody serves it."""
-        self._wire.unserved()
 
     # What the connection tells.
 
@@ -149,7 +156,7 @@ class Cycle(ABC):
         """What has come of the body since the last time, as soon as there is something to tell."""
         if self.invites:
             self.invites = False
-            self._invite()
+            self._wire.write(_INVITATION)
         while not (self._parts or self._is_end_news or self.disconnected or self.response_complete):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -175,18 +182,71 @@ class Cycle(ABC):
             assert not self.response_complete
             self._send_body(message["body"], message["more_body"])
 
+    def _fail(self) -> None:
+        """The application ended before its answer: a 500, or a cut where some of it was sent."""
+        if not self.response_started or self._head is not None:  # nothing was sent
+            self.response_started = True
+            self._wire.write(_FAILED % self.scope[NAMED].encode())
+        elif self._is_unframed:
+            self._wire.abort()  # an end in good order would be that of the body
+            return
+        self._wire.end()
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head is known. Raises ValueError of one that can't be sent."""
+        named = dict(headers)  # of each name the last value
+        length, says_closing = named.get(b"content-length"), named.get(b"connection") == b"close"
+        self._bodiless = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        self._chunked = b"transfer-encoding" in named
+        if length is not None:
+            self._unsent = int(length)
+        lines = [_STATUS.get(status) or b"HTTP/1.1 %d " % status, *map(b": ".join, headers)]
+        if says_closing:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close")
+        if length is None and not self._chunked and not self._bodiless:
+            self._is_unframed = self.scope["http_version"] < "1.1"  # which knows no chunks (RFC 9112, 6.1)
+            self._chunked = not self._is_unframed
+            if self._chunked:
+                lines.append(b"transfer-encoding: chunked")
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") >= len(lines) or head.count(b"\r") >= len(lines):
+            raise ValueError("a header holds the end of a line")
+        self._head = head + b"\r\n\r\n"
+
+    def _send_body(self, body: bytes, more_body: bool) -> None:
+        """A piece of the body. Raises ValueError where it is not as long as was promised."""
+        head, self._head = self._head or b"", None
+        if self._bodiless:
+            data = head
+        elif self._chunked:
+            data = head + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
+            if not more_body:
+                data += b"0\r\n\r\n"
+        elif self._is_unframed:
+            data = head + body
+        else:
+            self._unsent -= len(body)
+            if self._unsent < 0 or (self._unsent and not more_body):
+                raise ValueError("the body is not as long as was promised")
+            data = head + body
+        if data:
+            self._wire.write(data)
+        if not more_body:
+            self.response_complete = True
+            if self._waiter is not None:
+                self._wake()
+            if not self.keep_alive:
+                self._wire.end()
+            self._wire.answered()
+
     def _come(self) -> bytes:
         """What has come, which is taken with that."""
         parts, self._parts, self._size = self._parts, [], 0
         self._is_end_news = False
         self._wire.resume_body()
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _completed(self) -> None:
-        """The last piece was written."""
-        self.response_complete = True
-        if self._waiter is not None:
-            self._wake()
 
     def _wake(self) -> None:
         assert self._waiter is not None

@@ -1,6 +1,6 @@
 """Serve HTTP/1.1 to the public: bounds on the head, no pipelining, known delivery. uvicorn's server owns the listener.
 
-`edge_cycle.py` handles one request, `edge_answer.py` its response. `edge_connection.py` has what HTTP/2 does alike.
+`edge_cycle.py` handles one request and its response, `edge_connection.py` the sockets.
 """
 
 import asyncio
@@ -12,10 +12,9 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from activator.alarm import Alarm
-from activator.edge_answer import HttpCycle
 from activator.edge_body import BodyPace
-from activator.edge_client import Client
 from activator.edge_connection import EXTENSION, EdgeConnection
+from activator.edge_cycle import Cycle
 from activator.edge_head import is_too_large, scope_of
 from activator.exchange import NAMED, new_request_id
 from activator.gate import Gate
@@ -28,7 +27,7 @@ MALFORMED: Final = b"Invalid HTTP request received."
 _REQUEST_LINE: Final = re.compile(rb"(?:\r\n)?(?!CONNECT )[!-~]+ [!\"$-~]+ HTTP/1\.[01]\r\n")
 
 
-class HttpProtocol(Client, EdgeConnection):
+class HttpProtocol(EdgeConnection):
     """One connection, from the end of its TLS handshake on."""
 
     def __init__(
@@ -41,7 +40,7 @@ class HttpProtocol(Client, EdgeConnection):
     ) -> None:
         super().__init__(gate, config, server_state, _loop or asyncio.get_running_loop())
         self._parser = self._new_parser()
-        self._cycle: HttpCycle | None = None
+        self._cycle: Cycle | None = None
         self._is_paused = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -58,12 +57,6 @@ class HttpProtocol(Client, EdgeConnection):
         self._extensions = {EXTENSION: self}
 
     # Called by the application.
-
-    def is_here(self) -> bool:
-        return self._is_open and not self._transport.is_closing()
-
-    def is_accepted(self) -> bool:
-        return self.unaccepted() == 0 and self.is_here()
 
     def try_body(self) -> bytes | None:
         return None if self._cycle is None else self._cycle.try_body()
@@ -277,7 +270,7 @@ class HttpProtocol(Client, EdgeConnection):
             expected = [value.lower() for name, value in headers if name == b"expect"]
         # The answer of a connection that may not stay says so.
         may_stay = not is_old and parser.should_keep_alive() and not self._gate.relieved
-        self._cycle = HttpCycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
+        self._cycle = Cycle(self, scope, keep_alive=may_stay, invites=b"100-continue" in expected)
         self._serve(self._cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -296,7 +289,7 @@ class HttpProtocol(Client, EdgeConnection):
                 if self._cycle.response_complete:
                     self._transport.close()
 
-    def _busy(self) -> HttpCycle | None:
+    def _busy(self) -> Cycle | None:
         """Return the request whose response is not complete yet."""
         cycle = self._cycle
         return None if cycle is None or cycle.response_complete else cycle

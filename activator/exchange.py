@@ -29,7 +29,6 @@ _LAST: Final = (_DIGITS[::4] * 32).encode()  # of three
 _CHANCE: Final = 15  # digits before the last
 ARRIVED: Final = "kelvin.arrived"  # of a scope: when its head was whole, by both clocks
 NAMED: Final = "kelvin.request_id"  # of a scope: the request's id in its response
-UNFRAMED: Final = "kelvin.unframed_body"  # of a scope in HTTP/2, where no header announces a body: whether there is one
 # We read one value of each of these, as of every `x-kelvin-` header. Another reader might choose the other value.
 _ONCE_ONLY: Final = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type"))
 _SANE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -111,7 +110,7 @@ class Exchange:
     """One request and its response, used by one task. Each write returns when the client's socket has taken it."""
 
     __slots__ = (
-        "_is_stream", "_more", "_receive", "_repeats", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
+        "_more", "_receive", "_repeats", "_send", "_stall_s", "arrived_at_us", "arrived_us", "caller",
         "connection", "header", "headers", "hosts", "last", "method", "own_id", "path", "peer", "query", "rates",
         "request_id", "standing", "started",
     )  # fmt: skip
@@ -130,9 +129,6 @@ class Exchange:
         self.header: Callable[[bytes], bytes | None] = first.get  # the first value of a header, by its lower-case name
         self._repeats = len(first) != len(self.headers)
         self._more = b"transfer-encoding" in first or first.get(b"content-length", b"0") != b"0"
-        self._is_stream = scope.get("http_version") == "2"
-        if self._is_stream:
-            self._more = scope["extensions"][UNFRAMED]
         host = first.get(b"host")
         self.hosts = [] if host is None else [host]
         if self._repeats:  # else no loop over all headers
@@ -279,9 +275,9 @@ class Exchange:
         return Stay(self.connection, within_s)
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Awaitable[None]:
-        """Send the head of the response. An HTTP/1.1 connection closes after it if a part of the body was not read."""
+        """Send the head of the response. The connection closes after it if a part of the body was not read."""
         self.started = True
-        closing: Headers = [(b"connection", b"close")] if (self._more and not self._is_stream) or self.last else []
+        closing: Headers = [(b"connection", b"close")] if self._more or self.last else []
         return self._send(
             {
                 "type": "http.response.start",

@@ -46,11 +46,6 @@ class Meters:
             "Connections that were ended before TLS, by whose places ran out.",
             ("limit",),
         )
-        self._http2 = page.counter(
-            "kelvin_http2_connections_ended_total",
-            "HTTP/2 connections that were ended for what their peer did, by the error that it was told.",
-            ("error",),
-        )
         self._retries = page.counter(
             "kelvin_retries_total",
             "Attempts that failed before the client had a byte, by whether another one followed.",
@@ -95,10 +90,6 @@ class Meters:
     def cut(self, limit: str) -> None:
         """A connection was not let in: `all` places are taken, or those of its `address`."""
         self._cut.add((limit,))
-
-    def ended_http2(self, error: str) -> None:
-        """For what its peer did; `error` is of RFC 9113, 7."""
-        self._http2.add((error,))
 
     def retry(self, whose: tuple[str, str], failure: str, then: str) -> None:
         """Count an attempt that failed before the client had a byte. `then`: `again`, or why no other one followed."""

@@ -12,7 +12,6 @@ from activator.issuers import TrustedIssuer, read_issuers
 from activator.policy.admission import QueueLimits
 from activator.policy.bounds import Bound
 from activator.policy.edge_rates import AddressLimits, networks
-from activator.policy.h2_bounds import Http2Limits
 from activator.policy.once import CACHE_LIMITS, DEFAULT_LIMITS, OnceLimits
 from contracts import settings
 from contracts.names import dns_label
@@ -38,13 +37,7 @@ class EdgeLimits:
     headers: int
     body_rate: float  # bytes/s, over each `head_s`
     address: AddressLimits
-    http2: Http2Limits | None = None  # HTTP/1.1 alone
     stall_s: float = 20.0  # a client that takes nothing for so long is cut
-
-    @property
-    def protocols(self) -> list[str]:
-        """Those that TLS offers (RFC 7301), the best first."""
-        return ["http/1.1"] if self.http2 is None else ["h2", "http/1.1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +105,7 @@ class ActivatorSettings:
 
 def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
     """Raises `BadSetting`, naming variable, value and rule."""
+    _refuse_http2(env)
     lifeline = settings.integer(env, "KELVIN_LIFELINE_FD", -1, low=-1)
     listener = settings.integer(env, "KELVIN_LISTENER_FD", -1, low=-1)
     return ActivatorSettings(
@@ -123,7 +117,7 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
         domain=_domain(env),
         drain_s=settings.integer(env, "KELVIN_ACTIVATOR_DRAIN_S", 30, low=1, high=3600),
         edge=EdgeLimits(
-            head_bytes=_head_bytes(env),
+            head_bytes=settings.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB),
             head_s=settings.number(env, "KELVIN_HEAD_S", 5.0, low=0.05, high=60),
             handshake_s=settings.number(env, "KELVIN_HANDSHAKE_S", 5.0, low=0.05, high=60),
             idle_s=settings.integer(env, "KELVIN_IDLE_S", 75, low=1, high=3600),
@@ -132,7 +126,6 @@ def read_settings(env: Mapping[str, str]) -> ActivatorSettings:
             headers=settings.integer(env, "KELVIN_HEADERS", 100, low=8, high=10_000),
             body_rate=settings.number(env, "KELVIN_BODY_RATE", 1024.0, low=0),
             address=_address(env),
-            http2=_http2(env),
             stall_s=_stall_s(env),
         ),
         request=RequestLimits(
@@ -232,20 +225,15 @@ def _address(env: Mapping[str, str]) -> AddressLimits:
     )
 
 
-def _head_bytes(env: Mapping[str, str]) -> int:
-    return settings.integer(env, "KELVIN_HEAD_BYTES", 32 << 10, low=1024, high=MIB)
-
-
 def _stall_s(env: Mapping[str, str]) -> float:
     return settings.number(env, "KELVIN_STALL_S", 20.0, low=0.1, high=3600)
 
 
-def _http2(env: Mapping[str, str]) -> Http2Limits | None:
-    """A header list may be twice as long as a head before its connection ends with it: then it is refused alone."""
-    streams = settings.integer(env, "KELVIN_HTTP2_STREAMS", 100, low=1, high=10_000)
-    if settings.choice(env, "KELVIN_HTTP2", "off", ("on", "off")) == "off":
-        return None
-    return Http2Limits(streams, _stall_s(env), 2 * _head_bytes(env))
+def _refuse_http2(env: Mapping[str, str]) -> None:
+    """The activator spoke HTTP/2 once: say where it is spoken now."""
+    if (value := env.get("KELVIN_HTTP2", "off")) != "off":
+        rule = "must be off: a proxy in front of Kelvin speaks HTTP/2 and HTTP/3, see docs/operations.md"
+        raise settings.BadSetting("KELVIN_HTTP2", value, rule)
 
 
 def _redis(env: Mapping[str, str]) -> str | None:

@@ -3,13 +3,11 @@
 import asyncio
 import ssl
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from activator.edge_h2 import Http2Protocol
 from activator.edge_http import HttpProtocol
 from activator.gate import Gate
 from activator.meters import Meters
@@ -17,8 +15,6 @@ from activator.routes import host_of
 from activator.settings import read_settings
 from contracts.errors import Failure
 from telemetry.policy.instruments import Page
-
-P = TypeVar("P", HttpProtocol, Http2Protocol)
 
 
 class MemorySocket(asyncio.Transport):
@@ -104,9 +100,7 @@ class MemoryServer:
     """The edge before one application, without a port. Use inside a running event loop."""
 
     def __init__(self, application: ASGIApp) -> None:
-        limits = read_settings({"KELVIN_DATA": "/unused", "KELVIN_HTTP2": "on"}).edge
-        assert limits.http2 is not None
-        self._http2 = limits.http2
+        limits = read_settings({"KELVIN_DATA": "/unused"}).edge
         self._gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), limits, Meters(Page("activator")))
         self._config = uvicorn.Config(
             application, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3"
@@ -115,23 +109,15 @@ class MemoryServer:
 
     def http1(self, protocol: type[HttpProtocol] = HttpProtocol) -> tuple[HttpProtocol, MemorySocket]:
         """Return a new HTTP/1.1 connection, and its socket."""
-        return _connected(protocol(self._gate, self._config, self.state, {}))
-
-    def http2(self) -> tuple[Http2Protocol, MemorySocket]:
-        """Return a new HTTP/2 connection, and its socket."""
-        return _connected(Http2Protocol(self._gate, self._config, self.state, self._http2))
+        here, socket = protocol(self._gate, self._config, self.state, {}), MemorySocket()
+        here.raw, here.source = socket, None
+        here.connection_made(socket)
+        return here, socket
 
     async def tasks_end(self) -> None:
         """Run the application until nothing of it runs any more."""
         while self.state.tasks:
             await asyncio.sleep(0)
-
-
-def _connected(protocol: P) -> tuple[P, MemorySocket]:
-    socket = MemorySocket()
-    protocol.raw, protocol.source = socket, None
-    protocol.connection_made(socket)
-    return protocol, socket
 
 
 class MemoryEdge:

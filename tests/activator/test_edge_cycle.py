@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterable
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from activator.edge_answer import HttpCycle
 from activator.edge_cycle import READ_AHEAD, Cycle
 from activator.exchange import NAMED
 
@@ -49,9 +48,6 @@ class FakeWire:
     def left(self) -> None:
         self.said.append("left")
 
-    def unserved(self) -> None:
-        self.said.append("unserved")
-
 
 def _start(status: int = 200, *headers: tuple[bytes, bytes]) -> Message:
     return {"type": "http.response.start", "status": status, "headers": list(headers)}
@@ -75,7 +71,7 @@ def _scope(method: str, version: str = "1.1") -> Scope:
 
 def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
     wire = FakeWire()
-    cycle = HttpCycle(wire, _scope(method, version), keep_alive=keep_alive, invites=False)
+    cycle = Cycle(wire, _scope(method, version), keep_alive=keep_alive, invites=False)
     asyncio.run(cycle.run(app))
     return wire
 
@@ -151,7 +147,7 @@ def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: byte
 def _received(do: Callable[[Cycle, FakeWire], Coroutine[None, None, None]], *, invites: bool = False) -> FakeWire:
     async def scenario() -> FakeWire:
         wire = FakeWire()
-        cycle = HttpCycle(wire, _scope("POST"), keep_alive=True, invites=invites)
+        cycle = Cycle(wire, _scope("POST"), keep_alive=True, invites=invites)
         async with asyncio.timeout(20):
             await do(cycle, wire)
         return wire
@@ -238,7 +234,7 @@ def test_a_body_that_is_here_is_had_at_once(
 ) -> None:
     """And once; a socket that was paused for it is read again. What is not had so is waited for."""
     wire = FakeWire()
-    cycle = HttpCycle(wire, _scope("POST"), keep_alive=True, invites=invites)
+    cycle = Cycle(wire, _scope("POST"), keep_alive=True, invites=invites)
     for part in parts:
         cycle.take(part)
     if ended:

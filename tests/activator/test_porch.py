@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import uvicorn
-from hpack import Encoder
-from hyperframe.frame import HeadersFrame, RstStreamFrame
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from activator.edge_frames import PREFACE
-from activator.edge_h2 import Http2Protocol
 from activator.edge_http import HttpProtocol
 from activator.exchange import ARRIVED, now_us
 from activator.gate import Gate
@@ -222,33 +218,27 @@ def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int, gone
     asyncio.run(scenario())
 
 
-def test_streams_that_wait_are_forgotten_or_told() -> None:
-    """Of two on a connection one is reset while it waits: no place is kept for it. The other is told when time is over,
-    and its connection ends.
-    """
+def test_requests_that_wait_are_forgotten_or_told() -> None:
+    """The client of one leaves while it waits: it gets nothing. The other is told that time is over, and is closed."""
 
     async def scenario() -> None:
-        edge = read_settings({"KELVIN_DATA": "/x", "KELVIN_HTTP2": "on"}).edge
-        assert edge.http2 is not None
+        edge = read_settings({"KELVIN_DATA": "/x"}).edge
         gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(1))
         config = uvicorn.Config(_never, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, socket = ServerState(), MemorySocket()
-        here = Http2Protocol(gate, config, server, edge.http2)
-        here.raw, here.source = socket, None
-        here.connection_made(socket)
+        server, sockets = ServerState(), [MemorySocket() for _ in range(2)]
+        lines = [HttpProtocol(gate, config, server, {}) for _ in sockets]
         gate.porch.enter(Caller(lambda _: None, "first in this round"))
-        head = [(":method", "GET"), (":scheme", "https"), (":authority", "a"), (":path", "/a")]
-        encoder, flags = Encoder(), ("END_HEADERS", "END_STREAM")
-        asked = [HeadersFrame(number, encoder.encode(head), flags=flags).serialize() for number in (1, 3)]
-        here.data_received(PREFACE + b"".join(asked) + RstStreamFrame(1).serialize())
+        for here, socket in zip(lines, sockets, strict=True):
+            here.raw, here.source = socket, None
+            here.connection_made(socket)
+            here.data_received(b"GET /a HTTP/1.1\r\nhost: a\r\n\r\n")
         assert repr(gate.porch) == "<Porch waiting=2>"
-        assert "streams=2 " in repr(here)
-        before = len(socket.written)
+        lines[0].connection_lost(None)
         gate.porch.close()
-        assert "streams=0 " in repr(here)
         assert not server.tasks
-        assert socket.written[before:].count(b'"code":"unavailable","request_id":"req_') == 1
-        assert socket.closing
-        here.connection_lost(None)
+        assert [b'"code":"unavailable","request_id":"req_' in socket.written for socket in sockets] == [False, True]
+        assert not sockets[0].written
+        assert sockets[1].closing
+        lines[1].connection_lost(None)
 
     asyncio.run(scenario())

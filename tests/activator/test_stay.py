@@ -5,18 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from activator.edge_client import Client
+from activator.edge_connection import EdgeConnection
 from activator.exchange import ClientGone, Stay
 from tests.activator.test_answer import FakeConnection
 
 
-class Watched(FakeConnection, Client):
+class Watched(FakeConnection):
     """Knows who watches it."""
 
-    watch, unwatch = Client.watch, Client.unwatch
-
-    def is_here(self) -> bool:
-        return True
+    watch, unwatch = EdgeConnection.watch, EdgeConnection.unwatch
+    _gone: Callable[[], None] | None = None
 
     @property
     def gone(self) -> Callable[[], None] | None:
@@ -24,7 +22,7 @@ class Watched(FakeConnection, Client):
 
     def leave(self) -> None:
         assert self._gone is not None
-        self._went(is_answered=False)
+        self._gone()
 
 
 def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None]) -> BaseException | None:
