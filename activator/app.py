@@ -48,7 +48,6 @@ from activator.oidc import open_tokens
 from activator.once import Once
 from activator.once_key import NAME as ONCE_KEY
 from activator.once_key import BadOnceKey, ensure_once_key
-from activator.one_time import SharedOneTime
 from activator.open_inference import OpenInference
 from activator.passthrough import Passthrough
 from activator.policy.retries import LIMITS as RETRY_LIMITS
@@ -190,8 +189,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
 
         feed = FeedClient(control, hear, name)
         limits, uses = settings.request, KeyUses(control)
-        one_time = None if counted.store is None else SharedOneTime(counted.store)
-        tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page, one_time))
+        tokens = await ladder.enter_async_context(open_tokens(settings.issuers, telemetry.page))
         authenticator = Authenticator(table, uses, tokens, counts=last.counts)
         sender, retries = Sender(upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
         hedges = Hedges(throttler, sender, retries, meters) if settings.hedges else None

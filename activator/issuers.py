@@ -52,7 +52,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     tenants: Annotated[list[str], Meta(min_length=1)]
     scopes: Annotated[list[Scope], Meta(min_length=1)]
     scope_claim: _Name | None = None
-    one_time: bool = False
     leeway_s: Annotated[float, Meta(ge=0, le=300)] = 30.0
     refresh_s: Annotated[float, Meta(ge=10, le=86_400)] = 300.0
     max_age_s: Annotated[float, Meta(ge=1, le=604_800)] = 86_400.0
@@ -99,7 +98,6 @@ def _trusted(entry: _Entry, beside: Path) -> TrustedIssuer:
         tenants=frozenset(entry.tenants),
         scopes=tuple(scope for scope in Scope if scope in entry.scopes),
         scope_claim=entry.scope_claim,
-        one_time=entry.one_time,
         leeway_s=entry.leeway_s,
     )
     return TrustedIssuer(issuer, Source(entry.jwks, _tls(entry.ca, beside), entry.refresh_s, entry.max_age_s))

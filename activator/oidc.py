@@ -18,7 +18,6 @@ import jwt
 
 from activator.issuers import TrustedIssuer
 from activator.jwks import KeySet
-from activator.one_time import OneTime, OwnOneTime
 from activator.policy.claims import Issuer, Token, Why, judge, read
 from activator.policy.key_sets import Name
 from contracts.control import Principal
@@ -49,21 +48,18 @@ class Tokens:
         self,
         issuers: Mapping[str, tuple[Issuer, KeySet]],
         page: Page,
-        one_time: OneTime | None = None,
         *,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
-        """`one_time`: who knows which were used; None: we do, from now on."""
         self._issuers = issuers
         self._wall_s = wall_s
-        self._one_time = OwnOneTime(lambda: self._wall_s()) if one_time is None else one_time
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # the one that came last is last
         self._refused = page.counter("kelvin_tokens_refused_total", "Signed tokens that are not good.", ("why",))
         help = "Since an issuer's keys were fetched."
         page.read("kelvin_issuer_keys_age_seconds", help, Kind.GAUGE, ("issuer",), self._ages)
 
     def __repr__(self) -> str:
-        return f"<Tokens issuers={len(self._issuers)} verified={len(self._verified)} {self._one_time!r}>"
+        return f"<Tokens issuers={len(self._issuers)} verified={len(self._verified)}>"
 
     async def principal(self, text: str) -> Principal | None:
         """Whom the token names; None where it is not good. Raises Refused(Unavailable) while that can't be known."""
@@ -88,14 +84,14 @@ class Tokens:
             await loops.wait()
 
     async def _verify(self, text: str, digest: bytes, now_s: float) -> Principal | Why:
-        """What costs least comes first; nothing of the token is believed, or spent, before its signature is good."""
+        """What costs least comes first; nothing of the token is believed before its signature is good."""
         if (token := read(text)) is None:
             return Why.FORM
         name = token.claims.get("iss")
         if not isinstance(name, str) or name not in self._issuers:
             return Why.ISSUER
         issuer, keys = self._issuers[name]
-        identity = judge(token, issuer, now_s, self._one_time.since_s)
+        identity = judge(token, issuer, now_s)
         if isinstance(identity, Why):
             return identity
         key = await keys.find((token.kid, token.algorithm))
@@ -103,12 +99,6 @@ class Tokens:
             return Why.KEY
         if not _is_signed(text, token, key):
             return Why.SIGNATURE
-        if identity.nonce is not None:
-            until_s = identity.expires_at_s + issuer.leeway_s
-            is_first = await self._one_time.try_spend(
-                (name, identity.nonce), identity.issued_at_s - issuer.leeway_s, until_s
-            )
-            return identity.principal if is_first else Why.REPLAYED
         self._verified[digest] = _Verified(
             identity.principal, identity.expires_at_s, keys, (token.kid, token.algorithm), key
         )
@@ -131,10 +121,8 @@ def _is_signed(text: str, token: Token, key: jwt.PyJWK) -> bool:
 
 
 @asynccontextmanager
-async def open_tokens(
-    trusted: Sequence[TrustedIssuer], page: Page, one_time: OneTime | None = None
-) -> AsyncIterator[Tokens | None]:
-    """None where nobody is trusted. Closes what fetches the keys. `one_time`: see `Tokens`."""
+async def open_tokens(trusted: Sequence[TrustedIssuer], page: Page) -> AsyncIterator[Tokens | None]:
+    """None where nobody is trusted. Closes what fetches the keys."""
     if not trusted:
         yield None
         return
@@ -142,4 +130,4 @@ async def open_tokens(
         issuers = {
             each.issuer.name: (each.issuer, KeySet(session, each.source, each.issuer.algorithms)) for each in trusted
         }
-        yield Tokens(issuers, page, one_time)
+        yield Tokens(issuers, page)

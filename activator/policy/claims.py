@@ -17,7 +17,7 @@ from typing import Final, TypeGuard
 from contracts.control import Principal, Scope
 from contracts.wire import decoder
 
-MAX_NAME: Final = 255  # characters of `kid`, `sub`, `jti`
+MAX_NAME: Final = 255  # characters of `kid`, `sub`
 ID_HEX: Final = 11  # with the letter before it as long as a key's id
 _COMPACT: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 _TYPES: Final = frozenset((None, "jwt", "at+jwt", "application/jwt", "application/at+jwt"))
@@ -34,7 +34,6 @@ class Issuer:
     tenants: frozenset[str]  # that it may name
     scopes: tuple[Scope, ...]  # that its tokens have at most
     scope_claim: str | None = None  # of these, what the token says; None: all
-    one_time: bool = False  # a token is good once
     leeway_s: float = 30.0  # that its clock and ours may differ
 
 
@@ -49,14 +48,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a token makes of its bearer once its signature is good, until when (seconds of 1970), and, where it is good
-    once, its `jti` and when it was issued.
-    """
+    """Whom a token makes of its bearer once its signature is good, and until when (seconds of 1970)."""
 
     principal: Principal
     expires_at_s: float
-    nonce: str | None
-    issued_at_s: float = 0.0
 
 
 class Why(StrEnum):
@@ -72,7 +67,6 @@ class Why(StrEnum):
     EARLY = "early"
     SUBJECT = "subject"
     TENANT = "tenant"
-    REPLAYED = "replayed"
 
 
 def read(text: str) -> Token | None:
@@ -89,10 +83,8 @@ def read(text: str) -> Token | None:
     return Token(kid, algorithm, claims) if (kind and kind.lower()) in _TYPES else None
 
 
-def judge(token: Token, issuer: Issuer, now_s: float, since_s: float) -> Identity | Why:
-    """Who it is, should the signature be the issuer's. First reason wins. `now_s` and `since_s`, from which on spent
-    tokens are known, are seconds of 1970.
-    """
+def judge(token: Token, issuer: Issuer, now_s: float) -> Identity | Why:
+    """Who it is, should the signature be the issuer's. First reason wins. `now_s` is in seconds of 1970."""
     claims, leeway_s = token.claims, issuer.leeway_s
     if claims.get("iss") != issuer.name:
         return Why.ISSUER
@@ -107,21 +99,13 @@ def judge(token: Token, issuer: Issuer, now_s: float, since_s: float) -> Identit
     for name in ("nbf", "iat"):
         if name in claims and ((from_s := _time(claims[name])) is None or from_s > now_s + leeway_s):
             return Why.EARLY
-    subject, tenant, nonce = claims.get("sub"), claims.get(issuer.tenant_claim), claims.get("jti")
+    subject, tenant = claims.get("sub"), claims.get(issuer.tenant_claim)
     if not _is_name(subject):
         return Why.SUBJECT
     if not isinstance(tenant, str) or tenant not in issuer.tenants:
         return Why.TENANT
-    issued_s = None
-    if issuer.one_time:
-        issued_s = _time(claims.get("iat"))
-        # What was issued before may have been spent before, where nobody remembers it.
-        if not _is_name(nonce) or issued_s is None or issued_s <= since_s + leeway_s:
-            return Why.REPLAYED
     principal = Principal(key_id=key_id(issuer.name, subject), tenant=tenant, scopes=_scopes(claims, issuer))
-    if not issuer.one_time or not isinstance(nonce, str):
-        return Identity(principal, expires_s, None)
-    return Identity(principal, expires_s, nonce, issued_s or 0.0)
+    return Identity(principal, expires_s)
 
 
 def key_id(issuer: str, subject: str) -> str:

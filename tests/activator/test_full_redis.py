@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from activator import one_time, shared_answers, shared_budgets, shared_store, shared_turns, slot_script
+from activator import shared_answers, shared_budgets, shared_store, shared_turns, slot_script
 from activator.policy.once import ENTRY_BYTES
 from activator.shared_rates import Away, Full
 from activator.shared_store import RedisStore, open_store
@@ -19,7 +19,6 @@ CONTROL: Final = {
     "places": (shared_store.LEASE, ("kelvin:{a}:places",), ("one", 0, 1, 1, "5")),
     "beat": (shared_store.BEAT, (shared_store.MEMBERS,), ("one", 5)),
     "budget": (shared_budgets.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 0, 1, 1, 1, 60)),
-    "one-time token": (one_time.SPEND, ("kelvin:{jti:a}:since", "kelvin:{jti:a}:b"), ("1", 1 << 40, 60_000)),
     "idempotency claim": (shared_answers.CLAIM, ("kelvin:{a}:once:b",), (b"token", b"fingerprint", 10_000)),
     "slots": (slot_script.LEASE, ("kelvin:{a/v}:slots",), ("one", "5", "1", "r", 8, 0, 1, 0)),
     "turns": (shared_turns.MEET, ("kelvin:{a/v}:turns",), ("", "epoch", 60_000, 9, 1, "g", "0", 1, "x", "1", "1", "")),
@@ -37,7 +36,7 @@ def _fill(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("name", CONTROL)
 def test_full_redis_runs_control_scripts(name: str) -> None:
-    """Limits, budgets, claims, one-time tokens and members work in a full Redis, for a new key and one that exists."""
+    """Limits, budgets, claims and members work in a full Redis, for a new key and one that exists."""
 
     async def main() -> None:
         script, keys, arguments = CONTROL[name]

@@ -33,7 +33,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     issuer, source = trusted.issuer, trusted.source
     assert (issuer.name, issuer.audience) == ("https://idp.example.com/", "kelvin")
     assert issuer.tenants == {"acme"}
-    assert (issuer.scopes, issuer.scope_claim, issuer.one_time) == ((Scope.INFER, Scope.PUSH), None, False)
+    assert (issuer.scopes, issuer.scope_claim) == ((Scope.INFER, Scope.PUSH), None)
     assert (issuer.leeway_s, source.refresh_s, source.max_age_s) == (30, 300, 86_400)
     assert source.tls.verify_mode.name == "CERT_REQUIRED"
     assert read_settings({"KELVIN_DATA": "/x"}).issuers == ()
@@ -56,6 +56,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         pytest.param('"kelvin"', '""', "audience", id="an empty audience"),
         pytest.param("tenant_claim", "claim", "claim", id="a misspelt field"),
         pytest.param("scopes", "leeway_s = 301\nscopes", "leeway_s", id="a leeway of hours"),
+        pytest.param("scopes", "one_time = true\nscopes", "one_time", id="tokens that are good once"),
         pytest.param("scopes", "refresh_s = 1\nscopes", "refresh_s", id="too often"),
         pytest.param("scopes", 'ca = "none.pem"\nscopes', "ca: ", id="no such root"),
         pytest.param("scopes", 'ca = "issuers.toml"\nscopes', "holds no certificate", id="a root that is none"),

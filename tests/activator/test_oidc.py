@@ -10,13 +10,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
-from activator import jwks, oidc, one_time
+from activator import jwks, oidc
 from activator.issuers import read_issuers
 from activator.oidc import Tokens, open_tokens
 from activator.policy.claims import Token
-from activator.policy.spent import Spent
 from contracts.control import Scope, TenantRow
-from contracts.errors import Refused
 from telemetry.policy.instruments import Page
 from tests.activator.control import key_row
 from tests.activator.identity import KeyServer, Signer, claims, forged, hmac_of, key_server
@@ -147,30 +145,6 @@ def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: py
         assert await tokens.principal(second) is not None
 
     _ask(tmp_path, scenario)
-
-
-def test_a_one_time_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is good once, whatever is changed about it; with the memory full nobody is let in, and nobody called wrong."""
-    few = Spent(2)
-    monkeypatch.setattr(one_time, "Spent", lambda: few)
-
-    async def scenario(_: KeyServer, tokens: Tokens) -> None:
-        now_s = time.time() + 60  # past the time of which is not known what was spent
-        tokens._wall_s = lambda: now_s
-        forged_first = STRANGER.token(claims(now_s, jti="a"))
-        assert await tokens.principal(forged_first) is None  # and spends nothing
-        token = ONE.token(claims(now_s, jti="a"))
-        assert await tokens.principal(token) is not None
-        assert await tokens.principal(token) is None
-        assert await tokens.principal(ONE.token(claims(now_s, jti="a", sub="other"))) is None
-        assert await tokens.principal(ONE.token(claims(now_s, jti="b"))) is not None
-        with pytest.raises(Refused) as caught:
-            await tokens.principal(ONE.token(claims(now_s, jti="c")))
-        assert caught.value.failure.retryable
-        now_s += 400
-        assert await tokens.principal(ONE.token(claims(now_s, jti="c"))) is not None
-
-    _ask(tmp_path, scenario, INFER + "one_time = true\n")
 
 
 async def _opens(here: World, signer: Signer) -> None:
