@@ -7,11 +7,9 @@ from controlplane.autoscaler import Autoscaler
 from controlplane.clock import Clock
 from controlplane.economy import Economy
 from controlplane.facts import Model, Version, VersionKey
-from controlplane.foresight import Foresight, Seen
 from controlplane.policy.breakeven import Level, Rung, Step, best, by_length, cost, next_step, plan
 from controlplane.policy.eta import Restore
 from controlplane.policy.rating import ANY_CLASS
-from controlplane.policy.recurrence import Expected, Unexpected
 from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 from controlplane.replicas import ReplicaTable
 
@@ -67,23 +65,6 @@ class Pauses(Wire, frozen=True):
     with_foresight: float
 
 
-class Foreseen(Wire, frozen=True):
-    """When the next call is expected, in seconds from now, as so many `alike` of the pauses `of` that length say; if
-    the weights were asked for ahead of it; what became of earlier expectations. `why` nothing is: `off`, `in use`,
-    `few` such pauses, `scattered` ones.
-    """
-
-    why: str | None
-    opens_in_s: float | None
-    closes_in_s: float | None
-    alike: int
-    of: int
-    brought: bool
-    came: int
-    early: int
-    missed: int
-
-
 class IdleVersion(Wire, frozen=True):
     """One version: its level, for how long (null: at zero since before this process, or unknown), and what follows."""
 
@@ -98,7 +79,6 @@ class IdleVersion(Wire, frozen=True):
     levels: tuple[LevelCost, ...]
     fetches: tuple[Fetch, ...]
     pauses: Pauses
-    foresight: Foreseen
 
 
 class IdleModel(Wire, frozen=True):
@@ -115,7 +95,6 @@ def idle_of(
     autoscaler: Autoscaler,
     economy: Economy,
     clock: Clock,
-    foresight: Foresight,
 ) -> IdleModel:
     """Of each version that is not deleted."""
     now_us = clock.monotonic_us()
@@ -123,7 +102,7 @@ def idle_of(
     return IdleModel(
         model=model.model,
         setting=model.scale.idle,
-        versions=tuple(_version(model, each, table, autoscaler, economy, now_us, foresight) for each in alive),
+        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in alive),
     )
 
 
@@ -134,7 +113,6 @@ def _version(
     autoscaler: Autoscaler,
     economy: Economy,
     now_us: int,
-    foresight: Foresight,
 ) -> IdleVersion:
     key = version.key
     level, since_us, device_class = _level(table, key)
@@ -181,24 +159,6 @@ def _version(
             Fetch(tier=tier, seconds=mean.seconds, seen=mean.seen) for tier, mean in economy.fetches(key).items()
         ),
         pauses=_pauses(autoscaler.gaps.of(key), bill.rungs, steps),
-        foresight=_foreseen(foresight.of(key), idle_s, is_on=foresight.least_s > 0),
-    )
-
-
-def _foreseen(seen: Seen, idle_s: float | None, *, is_on: bool) -> Foreseen:
-    view, counts = seen.view, seen.counts
-    expected = view if isinstance(view, Expected) and idle_s is not None else None
-    why = None if expected else "off" if not is_on else view.why if isinstance(view, Unexpected) else "in use"
-    return Foreseen(
-        why=why,
-        opens_in_s=None if expected is None or idle_s is None else max(0.0, expected.opens_s - idle_s),
-        closes_in_s=None if expected is None or idle_s is None else max(0.0, expected.closes_s - idle_s),
-        alike=0 if expected is None else expected.alike,
-        of=0 if expected is None else expected.of,
-        brought=seen.is_brought,
-        came=counts.came,
-        early=counts.early,
-        missed=counts.missed,
     )
 
 

@@ -19,7 +19,6 @@ from controlplane.clock import Clock
 from controlplane.economy import Economy
 from controlplane.explained import Starts, starts_of
 from controlplane.forecasts import Forecasts
-from controlplane.foresight import Foresight
 from controlplane.idle_explained import IdleModel, idle_of
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers, own_eviction
@@ -48,7 +47,6 @@ class Shown:
     economy: Economy
     clock: Clock
     pool: StandbyPool
-    foresight: Foresight
 
 
 async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Status:
@@ -84,7 +82,7 @@ def router(shown: Shown, trail: Trail) -> APIRouter:
     @routes.get("/models/{model}/idle", **described(IdleModel, NotFound, ModelNotFound))
     async def idle(request: Request, model: str) -> Response:
         found = registry.model(admin_of(request).tenant, model)
-        return answer(idle_of(found, table, shown.autoscaler, shown.economy, shown.clock, shown.foresight))
+        return answer(idle_of(found, table, shown.autoscaler, shown.economy, shown.clock))
 
     @routes.post("/models/{model}/stop", **described(ModelStatus, NotFound, ModelNotFound, status=202))
     async def stop(request: Request, model: str) -> Response:

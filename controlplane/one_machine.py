@@ -11,7 +11,6 @@ from controlplane.damaged import DamageLoop
 from controlplane.economy import Economy
 from controlplane.facts import VersionKey
 from controlplane.forecasts import Forecasts
-from controlplane.foresight import Foresight
 from controlplane.installation import Installation
 from controlplane.jobs import job_desk
 from controlplane.machine_api import Shown
@@ -70,12 +69,6 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     prefetcher = Prefetcher(peers.prefetch, tasks)
     registry.on_named = prefetcher.named
     autoscaler.on_placing = actuator.on_placing = prefetcher.placing
-    foresight = Foresight(
-        registry, autoscaler.gaps, actuator.live,
-        lambda key, total: forecasts.history.start(key, total).seconds,
-        prefetcher.expected, clock, least_s=settings.foresight_s, bytes_per_s=settings.foresight_bytes,
-    )  # fmt: skip
-
     damages = DamageLoop(peers.damaged_pids, fleet, actuator.condemn, telemetry.page)
     adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
     await adopter.sweep()
@@ -84,9 +77,8 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     tasks.start_loop("adopter", adopter.run)
     tasks.start_loop("autoscaler", autoscaler.run)
     tasks.start_loop("damages", damages.run)
-    tasks.start_loop("foresight", foresight.run, takes_readiness=False)  # a guess is for nobody yet
 
-    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, foresight)
+    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool)
     return Running(
         replicas=table,
         outcomes=outcomes,

@@ -1,8 +1,8 @@
 """Has the weight cache bring versions before their bytes are asked for. Best effort: whatever fails here, a start does
 anew, and says so.
 
-Asked for when an alias names a version, when a start has to wait for a standby or for a device slot, and when a call
-is expected. A start that has its standby at once leases at once: nothing would be won.
+Asked for when an alias names a version, and when a start has to wait for a standby or for a device slot. A start that
+has its standby at once leases at once: nothing would be won.
 """
 
 import logging
@@ -20,12 +20,11 @@ MAX_ASKING: Final = 64
 
 
 class Wish(Wire, frozen=True):
-    """Body of the agent's `POST /v1/prefetch`. `urgent`: a start waits for it. `worth`: it is only expected."""
+    """Body of the agent's `POST /v1/prefetch`. `urgent`: a start waits for it."""
 
     tenant: str
     version: str
     urgent: bool
-    worth: float | None = None
 
 
 class Prefetcher:
@@ -42,10 +41,6 @@ class Prefetcher:
     def named(self, key: VersionKey) -> None:
         """An alias names it: it will be asked for, by and by."""
         self._want(Wish(tenant=key.tenant, version=key.version, urgent=False))
-
-    def expected(self, key: VersionKey, worth: float) -> None:
-        """A call of it is: its bytes are worth that share of what was just used."""
-        self._want(Wish(tenant=key.tenant, version=key.version, urgent=False, worth=worth))
 
     def placing(self, key: VersionKey) -> None:
         """Somebody waits for it, and it waits for its process."""

@@ -32,8 +32,6 @@ class Settings:
     drain_s: float
     price_book: Path | None
     memory_price: float = 1.0  # micro-units of currency for a GiB of host memory a second
-    foresight_s: float = 60.0  # shorter pauses need no foresight; 0: none at all
-    foresight_bytes: int = 64 << 20  # a second, on average
     standby_target: float = 0.99
     standby_share: float = 0.15
     standby_bytes: int = 1 << 30
@@ -85,8 +83,6 @@ def load(env: Mapping[str, str] = os.environ) -> Settings:
         kv_bytes=settings.integer(env, "KELVIN_KV_BYTES", 512 << 20, low=64 << 20),
         drain_s=settings.number(env, "KELVIN_SCALE_DOWN_S", 600.0, low=0, high=86_400),
         memory_price=settings.number(env, "KELVIN_MEMORY_PRICE", 1.0, low=0, high=1_000_000),
-        foresight_s=settings.number(env, "KELVIN_FORESIGHT_S", 60.0, low=0, high=86_400),
-        foresight_bytes=settings.integer(env, "KELVIN_FORESIGHT_BYTES", 64 << 20, low=1 << 20),
         price_book=Path(env["KELVIN_PRICE_BOOK"]) if env.get("KELVIN_PRICE_BOOK") else None,
         backup=_backup(env),
         backup_s=settings.number(env, "KELVIN_BACKUP_S", 240.0, low=0.5, high=86_400),

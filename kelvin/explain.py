@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -80,30 +80,8 @@ def idle_lines(model: str, setting: str, version: dict[str, Any]) -> Iterator[st
             f"  they cost {pauses['by_break_even']:.0f} by break-even; {always}; "
             f"with foresight {pauses['with_foresight']:.0f}"
         )
-    yield _foreseen(version["foresight"])
     if setting != "auto":
         yield "  break-even is shown, not heeded: `kelvin scale --idle auto` heeds it"
-
-
-_UNFORESEEN: Final = {
-    "off": "no call is expected: KELVIN_FORESIGHT_S is 0",
-    "in use": "no call is expected while it is in use, or before it was",
-    "few": "no call is expected: too few pauses of such a length were seen",
-    "scattered": "no call is expected: its pauses are not alike",
-}
-
-
-def _foreseen(seen: dict[str, Any]) -> str:
-    """When the next call is expected, and how right that was."""
-    if seen["why"] is not None:
-        said = _UNFORESEEN[seen["why"]]
-    else:
-        ahead = "its weights were asked for" if seen["brought"] else "its weights will be brought before"
-        window = f"in {seen['opens_in_s']:.0f} to {seen['closes_in_s']:.0f} s"
-        said = f"a call is expected {window} ({seen['alike']} of {seen['of']} such pauses): {ahead}"
-    total = seen["came"] + seen["early"] + seen["missed"]
-    past = f"; {seen['came']} came, {seen['early']} came earlier, {seen['missed']} did not come" if total else ""
-    return f"  {said}{past}"
 
 
 def start_lines(model: str, version: dict[str, Any]) -> list[str]:

@@ -25,9 +25,7 @@ class _Offer:
 
 
 class Admissions:
-    """In the order in which chunks arrived. `loading` says whether the disk is being read for somebody, `has_room`
-    whether so many bytes more fit there without anything having to go.
-    """
+    """In the order in which chunks arrived. `loading` says whether the disk is being read for somebody."""
 
     def __init__(
         self,
@@ -35,13 +33,11 @@ class Admissions:
         admit: Admit,
         counters: Counters,
         loading: Callable[[], bool],
-        has_room: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._arena = arena
         self._admit = admit
         self._counters = counters
         self._loading = loading
-        self._has_room = has_room
         self._offers: deque[_Offer] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         arena.on_full = self.shed
@@ -54,11 +50,8 @@ class Admissions:
         """Chunks that wait to be written, or are."""
         return len(self._offers) + len(self._tasks)
 
-    def offer(self, tenant: str, digest: str, place: Place, *, spare: bool = False) -> None:
-        """Admit a ready chunk some time; whoever offers it has its slab pinned. `spare`: in nothing else's place."""
-        if spare and not self._has_room(place.length):
-            self._counters.unkept_chunks += 1
-            return
+    def offer(self, tenant: str, digest: str, place: Place) -> None:
+        """Admit a ready chunk some time; whoever offers it has its slab pinned."""
         self._arena.index.pin((place.slab,))
         self._offers.append(_Offer(tenant, digest, place))
         self._begin()

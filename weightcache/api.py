@@ -1,10 +1,9 @@
 """The agent's HTTP side: is it there, what does it hold, drop something. Weights go over the lease socket."""
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Literal
 
 from fastapi import FastAPI, Request, Response
-from msgspec import Meta
 
 from contracts.errors import InvalidRequest, NotFound, Refused, Unavailable
 from contracts.forecast import TierRate, Whereabouts
@@ -28,15 +27,12 @@ class Evict(Wire, frozen=True):
 
 
 class Prefetch(Wire, frozen=True):
-    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it. `worth`: it is only expected
-    to be asked for, and has that share of the value of what was just used.
-    """
+    """`POST /v1/prefetch`: bring the version to the tier. `urgent`: a start waits for it."""
 
     tenant: str
     version: Digest
     tier: Literal["host", "nvme"] = "host"
     urgent: bool = False
-    worth: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 class PrefetchState(Wire, frozen=True):
@@ -99,15 +95,13 @@ class State(Wire, frozen=True):
     by tier and kind, what was healed by the tier that had a good copy, what was refused by the failure's code,
     versions that no trusted key signed where `require` or `warn` asks for it, chunks that were not kept on NVMe as
     their memory was needed, reads of the store that were asked twice, connections of other users, chunks that were
-    hashed anew; bytes of versions that were only expected: `brought`, and of those `leased`, or `gone` before. Reads
-    that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this moment. Rates are
-    of tiers below the host's.
+    hashed anew. Reads that run, chunks that wait for their turn, by tier, and chunks that are to be written are of this
+    moment. Rates are of tiers below the host's.
     """
 
     host: HostState
     nvme: NvmeState
     prefetches: PrefetchState
-    foreseen_bytes: dict[str, int]
     connections: int
     leases: int
     holders: int
@@ -197,10 +191,8 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
         wish = decode(await request.body(), Prefetch)
-        if wish.worth is not None and (wish.urgent or wish.tier == "nvme"):
-            raise Refused(InvalidRequest("worth", f"{wish.worth:g}", "is for the tier 'host', and for nothing urgent"))
         own(dns_label(wish.tenant, "tenant"), wish.version)
-        cache.prefetcher.ask(Wish(wish.tenant, wish.version, wish.tier, wish.urgent, wish.worth))
+        cache.prefetcher.ask(Wish(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)
 
     return app
@@ -259,7 +251,6 @@ def state_of(cache: Cache, leases: LeaseServer) -> State:
             gave_way=counters.prefetches_gave_way,
             failed=dict(counters.prefetches_failed),
         ),
-        foreseen_bytes=dict(counters.foreseen_bytes),
         connections=leases.connections,
         leases=leases.active,
         holders=leases.holder_count,

@@ -27,16 +27,14 @@ class Arena:
     def __repr__(self) -> str:
         return f"<Arena {self.index!r} {self.pool!r}>"
 
-    def reserve(
-        self, tenant: str, chunks: Sequence[tuple[str, int]], now: float, worth: float | None = None
-    ) -> Reservation:
+    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
         """See `HostIndex.reserve`. Slabs that it needs begin to be had at once."""
         while True:
             try:
-                reservation = self.index.reserve(tenant, chunks, now, worth)
+                reservation = self.index.reserve(tenant, chunks, now)
                 break
             except Refused as refused:
-                if not isinstance(refused.failure, Overloaded) or worth is not None or not self.on_full():
+                if not isinstance(refused.failure, Overloaded) or not self.on_full():
                     raise
         self._end(reservation.evicted)
         for number in reservation.fresh:

@@ -20,7 +20,6 @@ from weightcache.attestations import Attestations
 from weightcache.counters import Counters
 from weightcache.examine import Examiner
 from weightcache.fetching import Fetcher
-from weightcache.foreseen import Foreseen
 from weightcache.keeper import Keeper
 from weightcache.loader import Loader
 from weightcache.mending import Mender
@@ -147,15 +146,13 @@ async def open_cache(
         below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
         peers = None if peering is None else peering.tier
         fetcher = Fetcher((nvme, *below), verifier, counters, peers)
-        admissions = Admissions(
-            arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0, disk.has_room
-        )
+        admissions = Admissions(arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
         loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme, remote, counters)
         attestations = Attestations(store, nvme, counters, trust, settings.verify)
         waiting = Waiting()
-        residents = Residents(arena, loader, papers, attestations, waiting, Foreseen(counters), rates)
+        residents = Residents(arena, loader, papers, attestations, waiting, rates)
         stack.push_async_callback(residents.close)
         keeper = Keeper(arena, nvme, Fetcher(below, verifier, counters, peers), counters)
         prefetcher = Prefetcher(residents, papers, attestations, keeper, waiting, counters)

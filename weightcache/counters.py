@@ -27,7 +27,6 @@ class Counters:
     unkept_chunks: int = 0  # let go before they were written, as their memory was needed
     hedges: int = 0  # reads of the store that were asked a second time
     hedges_won: int = 0  # of those, where the second answer came first
-    foreseen_bytes: Counter[str] = field(default_factory=Counter)  # brought for who was expected; then leased, or gone
     prefetched: int = 0
     prefetches_gave_way: int = 0  # to a lease, to go on after it
     prefetches_failed: Counter[str] = field(default_factory=Counter)  # by the failure's code

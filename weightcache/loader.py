@@ -28,7 +28,6 @@ class _Job:
     """One chunk on its way. Its outcome is the tier that it came from, or why it didn't."""
 
     place: Place
-    spare: bool  # nobody has asked for it
     outcome: asyncio.Future[str | Failure] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -62,19 +61,16 @@ class Loader:
         flow: Flow | None = None,
         weight: float = FULL_WEIGHT,
         on_ready: Callable[[str], None] = lambda _: None,
-        *,
-        spare: bool = False,
     ) -> dict[str, str]:
         """Returns the tier that each chunk came from, all chunks being ready. Raises the first `Refused` otherwise;
         what is still queued then, or when cancelled, is given up unless others wait for it.
 
         It gets `weight` parts of each source beside what others have. `flow` is a name for `weigh`, of this call alone.
-        `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises. What is
-        `spare` is kept on NVMe only where there is room.
+        `on_ready` hears of each chunk that was not there yet when it is, until this returns or raises.
         """
         tenant = reservation.tenant
         for digest in reservation.load:
-            self._start(tenant, digest, reservation.places[digest], spare)
+            self._start(tenant, digest, reservation.places[digest])
         jobs = {digest: self._jobs[tenant, digest] for digest in (*reservation.load, *reservation.wait)}
         flow = object() if flow is None else flow
         wanted = by_position(reservation.places, tenant)
@@ -113,8 +109,8 @@ class Loader:
             await asyncio.wait(self._tasks)
         await self._admissions.close()
 
-    def _start(self, tenant: str, digest: str, place: Place, spare: bool) -> None:
-        self._jobs[tenant, digest] = _Job(place, spare)
+    def _start(self, tenant: str, digest: str, place: Place) -> None:
+        self._jobs[tenant, digest] = _Job(place)
         self._arena.index.pin((place.slab,))
         self._own(self._load(tenant, digest))
 
@@ -141,7 +137,7 @@ class Loader:
             else:
                 self._arena.index.mark_ready(tenant, digest)
                 if outcome != "nvme":
-                    self._admissions.offer(tenant, digest, job.place, spare=job.spare)
+                    self._admissions.offer(tenant, digest, job.place)
             self._arena.unpin((job.place.slab,))
             job.outcome.set_result(outcome)
 

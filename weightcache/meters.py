@@ -29,7 +29,6 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
     counter("kelvin_prefetches_total", "Versions that were to be brought ahead.", ("outcome",), _prefetches)
-    counter("kelvin_foreseen_bytes_total", "Brought ahead of expected calls.", ("outcome",), _foreseen)
     counter("kelvin_unverified_versions_total", "Loads of versions that nobody vouches for.", (), _unverified)
     counter("kelvin_unkept_chunks_total", "Chunks not kept on NVMe.", (), lambda now: {(): now.unkept_chunks})
     counter("kelvin_hedges_total", "Reads of the store asked twice, by which answer came first.", ("first",), _hedges)
@@ -74,10 +73,6 @@ def _damaged(now: State) -> dict[Labels, float]:
 
 def _prefetches(now: State) -> dict[Labels, float]:
     return {("ok",): now.prefetches.done, **_codes(now.prefetches.failed)}
-
-
-def _foreseen(now: State) -> dict[Labels, float]:
-    return by(now.foreseen_bytes.items())
 
 
 def _unverified(now: State) -> dict[Labels, float]:

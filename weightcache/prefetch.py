@@ -3,8 +3,8 @@
 Prefetches run one after another, and wait while leases load. A lease that comes meanwhile interrupts one; chunks that
 have arrived stay. An urgent prefetch is part of a start: it neither waits nor yields.
 
-If the host tier has no room for a version, its chunks are brought to NVMe, unless requests for it are only expected:
-then it is skipped. A version that NVMe can't hold as a whole is refused before anything is fetched.
+If the host tier has no room for a version, its chunks are brought to NVMe. A version that NVMe can't hold as a whole is
+refused before anything is fetched.
 """
 
 import asyncio
@@ -31,13 +31,12 @@ RETRY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A version, and the tier that it should be in; what that is worth, where it is only expected to be asked for."""
+    """A version, and the tier that it should be in."""
 
     tenant: str
     version: str
     tier: Literal["host", "nvme"]
     urgent: bool = False
-    worth: float | None = None
 
 
 class Prefetcher:
@@ -124,9 +123,7 @@ class Prefetcher:
     async def _bring(self, wish: Wish) -> None:
         self.running += 1
         try:
-            if wish.worth is not None:
-                await self._to_host(wish)
-            elif wish.tier == "nvme" or not await self._try_host(wish):
+            if wish.tier == "nvme" or not await self._try_host(wish):
                 await self._to_nvme(wish)
         finally:
             self.running -= 1
@@ -134,15 +131,12 @@ class Prefetcher:
     async def _try_host(self, wish: Wish) -> bool:
         """False where the host tier has no room for it."""
         try:
-            await self._to_host(wish)
+            await self._residents.bring(wish.tenant, wish.version, self._deadline_s, urgent=wish.urgent)
         except Refused as refused:
             if isinstance(refused.failure, CapacityExceeded | Overloaded):
                 return False
             raise
         return True
-
-    async def _to_host(self, wish: Wish) -> None:
-        await self._residents.bring(wish.tenant, wish.version, self._deadline_s, urgent=wish.urgent, worth=wish.worth)
 
     async def _to_nvme(self, wish: Wish) -> None:
         _, manifest = await self._papers.manifest(wish.tenant, wish.version)

@@ -15,7 +15,6 @@ from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
 from weightcache.filling import Filling
-from weightcache.foreseen import Foreseen
 from weightcache.loader import Loader
 from weightcache.papers import Papers
 from weightcache.policy.host import Reservation
@@ -35,10 +34,9 @@ Early = Callable[[Filling], Awaitable[None]]
 
 @dataclass(eq=False, slots=True)
 class _Claim:
-    """Bandwidth share of one load: its key in the fair queues, its weight, and the value of a prefetch."""
+    """Bandwidth share of one load: its key in the fair queues, and its weight."""
 
     weight: float
-    worth: float | None = None
 
 
 @dataclass(slots=True)
@@ -60,7 +58,6 @@ class Residents:
         papers: Papers,
         attestations: Attestations,
         waiting: Waiting,
-        foreseen: Foreseen,
         rates: Rates | None = None,
     ) -> None:
         self._arena = arena
@@ -69,7 +66,6 @@ class Residents:
         self._attestations = attestations
         self.rates = rates or Rates()
         self._waiting = waiting
-        self._foreseen = foreseen
         self._gave_way_s = float("-inf")
         self._hot: dict[tuple[str, str], Resident] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
@@ -104,25 +100,20 @@ class Residents:
         """
         key = (tenant, version)
         async with self._arrival(key, timeout_s, engines, leased=True, early=early) as arrival:
-            self._foreseen.leased(key)
             owed = self._owed.pop(key, None)
             is_hot = arrival.tally is arrival.resident.tally
             yield Arrival(arrival.resident, owed) if is_hot and owed is not None else arrival
 
-    async def bring(
-        self, tenant: str, version: str, timeout_s: float, *, urgent: bool, worth: float | None = None
-    ) -> None:
+    async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
         """For nobody yet: the version is here when this returns, and may be evicted from then on. Raises `Refused`.
 
         An urgent one is part of a start: the lease that comes for it is told where its chunks were found. Others have
-        a small share beside it, until somebody waits. One that is only expected has its `worth` (`HostIndex.reserve`).
+        a small share beside it, until somebody waits.
         """
         key = (tenant, version)
         weight = FULL_WEIGHT if urgent else LOW_WEIGHT
-        async with self._arrival(key, timeout_s, (), leased=False, weight=weight, worth=worth) as arrival:
-            self._arena.index.touch(arrival.resident.slabs, time.monotonic(), 1.0 if worth is None else worth)
-            if worth is not None and arrival.tally is not arrival.resident.tally and key in self._hot:
-                self._foreseen.brought(key, sum(count for tier, count in arrival.tally.bytes.items() if tier != "host"))
+        async with self._arrival(key, timeout_s, (), leased=False, weight=weight) as arrival:
+            self._arena.index.touch(arrival.resident.slabs, time.monotonic())
             if urgent and arrival.tally is not arrival.resident.tally and key in self._hot:
                 self._owed[key] = arrival.tally
 
@@ -135,7 +126,6 @@ class Residents:
         *,
         leased: bool,
         weight: float = FULL_WEIGHT,
-        worth: float | None = None,
         early: Early | None = None,
     ) -> AsyncIterator[Arrival]:
         hot = self._hot.get(key)
@@ -147,10 +137,8 @@ class Residents:
                 self._arena.unpin(hot.slabs)
             return
         flight = self._flights.get(key)
-        if flight is None or (flight.task.done() and worth is None and flight.claim.worth is not None):
-            flight = self._depart(key, weight, worth)  # what a mere expectation was refused says nothing to others
-        if worth is None:
-            flight.claim.worth = None
+        if flight is None:
+            flight = self._depart(key, weight)
         if weight > flight.claim.weight:
             flight.claim.weight = weight
             self._loader.weigh(flight.claim, weight)
@@ -174,8 +162,8 @@ class Residents:
             await asyncio.wait(tasks)
         self._hot.clear()
 
-    def _depart(self, key: tuple[str, str], weight: float, worth: float | None) -> _Flight:
-        claim, filling = _Claim(weight, worth), Filling()
+    def _depart(self, key: tuple[str, str], weight: float) -> _Flight:
+        claim, filling = _Claim(weight), Filling()
         flight = _Flight(asyncio.create_task(self._fly(*key, claim, filling)), claim, filling)
         self._flights[key] = flight
 
@@ -243,9 +231,7 @@ class Residents:
             try:
                 with filling.towards(resident, chunks, reservation.ready):
                     ready = partial(filling.add, resident)
-                    found = await self._loader.bring(
-                        reservation, claim, claim.weight, ready, spare=claim.worth is not None
-                    )
+                    found = await self._loader.bring(reservation, claim, claim.weight, ready)
             except BaseException:
                 self._arena.unpin(reservation.slabs)
                 raise
@@ -259,9 +245,9 @@ class Residents:
         until_s = time.monotonic() + GIVE_WAY_S
         while True:
             try:
-                return self._reserve(tenant, chunks, claim.worth)
+                return self._reserve(tenant, chunks)
             except Refused as refused:
-                if not isinstance(refused.failure, Overloaded) or claim.worth is not None:
+                if not isinstance(refused.failure, Overloaded):
                     raise
                 if time.monotonic() > until_s or not self._loader.unsettled or not self._gives_way(claim):
                     raise
@@ -273,11 +259,11 @@ class Residents:
         leaving = any(not flight.leased and flight.claim.weight < FULL_WEIGHT for flight in others)
         return leaving or time.monotonic() - self._gave_way_s < GIVE_WAY_S
 
-    def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], worth: float | None) -> Reservation:
+    def _reserve(self, tenant: str, chunks: Sequence[tuple[str, int]]) -> Reservation:
         # A version that no lease can hold is refused before anything is evicted for it.
         if (least := self._arena.index.slabs_needed(chunks)) > MAX_SLABS:
             raise Refused(CapacityExceeded("slabs of a lease", least, MAX_SLABS))
-        reservation = self._arena.reserve(tenant, chunks, time.monotonic(), worth)
+        reservation = self._arena.reserve(tenant, chunks, time.monotonic())
         if len(reservation.slabs) > MAX_SLABS:  # it is scattered
             self._arena.withdraw(reservation)
             raise Refused(CapacityExceeded("slabs of a lease", len(reservation.slabs), MAX_SLABS))
@@ -287,7 +273,6 @@ class Residents:
         """The slab is gone, or something in it: versions that have chunks in it are no longer resident."""
         for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
             del self._hot[key]
-            self._foreseen.gone(key)
             self._owed.pop(key, None)
 
 

@@ -116,10 +116,6 @@ class Gaps(Generic[K]):
         busy_s = self._busy_s.get(key)
         return None if busy_s is None else max(0.0, now - busy_s)
 
-    def last_busy(self) -> Iterable[tuple[K, float]]:
-        """Until when each was asked for, the longest ago first."""
-        return self._busy_s.items()
-
     def of(self, key: K) -> tuple[float, ...]:
         """The last pauses, the oldest first."""
         return tuple(self._gaps.get(key, ()))

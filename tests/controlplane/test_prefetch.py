@@ -53,22 +53,6 @@ def test_each_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> Non
     asyncio.run(main())
 
 
-def test_what_is_only_expected_says_what_it_is_worth() -> None:
-    """A wish of its own beside the others, and nothing waits for it."""
-
-    async def main() -> None:
-        cache = FakeCache()
-        cache.open.set()
-        async with Tasks() as tasks:
-            prefetcher = Prefetcher(cache.ask, tasks)
-            prefetcher.expected(key(), 0.3)
-            prefetcher.named(key())
-            await tasks.settled()
-        assert [(wish.urgent, wish.worth) for wish in cache.wishes] == [(False, 0.3), (False, None)]
-
-    asyncio.run(main())
-
-
 def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
     """The first push, as it makes `prod`, and each deploy; not a later push, which nobody asks for yet."""
     named: list[VersionKey] = []

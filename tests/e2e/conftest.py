@@ -34,7 +34,6 @@ WATCHED = {
     "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Basic%20{COLLECTORS_SECRET}",
     "KELVIN_STANDBY_TARGET": "0.95",
     "KELVIN_SCRUB_S": "1",
-    "KELVIN_FORESIGHT_S": "2",
 }
 
 

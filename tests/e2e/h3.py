@@ -49,6 +49,7 @@ async def post(port: int, trusted: Path, path: str, headers: Sequence[Header], b
     quic = QuicConfiguration(alpn_protocols=H3_ALPN, verify_mode=ssl.CERT_REQUIRED, cafile=str(trusted))
     quic.server_name = "localhost"
     async with connect("127.0.0.1", port, configuration=quic, create_protocol=_Client) as client:
+        assert isinstance(client, _Client)
         pseudo = [
             (b":method", b"POST"),
             (b":scheme", b"https"),

@@ -217,11 +217,10 @@ class CacheWorld(World):
     async def prefetch(self, random: Random) -> None:
         """A version is brought for nobody yet."""
         tenant, version, is_urgent = random.choice(TENANTS), random.choice(self.versions), random.random() < 0.5
-        worth = None if is_urgent else random.choice((None, 0.5))
 
         async def bring() -> None:
             try:
-                await self.cache.residents.bring(tenant, version.id, 20.0, urgent=is_urgent, worth=worth)
+                await self.cache.residents.bring(tenant, version.id, 20.0, urgent=is_urgent)
             except Refused as refused:
                 self.note(f"a prefetch is refused: {code_of(refused.failure)}")
 

@@ -58,7 +58,7 @@ NAMED_S: Final = 45.0  # within which a version that a name leads to has its min
 WHOLE_S: Final = 150.0  # the same where no room is made (for further replicas, or of other tenants' idle ones)
 GONE_S: Final = 60.0  # within which nothing runs any more of what may not
 LOOPS: Final = (
-    "standbys", "adopter", "autoscaler", "damages", "foresight", "spending", "audit", "lives without an end",
+    "standbys", "adopter", "autoscaler", "damages", "spending", "audit", "lives without an end",
 )  # fmt: skip
 FAULT_S: Final = 90.0  # for which a fault excuses what is not there
 

@@ -56,17 +56,16 @@ class HostMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b"]),
         names=st.lists(st.sampled_from("uvwxyz"), min_size=1, max_size=8),
         size=st.sampled_from([PAGE, SLAB // 3 // PAGE * PAGE, SLAB]),
-        worth=st.sampled_from([None, None, 0.25, 1.0]),
     )
-    def reserve(self, tenant: str, names: list[str], size: int, worth: float | None) -> None:
+    def reserve(self, tenant: str, names: list[str], size: int) -> None:
         self.now += 1
         chunks = [(f"{name}{size}", size) for name in names]
         idle = not (self.reserved or self.loading or self.holders)
-        got = self._reserved(tenant, chunks, worth)
+        got = self._reserved(tenant, chunks)
         if isinstance(got, Failure):
             alone = fresh_needed(wanted_of(chunks), (), SLAB)
             assert isinstance(got, CapacityExceeded if alone > 4 else Overloaded)
-            assert alone > 4 or not idle or worth is not None, "what fits an idle tier is let in"
+            assert alone > 4 or not idle, "what fits an idle tier is let in"
             return
         self._end(got.evicted)
         assert not self.ended & set(got.fresh)
@@ -85,9 +84,9 @@ class HostMachine(RuleBasedStateMachine):
             self.loading.append((tenant, digest, slab))
         self.reserved.append(got)
 
-    def _reserved(self, tenant: str, chunks: Chunks, worth: float | None) -> Reservation | Failure:
+    def _reserved(self, tenant: str, chunks: Chunks) -> Reservation | Failure:
         try:
-            return self.index.reserve(tenant, chunks, self.now, worth)
+            return self.index.reserve(tenant, chunks, self.now)
         except Refused as refused:
             return refused.failure
 
@@ -238,45 +237,6 @@ def test_a_tenant_beyond_its_quota_takes_nothing_of_others() -> None:
         index.reserve("a", [("w", SLAB)], 4.0)
     with pytest.raises(Refused, match=r"one tenant may have \(KELVIN_HOST_QUOTA\): needs 2, has 1"):
         index.reserve("a", [("u", SLAB), ("v", SLAB)], 4.0)
-    index.check_integrity()
-
-
-@pytest.mark.parametrize(
-    ("worth", "used_at", "taken"),
-    [
-        pytest.param(0.5, 0.0, True, id="what was not used for three half-lives is worth an eighth"),
-        pytest.param(0.5, 900.0, False, id="less than it, and more than half of it"),
-        pytest.param(1.0, 900.0, True, id="what is certain to come is worth as much as what was just used"),
-        pytest.param(0.5, 1800.0, False, id="what was just used stays"),
-    ],
-)
-def test_what_is_only_expected_takes_nothing_of_more_worth(worth: float, used_at: float, taken: bool) -> None:
-    """By the same values by which all else goes; and it is the first to go itself."""
-    index, now = HostIndex(SLAB, 2), 1800.0
-    idle = brought(index, index.reserve("a", [("idle", SLAB)], used_at))
-    index.unpin(idle.slabs)
-    held = brought(index, index.reserve("b", [("held", SLAB)], 0.0))
-    if not taken:
-        with pytest.raises(Refused, match="the host tier of the weight cache is full"):
-            index.reserve("a", [("new", SLAB)], now, worth)
-        assert index.try_place("a", "idle") is not None
-        return
-    new = brought(index, index.reserve("a", [("new", SLAB)], now, worth))
-    assert new.evicted == idle.slabs
-    index.unpin((*new.slabs, *held.slabs))
-    index.touch(held.slabs, now)
-    if worth < 1:
-        assert index.reserve("b", [("wanted", SLAB)], now).evicted == new.slabs
-
-
-def test_what_is_only_expected_stays_within_the_quota() -> None:
-    """Also where nobody else wants the room; another tenant's expected version may have it."""
-    index = HostIndex(SLAB, 4, quota=1)
-    first = brought(index, index.reserve("a", [("x", SLAB)], 0.0))
-    with pytest.raises(Refused, match="this tenant's share of the weight cache is full"):
-        index.reserve("a", [("y", SLAB)], 1.0, 0.5)
-    index.unpin(first.slabs)
-    assert index.reserve("b", [("y", SLAB)], 1.0, 0.5).evicted == ()
     index.check_integrity()
 
 

@@ -70,7 +70,6 @@ def test_from_memory(tmp_path: Path) -> None:
     [
         pytest.param({"tier": "host"}, id="to memory"),
         pytest.param({"tier": "nvme"}, id="to the disk"),
-        pytest.param({"tier": "host", "worth": 0.3}, id="only expected"),
     ],
 )
 def test_a_prefetch(tmp_path: Path, wish: dict[str, object]) -> None:

@@ -58,10 +58,6 @@ class DiskIndex:
         """Files that can be read."""
         return sum(file.written for file in self._files.values())
 
-    def has_room(self, nbytes: int) -> bool:
-        """Return whether `nbytes` more fit without removing anything."""
-        return self._total + nbytes <= self.budget_bytes
-
     def found(self, key: Key, length: int, used_at: float) -> None:
         """Add a file that an earlier process left, last used at `used_at`."""
         self.drop(key)

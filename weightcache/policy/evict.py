@@ -7,9 +7,6 @@ compared by their logarithms, log2(seconds / size) + (used_at - now) / half_life
 it drops out, the order does not change as time passes, and nothing underflows however long a thing was idle. Of equals
 the least recently used goes. Where all cost the same for their size that is LRU.
 
-What only may be wanted soon is worth a share of that, as if it had been last used some half-lives ago, and replaces
-only what is worth much less.
-
 Tenants have quotas of a tier. While there is room nobody asks for them; where something has to go, it is first that of
 tenants who have more than theirs, and who would have more takes nothing from those who have not.
 """
@@ -48,11 +45,6 @@ def rank(candidate: Candidate[Key], half_life_s: float) -> tuple[float, float]:
     """Orders candidates as their values do, the least first."""
     per_unit = max(candidate.reload_s, _LEAST_S) / max(candidate.size, 1)
     return math.log2(per_unit) + candidate.used_at / half_life_s, candidate.used_at
-
-
-def used_as_if(now: float, worth: float, half_life_s: float) -> float:
-    """When a thing of this share (above 0, up to 1) of the value of one used `now` would have been last used."""
-    return now + half_life_s * math.log2(worth)
 
 
 def choose(

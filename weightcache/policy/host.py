@@ -14,12 +14,11 @@ from typing import Final
 from contracts.artifact_errors import ChunkCorrupt
 from contracts.errors import CapacityExceeded, Refused
 from contracts.traffic_errors import Overloaded
-from weightcache.policy.evict import Candidate, Shares, choose, rank, used_as_if
+from weightcache.policy.evict import Candidate, Shares, choose
 from weightcache.policy.extents import Place, Room, Wanted, fresh_needed, place, wanted_of
 
 RETRY_S: Final = 1.0
 HALF_LIFE_S: Final = 600.0  # of an idle slab's value
-EDGE: Final = 1.0  # in powers of two: what is only expected replaces what is worth less than half of it
 
 ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]  # seconds to have a tenant's (digest, length) again
 
@@ -113,15 +112,10 @@ class HostIndex:
         """Slabs that each tenant has."""
         return Counter(slab.tenant for slab in self._slabs.values())
 
-    def reserve(
-        self, tenant: str, chunks: Sequence[tuple[str, int]], now: float, worth: float | None = None
-    ) -> Reservation:
+    def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
         """Places for all of (digest, length), or nothing changes: `CapacityExceeded` where the tier could never hold
         them, or the tenant's quota, `Overloaded` where too much of it is in use. Whatever is there already stays where
         it is, if that fits.
-
-        `worth` is for what nobody has asked for: the share (above 0, up to 1) of a used version's value that it has. It
-        takes the place of what is worth less than half of it, and stays within the tenant's quota.
         """
         wanted = wanted_of(chunks)
         alone = self._needed_alone(wanted)
@@ -130,16 +124,12 @@ class HostIndex:
         if alone > self.quota:
             what = "slabs of the weight cache that one tenant may have (KELVIN_HOST_QUOTA)"
             raise Refused(CapacityExceeded(what, alone, self.quota))
-        used_at = now if worth is None else used_as_if(now, worth, HALF_LIFE_S)
-        if worth is None:
-            plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
-        else:
-            plan = self._plan(tenant, wanted, keep_idle=True, used_at=used_at)
+        plan = self._plan(tenant, wanted, keep_idle=True) or self._plan(tenant, wanted, keep_idle=False)
         if plan is None and self.slabs_by_tenant[tenant] + alone > self.quota < self.max_slabs:
             raise Refused(Overloaded("this tenant's share of the weight cache", self.quota, RETRY_S, "slabs"))
         if plan is None:
             raise Refused(Overloaded("the host tier of the weight cache", self.max_slabs, RETRY_S, "slabs"))
-        return self._apply(tenant, wanted, *plan, used_at)
+        return self._apply(tenant, wanted, *plan, now)
 
     def slabs_needed(self, chunks: Sequence[tuple[str, int]]) -> int:
         """Return how many slabs all of (digest, length) take in an empty tier. Raises `Refused(CapacityExceeded)` if a
@@ -201,11 +191,10 @@ class HostIndex:
         entry = self._chunks.get((tenant, digest))
         return entry.place if entry is not None and entry.ready else None
 
-    def touch(self, slabs: Iterable[int], now: float, worth: float = 1.0) -> None:
-        """Somebody is about to need them, or may be: see `reserve`."""
+    def touch(self, slabs: Iterable[int], now: float) -> None:
+        """Somebody is about to need them."""
         for number in slabs:
-            slab = self._slabs[number]
-            slab.used_at = max(slab.used_at, used_as_if(now, worth, HALF_LIFE_S))
+            self._slabs[number].used_at = max(self._slabs[number].used_at, now)
 
     def pin(self, slabs: Iterable[int]) -> None:
         """Keep these slabs; each pin is undone by one `unpin`."""
@@ -275,11 +264,10 @@ class HostIndex:
         return fresh_needed(wanted, (), self.slab_bytes)
 
     def _plan(
-        self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool, used_at: float | None = None
+        self, tenant: str, wanted: Sequence[Wanted], *, keep_idle: bool
     ) -> tuple[dict[str, Place], tuple[int, ...]] | None:
         """What stays where it is, and which slabs end. Without `keep_idle`, chunks in idle slabs are placed anew:
-        scattered over many slabs they could keep out the very version that they belong to. With `used_at`, only what
-        is worth less than half of the version, had it been used then.
+        scattered over many slabs they could keep out the very version that they belong to.
         """
         present: dict[str, Place] = {}
         ended: set[int] = set()
@@ -295,7 +283,6 @@ class HostIndex:
                 ended.add(entry.place.slab)
         missing = [chunk for chunk in wanted if chunk.digest not in present]
         kept = {spot.slab for spot in present.values()}
-        own = None if used_at is None else rank(self._as_candidate(tenant, missing, used_at), HALF_LIFE_S)[0]
         while True:
             rooms = self._rooms(tenant, ended)
             free = self.max_slabs - len(self._slabs) + len(ended)
@@ -303,29 +290,16 @@ class HostIndex:
             held = Counter(slab.tenant for number, slab in self._slabs.items() if number not in ended)
             held[tenant] += fresh
             if fresh <= free:
-                if own is not None and fresh and held[tenant] > self.quota:
-                    return None
                 return present, tuple(sorted(ended))
-            idle: Iterable[Candidate[int]] = (
+            idle = (
                 Candidate(number, 1, slab.used_at, self._reload_of(slab), slab.tenant)
                 for number, slab in self._slabs.items()
                 if not slab.busy and number not in kept and number not in ended
             )
-            if own is not None:
-                idle = [each for each in idle if rank(each, HALF_LIFE_S)[0] + EDGE < own]
             least = choose(idle, fresh - free, HALF_LIFE_S, Shares(held, self.quota, tenant))
             if least is None:
                 return None
             ended |= set(least)  # they may have been rooms: look again
-
-    def _as_candidate(self, tenant: str, chunks: Sequence[Wanted], used_at: float) -> Candidate[int]:
-        """Chunks that are not here yet, as their slabs would be weighed: each by what it costs to have again."""
-        parts: list[list[tuple[str, int]]] = [[]]
-        for chunk in chunks:
-            if sum(length for _, length in parts[-1]) + chunk.length > self.slab_bytes:
-                parts.append([])
-            parts[-1].append((chunk.digest, chunk.length))
-        return Candidate(-1, len(parts), used_at, sum(self._reload_s(tenant, part) for part in parts))
 
     def _reload_of(self, slab: _Slab) -> float:
         lengths = ((digest, self._chunks[slab.tenant, digest].place.length) for digest in slab.chunks)
