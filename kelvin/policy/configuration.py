@@ -73,13 +73,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`small` should not be above `large`. Both are names of `DEFAULTS`. Under the setting `unless` they may differ."""
+    """`small` should not be above `large`. Both are names of `DEFAULTS`."""
 
     small: str
     large: str
     level: Level
     cost: str
-    unless: tuple[str, str] | None = None  # a name and its value
 
 
 RULES: Final = (
@@ -93,13 +92,7 @@ RULES: Final = (
     Rule("KELVIN_QUEUE_BYTES_PER_TENANT", "KELVIN_QUEUE_BYTES_IN_ALL", Level.WARN, "a tenant's, by the common one"),
     Rule("KELVIN_QUEUE_REQUESTS_PER_TENANT", "KELVIN_QUEUE_REQUESTS_IN_ALL", Level.WARN, "likewise, in requests"),
     Rule("KELVIN_QUEUE_TOKENS_PER_TENANT", "KELVIN_QUEUE_TOKENS_IN_ALL", Level.WARN, "likewise, in tokens"),
-    Rule(
-        "KELVIN_REQUESTS",
-        "KELVIN_CONNECTIONS",
-        Level.NOTE,
-        "over HTTP/1.1 each request needs a connection: the former is never met",
-        unless=("KELVIN_HTTP2", "on"),
-    ),
+    Rule("KELVIN_REQUESTS", "KELVIN_CONNECTIONS", Level.NOTE, "each request needs a connection: it is never met"),
     Rule("KELVIN_ADDRESS_CONNECTIONS", "KELVIN_CONNECTIONS", Level.NOTE, "one address may take all connections"),
     Rule("KELVIN_QUEUE_S", "KELVIN_DEADLINE_S", Level.NOTE, "nobody waits past the deadline"),
     Rule("KELVIN_RESTORE_S", "KELVIN_DEADLINE_S", Level.NOTE, "a start may go on after its caller has left"),
@@ -123,8 +116,6 @@ def judge_values(env: Mapping[str, str], place: Place) -> list[Finding]:
     found = {name: _number(env, name) for name in DEFAULTS}
     findings = []
     for rule in RULES:
-        if rule.unless is not None and env.get(rule.unless[0]) == rule.unless[1]:
-            continue
         small, large = found[rule.small], found[rule.large]
         if small > large and (rule.small in env or rule.large in env):
             seen = f"{rule.small}={small:.12g} is above {rule.large}={large:.12g}"

@@ -44,9 +44,6 @@ def test_names_that_are_right() -> None:
         pytest.param(
             {"KELVIN_REQUESTS": "9000"}, Level.NOTE, "KELVIN_CONNECTIONS=8192", id="requests no connection has"
         ),
-        pytest.param(
-            {"KELVIN_REQUESTS": "9000", "KELVIN_HTTP2": "on"}, Level.OK, "no value", id="many requests on a connection"
-        ),
         pytest.param({"KELVIN_THREADS": "8"}, Level.WARN, "on 2 cores", id="more threads than cores"),
         pytest.param({"KELVIN_KV_BYTES": str(8 << 30)}, Level.NOTE, "come to", id="more memory than there is"),
         pytest.param({"KELVIN_LOG_LEVEL": "debug"}, Level.NOTE, "debug", id="debug"),
