@@ -40,7 +40,6 @@ class Account(msgspec.Struct):
     cold: bool = False
     seen: Counts = msgspec.field(default_factory=Counts)
     delivered_tokens: int = 0  # of the answer; computed tokens if a non-streamed answer was cancelled for its caller
-    status: int = 200
     hold: Hold | None = None  # of its tenant's budget
     is_settled: bool = False
     is_recorded: bool = False  # durably

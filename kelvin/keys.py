@@ -2,9 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from rich.table import Table
@@ -15,8 +14,6 @@ from kelvin.instants import instant
 from kelvin.key_file import key_file
 from kelvin.policy.durations import parse_duration_s
 from kelvin.tables import print_table
-
-Command = TypeVar("Command", bound=Callable[..., object])
 
 
 class Duration(click.ParamType[int]):

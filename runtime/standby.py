@@ -8,7 +8,6 @@ import os
 import random
 import signal
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
@@ -83,8 +82,3 @@ def close_others(keep: Collection[int]) -> None:
                 os.close(fd)
             except OSError:
                 continue  # the listing's own
-
-
-def open_files() -> int:
-    """Descriptors that this process holds."""
-    return len(list(Path("/proc/self/fd").iterdir())) - 1

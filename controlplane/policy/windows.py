@@ -6,7 +6,7 @@ Times are seconds of one clock that is the same for all calls, from zero upwards
 
 from collections.abc import Mapping
 from math import ceil, exp, floor, log
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from controlplane.policy.go_numbers import NANOSECONDS, nanoseconds, quotient, six_digits, whole_power
 
@@ -23,15 +23,6 @@ _SMOOTHING: Final = {
     34: 0.23730141409765548,
     35: 0.231375389960226,
 }
-
-
-class Window(Protocol):
-    """What both kinds offer."""
-
-    def record(self, at_s: float, value: float) -> None: ...
-    def average(self, now_s: float) -> float: ...
-    def is_empty(self, now_s: float) -> bool: ...
-    def resize(self, window_s: float, now_s: float) -> None: ...
 
 
 class LinearWindow:
