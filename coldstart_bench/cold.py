@@ -6,14 +6,14 @@ engine's first step with them and without; and how much memory a start takes.
 """
 
 import contextlib
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from coldstart_bench import footprint
+import click
+
+from coldstart_bench import footprint, plots, room
 from coldstart_bench.cold_cases import (
     PROMPT,
     STEP_WITH,
@@ -24,18 +24,28 @@ from coldstart_bench.cold_cases import (
     chunks_on_nvme,
     measure_round,
 )
-from coldstart_bench.cold_verdicts import judge
-from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.failures import Failed
+from coldstart_bench.environment import load_1m
+from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, with_sizes
 from coldstart_bench.installation import Installation, InstallationFailed, running
 from coldstart_bench.peers import PeerFailed, make_model
 from coldstart_bench.programs import Program
-from coldstart_bench.room import Need
-from coldstart_bench.rows import Footprint, Report, StageKey, rows_of, stages_of, without_probe
+from coldstart_bench.report import Failed
+from coldstart_bench.rows import (
+    ColdFigures,
+    Footprint,
+    StageKey,
+    cold_table,
+    judge_cold,
+    rows_of,
+    stages_of,
+    table,
+    without_probe,
+)
+from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import median_of
 from coldstart_bench.tally import Tally
 
-NEED: Final = Need(disk_times=4.0, memory_times=4.0)
+NEED: Final = room.Need(disk_times=4.0, memory_times=4.0)
 PROBE_NOTE: Final = (
     "kelvin without its probe: less what known answers add to the engine's first step, both ways in turn; no setting "
     "leaves them out of what is served"
@@ -47,13 +57,11 @@ HYPERVISOR_NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure. `tell` hears one line per step, `known` of each size that is done, and the report so far."""
+class ColdPlan(BenchPlan):
+    """What to measure. `known` is called with the figures so far as soon as a size is done."""
 
     sizes_bytes: Sequence[int]
     repeats: int
-    tell: Callable[[str], None]
-    known: Callable[[int, Report], None]
     seed: int = 1
 
 
@@ -63,7 +71,7 @@ class Seen:
 
     tally: Tally[float]  # seconds by size, tier and system
     stages: dict[StageKey, list[float]] = field(default_factory=dict)
-    footprints: dict[int, Footprint] = field(default_factory=dict)
+    footprints: list[Footprint] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)  # of what is no row
     loads: list[float] = field(default_factory=lambda: [load_1m()])
 
@@ -71,7 +79,7 @@ class Seen:
         """At this size it has no figure."""
         self.failures.append(Failed(what, str(why), size_bytes))
 
-    def report(self, sizes_bytes: Sequence[int]) -> Report:
+    def found(self, sizes_bytes: Sequence[int]) -> ColdFigures:
         """Of these sizes; what was asked and has no figure is among its failures."""
         figures = self.tally.figures
         steps = {key: median_of(each).median for key, each in figures.items() if key[2] in (STEP_WITH, STEP_WITHOUT)}
@@ -80,41 +88,36 @@ class Seen:
             for size in sizes_bytes
             if {(size, "host", STEP_WITH), (size, "host", STEP_WITHOUT)} <= set(steps)
         }
-        rows = without_probe(rows_of({key: each for key, each in figures.items() if key not in steps}), shares)
-        stages = stages_of(self.stages)
         load_note = f"load average from {min(self.loads):.2f} to {max(self.loads):.2f}, once a round"
-        return Report(
-            rows,
-            machine(),
-            commit(),
-            (HYPERVISOR_NOTE, PROBE_NOTE, load_note),
-            stages=stages,
-            footprints=tuple(self.footprints.values()),
-            verdicts=judge(sizes_bytes, rows, stages, self.footprints),
+        return ColdFigures(
+            tuple(sizes_bytes),
+            without_probe(rows_of({key: each for key, each in figures.items() if key not in steps}), shares),
+            stages_of(self.stages),
+            tuple(self.footprints),
             failures=(*self.failures, *self.tally.failures),
-            load_before=self.loads[0],
+            notes=(HYPERVISOR_NOTE, PROBE_NOTE, load_note),
         )
 
 
-def run(plan: Plan) -> Report:
-    """Measure everything in a temporary directory that is gone afterwards. A size that fails is said to have failed."""
+def run(plan: ColdPlan, scratch: Path) -> ColdFigures:
+    """A size that fails is said to have failed."""
     seen = Seen(Tally(plan.tell))
     for number, size_bytes in enumerate(plan.sizes_bytes, start=1):
-        scratch = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-        try:
-            settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
-            with running(scratch / "data", settings=settings) as kelvin:
-                _measure_size(plan, kelvin, scratch / "model", size_bytes, seen)
-        except (PeerFailed, InstallationFailed) as failed:
-            plan.tell(f"{size_bytes / 1e9:g} GB: {failed}")
-            seen.fails(size_bytes, "the rounds", failed)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        plan.known(size_bytes, seen.report(plan.sizes_bytes[:number]))
-    return seen.report(plan.sizes_bytes)
+        with scratch_directory(scratch) as place:
+            try:
+                settings = {"KELVIN_HOST_BYTES": str(size_bytes + size_bytes // 8 + (1 << 30))}
+                with running(place / "data", settings=settings) as kelvin:
+                    _measure_size(plan, kelvin, place / "model", size_bytes, seen)
+            except (PeerFailed, InstallationFailed) as failed:
+                plan.tell(f"{size_bytes / 1e9:g} GB: {failed}")
+                seen.fails(size_bytes, "the rounds", failed)
+        so_far = seen.found(plan.sizes_bytes[:number])
+        plan.tell(table([row for row in so_far.rows if row.size_bytes == size_bytes]))
+        plan.known(so_far)
+    return seen.found(plan.sizes_bytes)
 
 
-def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes: int, seen: Seen) -> None:
+def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_bytes: int, seen: Seen) -> None:
     name = f"bench-{size_bytes // 1_000_000}mb"
     plan.tell(f"making and pushing {name}")
     make_model(directory, size_bytes, plan.seed)
@@ -124,7 +127,8 @@ def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes:
     kelvin.forget("host")
     ours = Ours(kelvin, name, size_bytes, chunks_on_nvme(kelvin), seen.stages)
     try:
-        seen.footprints[size_bytes] = _footprint(kelvin, name, (directory / "model.safetensors").stat().st_size)
+        model_bytes = (directory / "model.safetensors").stat().st_size
+        seen.footprints.append(_footprint(kelvin, name, size_bytes, model_bytes))
     except InstallationFailed as failed:
         seen.fails(size_bytes, "memory of a start", failed)
     with contextlib.ExitStack() as peers:
@@ -143,7 +147,7 @@ def _measure_size(plan: Plan, kelvin: Installation, directory: Path, size_bytes:
     kelvin.to_zero(name)
 
 
-def _footprint(kelvin: Installation, name: str, model_bytes: int) -> Footprint:
+def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: int) -> Footprint:
     """Of one start from NVMe that is not timed."""
     kelvin.forget("host")
     kelvin.rest()
@@ -154,4 +158,20 @@ def _footprint(kelvin: Installation, name: str, model_bytes: int) -> Footprint:
         raise InstallationFailed(f"{name}: process {pid} was no parked standby")
     host = kelvin.admin.request("GET", "/admin/v1/cache")["host"]
     slabs_bytes = host["slabs_used"] * host["slab_bytes"]
-    return Footprint(model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])
+    return Footprint(size_bytes, model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])
+
+
+BENCH: Final = Bench(
+    "cold",
+    """First token from zero, by tier, beside the floor and what a user would pick instead.
+
+    What has no figure is printed with the reason, and makes the exit 1.
+    """,
+    (*SIZES, option("--repeats", 15, click.IntRange(1, 1000), "Rounds per size.")),
+    with_sizes(ColdPlan),
+    run,
+    cold_table,
+    judge_cold,
+    lambda plan, disk, memory: room.refusal(plan.sizes_bytes, NEED, disk, memory),
+    plots.draw_cold,
+)

@@ -6,25 +6,22 @@ All floors are measured in turn within one round. Reads are of the files that th
 import contextlib
 import functools
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import click
 import msgspec
 
-from coldstart_bench.environment import (
-    commit,
-    drop_page_cache,
-    load_1m,
-    machine,
-    warm_page_cache,
-)
+from coldstart_bench.environment import drop_page_cache, warm_page_cache
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
+from coldstart_bench.report import BenchFailed, Failed, Figures, align
 from coldstart_bench.statistics import median_of
 from coldstart_bench.tally import Tally
+from service.arguments import Number
 
 READERS: Final = (1, 2, 4)
 DEVICE: Final = Path("/dev/nvidiactl")  # looked for before torch is: it has to be there for every CUDA device
@@ -35,13 +32,12 @@ HYPERVISOR_NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class FloorPlan:
-    """What to measure; without `files` one of `size_bytes` is made. `tell` hears one line per step."""
+class FloorPlan(BenchPlan):
+    """What to measure; without `files` one of `size_bytes` is made."""
 
     files: Sequence[Path]
     size_bytes: int
     repeats: int
-    tell: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +61,12 @@ class FloorRow(msgspec.Struct, frozen=True):
     n: int
 
 
-class FloorReport(msgspec.Struct, frozen=True):
-    """What `--json` writes. `absent` says why a floor has no row."""
+class FloorFigures(Figures, frozen=True):
+    """What has no row is among its failures."""
 
     bytes: int
     files: int
     rows: tuple[FloorRow, ...]
-    absent: dict[str, str]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = (HYPERVISOR_NOTE,)
 
 
 def floors_of(total_bytes: int) -> tuple[Floor, ...]:
@@ -98,24 +89,24 @@ def floors_of(total_bytes: int) -> tuple[Floor, ...]:
     )
 
 
-def run(plan: FloorPlan) -> FloorReport:
-    """Raises OSError where a file can't be read."""
-    load_before = load_1m()
-    with contextlib.ExitStack() as stack:
-        files = list(plan.files) or [stack.enter_context(_made_up(plan.size_bytes))]
-        total = sum(path.stat().st_size for path in files)
-        seconds, absent = _measured(plan, files, floors_of(total), stack)
-    return FloorReport(total, len(files), rows_of(seconds), absent, machine(), load_before, commit())
+def run(plan: FloorPlan, scratch: Path) -> FloorFigures:
+    """Raises BenchFailed where a file can't be read."""
+    try:
+        with contextlib.ExitStack() as stack:
+            files = list(plan.files) or [_made_up(scratch / "bytes", plan.size_bytes)]
+            total = sum(path.stat().st_size for path in files)
+            rows, absent = _measured(plan, files, floors_of(total), stack)
+    except OSError as error:
+        raise BenchFailed(str(error)) from error
+    return FloorFigures(total, len(files), rows, failures=absent, notes=(HYPERVISOR_NOTE,))
 
 
-@contextlib.contextmanager
-def _made_up(size_bytes: int) -> Iterator[Path]:
-    """A file of random bytes below $TMPDIR: what compresses would flatter some disks."""
-    with tempfile.NamedTemporaryFile(prefix="kelvin-bench-") as file:
+def _made_up(path: Path, size_bytes: int) -> Path:
+    """Random bytes: what compresses would flatter some disks."""
+    with path.open("wb") as file:
         for at in range(0, size_bytes, _PIECE):
             file.write(os.urandom(min(_PIECE, size_bytes - at)))
-        file.flush()
-        yield Path(file.name)
+    return path
 
 
 Taken = tuple[float, int]  # seconds and bytes of one measurement
@@ -123,7 +114,7 @@ Taken = tuple[float, int]  # seconds and bytes of one measurement
 
 def _measured(
     plan: FloorPlan, files: Sequence[Path], floors: Sequence[Floor], stack: contextlib.ExitStack
-) -> tuple[dict[str, list[Taken]], dict[str, str]]:
+) -> tuple[tuple[FloorRow, ...], tuple[Failed, ...]]:
     tally: Tally[Taken] = Tally(plan.tell)
     programs: dict[str, Program] = {}
     names = [str(path) for path in files]
@@ -141,7 +132,7 @@ def _measured(
         for floor in floors:
             tally.take((0, floor.files or "", floor.name), functools.partial(measure, floor))
     taken = {name: each for (_, _, name), each in tally.figures.items()}
-    return taken, {failed.system: failed.reason for failed in tally.failures}
+    return rows_of(taken), tuple(Failed(failed.system, failed.reason) for failed in tally.failures)
 
 
 def _ask(program: Program, floor: Floor, files: Sequence[Path], names: Sequence[str]) -> Any:
@@ -165,12 +156,27 @@ def rows_of(taken: Mapping[str, Sequence[Taken]]) -> tuple[FloorRow, ...]:
     return tuple(rows)
 
 
-def table(report: FloorReport) -> str:
-    """Return the report as the text that a person reads."""
-    lines = [f"{report.bytes / 1e9:.3g} GB in {report.files} files"]
-    lines += [f"{'floor':<42} {'median':>12}  {'95 % interval':>19}  {'n':>3}"]
-    for row in report.rows:
-        interval = f"{row.low:8.2f} - {row.high:8.2f}"
-        lines.append(f"{row.name:<42} {row.median:7.2f} {row.unit:<4}  {interval:>19}  {row.n:>3}")
-    lines += [f"{name:<42} not measured: {why}" for name, why in report.absent.items()]
-    return "\n".join(lines)
+def table(found: FloorFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows = [("floor", "median", "", "95 % interval", "n")]
+    for row in found.rows:
+        interval = f"{row.low:.2f} - {row.high:.2f}"
+        rows.append((row.name, f"{row.median:.2f}", row.unit, interval, str(row.n)))
+    return "\n".join([f"{found.bytes / 1e9:.3g} GB in {found.files} files", *align(rows)])
+
+
+BENCH: Final = Bench(
+    "floor",
+    """What this machine can do at most with the bytes of a cold start: read FILES (or one that is made up), copy, hash,
+    fork.""",
+    (
+        option(
+            "--size", 1.0, Number(0.001, 1000), "GB, without FILES.", "size_bytes", convert=lambda gb: int(gb * 1e9)
+        ),
+        option("--repeats", 7, click.IntRange(1, 1000), "Rounds."),
+        click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)),
+    ),
+    FloorPlan,
+    run,
+    table,
+)

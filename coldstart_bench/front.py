@@ -10,25 +10,24 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import click
 import msgspec
 
 from coldstart_bench import front_peers, front_tools
-from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.failures import Failed
-from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontReport, Streams, Take, rows_of
-from coldstart_bench.front_verdicts import judge
+from coldstart_bench.frame import Bench, BenchPlan, option
+from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontFigures, Streams, Take, judge, rows_of, table
 from coldstart_bench.installation import free_port
 from coldstart_bench.lone_activator import activator
 from coldstart_bench.patience import remaining
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
-from coldstart_bench.scratch import scratch_directory
+from coldstart_bench.report import Failed
 
 Loader = Literal["wrk", "own"]
 
@@ -45,15 +44,14 @@ ONE_CORE_NOTE: Final = "one core for all: rates say nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class FrontPlan:
-    """What to measure. `tell` hears one line per step."""
+class FrontPlan(BenchPlan):
+    """What to measure."""
 
     connections: Sequence[int]
     rounds: int
     seconds: int  # of each load
     loader: Loader
     peers: bool  # those, too, that `make bench-peers` installed
-    tell: Callable[[str], None]
 
 
 def connections_of(words: str) -> tuple[int, ...]:
@@ -64,14 +62,13 @@ def connections_of(words: str) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def run(plan: FrontPlan) -> FrontReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
+def run(plan: FrontPlan, scratch: Path) -> FrontFigures:
+    """Raises InstallationFailed, PeerFailed."""
     wrk = front_tools.try_find("wrk") if plan.loader == "wrk" else None
     if plan.loader == "wrk" and wrk is None:
         raise PeerFailed("wrk is not installed: `make bench-tools`, or `--loader own`")
-    with scratch_directory() as scratch, ExitStack() as stack:
-        return _Run(plan, wrk, scratch, stack).report(load_before)
+    with ExitStack() as stack:
+        return _Run(plan, wrk, scratch, stack).figures()
 
 
 class _Run:
@@ -119,7 +116,7 @@ class _Run:
         self._keys[system] = place.key
         self._urls[system] = f"https://localhost:{place.port}{_PATH}"
 
-    def report(self, load_before: float) -> FrontReport:
+    def figures(self) -> FrontFigures:
         plan, taken = self._plan, defaultdict[tuple[int, str], list[Take]](list)
         for system in self._urls:
             self._take(system, 4, WARM_S)
@@ -131,20 +128,13 @@ class _Run:
                     taken[connections, system].append(take)
                     plan.tell(f"{system}, {connections}: {take.rate:.0f} requests/s")
         unrecorded = self._unrecorded()
-        streams = self._streams()
-        rows = rows_of(taken)
-        notes = (CORES_NOTE if self._front != self._rest else ONE_CORE_NOTE,)
-        return FrontReport(
-            rows,
-            streams,
+        return FrontFigures(
+            rows_of(taken),
+            self._streams(),
             unrecorded,
             "wrk" if self._wrk is not None else "a loop of our own",
-            tuple(self._absent),
-            judge(rows, streams, unrecorded),
-            machine(),
-            load_before,
-            commit(),
-            notes,
+            failures=tuple(self._absent),
+            notes=(CORES_NOTE if self._front != self._rest else ONE_CORE_NOTE,),
         )
 
     def _take(self, system: str, connections: int, seconds: int) -> Take:
@@ -195,3 +185,25 @@ def processor_us(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     return int(ticks * 1_000_000 / os.sysconf("SC_CLK_TCK"))
+
+
+BENCH: Final = Bench(
+    "front",
+    """What the front door adds to a request, beside its upstream alone, nginx as a TLS proxy, Ray Serve and LiteLLM;
+    and what streams cost.
+
+    wrk and nginx: as installed, or `make bench-tools`; Ray Serve and LiteLLM: `make bench-peers`. Who is not installed
+    is not measured.
+    """,
+    (
+        option("--connections", "1,16,64", str, "At once, separated by commas.", convert=connections_of),
+        option("--rounds", 3, click.IntRange(1, 1000), "Of all systems in turn."),
+        option("--seconds", 5, click.IntRange(1, 3600), "Of each load."),
+        option("--loader", "wrk", click.Choice(["wrk", "own"]), "Who asks."),
+        click.Option(["--peers/--no-peers"], default=True, show_default=True, help="Ray Serve and LiteLLM, too."),
+    ),
+    FrontPlan,
+    run,
+    table,
+    judge,
+)

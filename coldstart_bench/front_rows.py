@@ -5,12 +5,18 @@ from typing import Final
 
 import msgspec
 
-from coldstart_bench.failures import Failed
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell
 from coldstart_bench.statistics import median_of
-from coldstart_bench.verdicts import Verdict, line_of
 
 UPSTREAM, NGINX, KELVIN, RAY, LITELLM = "upstream alone", "nginx", "kelvin", "Ray Serve", "LiteLLM"
 SYSTEMS: Final = (UPSTREAM, NGINX, KELVIN, RAY, LITELLM)
+ADDED_MS: Final = 1.0
+OF_NGINX: Final = 0.10
+OF_RAY: Final = 8.0
+OF_LITELLM: Final = 25.0
+RATE: Final = 3000.0
+CORE_SHARE: Final = 0.25
+CAME: Final = 0.98
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -60,19 +66,13 @@ class Streams(msgspec.Struct, frozen=True):
         return self.tokens / (self.streams * self.tokens_per_s * self.seconds)
 
 
-class FrontReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class FrontFigures(Figures, frozen=True):
+    """Of all systems that are here."""
 
     rows: tuple[FrontRow, ...]
     streams: Streams
     unrecorded: int  # answers without a usage record
     loader: str
-    failures: tuple[Failed, ...]
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 Taken = Mapping[tuple[int, str], Sequence[Take]]  # (connections, system) -> one of each round
@@ -110,23 +110,46 @@ def _median(values: Sequence[float]) -> float | None:
     return median_of(values).median if values else None
 
 
-def table(report: FrontReport) -> str:
-    """Return the report as the text that a person reads."""
-    head = f"{'conns':>5}  {'system':<14} {'requests/s':>10} {'p50':>9} {'p99':>9} {'added':>9}"
-    lines = [f"load: {report.loader}", f"{head} {'/ nginx':>8} {'kelvin /':>8} {'cpu':>7}"]
-    for row in report.rows:
-        added = "" if row.added_p50_ms is None else f"{row.added_p50_ms:.3f}ms"
-        beside = "" if row.ratio_to_nginx is None else f"{row.ratio_to_nginx:.3f}x"
-        kelvin = "" if row.kelvin_ratio is None else f"{row.kelvin_ratio:.2f}x"
-        spent = "" if row.processor_us is None else f"{row.processor_us:.0f}us"
-        lines.append(
-            f"{row.connections:>5}  {row.system:<14} {row.requests_per_s:>10.0f}"
-            f" {row.p50_ms:>7.3f}ms {row.p99_ms:>7.3f}ms {added:>9} {beside:>8} {kelvin:>8} {spent:>7}"
+def judge(found: FrontFigures) -> tuple[Verdict, ...]:
+    """Whether all was answered and recorded decides; the state is the number of connections."""
+    ours = {row.connections: row for row in found.rows if row.system == KELVIN}
+    one, some = ours.get(1), ours.get(16)
+    added = None if one is None else one.added_p50_ms
+    beside = None if some is None else some.ratio_to_nginx
+    rate = None if some is None else some.requests_per_s
+    over = {row.system: row.kelvin_ratio for row in found.rows if row.connections == 16}
+    streams, state = found.streams, str(found.streams.streams)
+    bad = sum(row.bad for row in found.rows)
+    silent = sum(row.requests_per_s == 0 for row in found.rows) + (not streams.tokens)
+    return (
+        at_most("milliseconds added to the median", added, ADDED_MS, "1", decides=False),
+        at_least("rate to that of nginx as a TLS proxy", beside, OF_NGINX, "16", decides=False),
+        at_least("rate to that of Ray Serve", over.get(RAY), OF_RAY, "16", decides=False),
+        at_least("rate to that of LiteLLM", over.get(LITELLM), OF_LITELLM, "16", decides=False),
+        at_least("requests a second through one core", rate, RATE, "16", decides=False),
+        at_most("share of a core for streams", streams.core_share, CORE_SHARE, state, decides=False),
+        at_least("share of their tokens that came", streams.came, CAME, state, decides=False),
+        at_most("loads and streams without any answer", silent, 0),
+        at_most("requests that were not answered right", bad, 0),
+        at_most("answers without a usage record", found.unrecorded, 0),
+    )
+
+
+def table(found: FrontFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows = [("conns", "system", "requests/s", "p50", "p99", "added", "/ nginx", "kelvin /", "cpu")]
+    for row in found.rows:
+        beside = (
+            cell(row.added_p50_ms, "{:.3f}ms", none=""),
+            cell(row.ratio_to_nginx, "{:.3f}x", none=""),
+            cell(row.kelvin_ratio, "{:.2f}x", none=""),
+            cell(row.processor_us, "{:.0f}us", none=""),
         )
-    streams = report.streams
-    lines.append(
+        waits = f"{row.requests_per_s:.0f}", f"{row.p50_ms:.3f}ms", f"{row.p99_ms:.3f}ms"
+        rows.append((str(row.connections), row.system, *waits, *beside))
+    streams = found.streams
+    read = (
         f"{streams.streams} streams of {streams.tokens_per_s:g} tokens/s: {streams.core_share:.3f} of a core, "
         f"{streams.came:.3f} of their tokens came"
     )
-    lines += [f"{failed.system}: not measured: {failed.reason}" for failed in report.failures]
-    return "\n".join([*lines, *(line_of(verdict) for verdict in report.verdicts)])
+    return "\n".join([f"load: {found.loader}", *align(rows, left=2), read])

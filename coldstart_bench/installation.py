@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 
 from coldstart_bench.footprint import runtimes_below
 from coldstart_bench.patience import comes
+from coldstart_bench.report import BenchFailed
 from coldstart_bench.rest import Rest, cpu_ticks
 
 READY_S: Final = 120.0
@@ -26,7 +27,7 @@ TAKEN: Final = "Address already in use"
 FIRST_PORT: Final = 15_000
 
 
-class InstallationFailed(Exception):
+class InstallationFailed(BenchFailed):
     """`kelvin up` did not come up, or refused a call; its words are in the text."""
 
 

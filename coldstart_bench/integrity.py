@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from coldstart_bench.environment import commit, drop_page_cache, load_1m, machine
+import click
+
+from coldstart_bench.environment import drop_page_cache
 from coldstart_bench.floors import HYPERVISOR_NOTE
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.integrity_rows import Injured, IntegrityReport, fate_of, judge, tallies_of
+from coldstart_bench.integrity_rows import Injured, IntegrityFigures, fate_of, figures_of, judge, table
 from coldstart_bench.peers import make_model
 from coldstart_bench.programs import Program
-from coldstart_bench.scratch import scratch_directory
-from coldstart_bench.statistics import median_of
+from service.arguments import Number
 
 TENANT: Final = "default"
 MODEL: Final = "injured"
@@ -52,44 +54,31 @@ ALL: Final[dict[str, Damage]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class IntegrityPlan:
-    """What to do. `tell` hears one line per step."""
+class IntegrityPlan(BenchPlan):
+    """What to do."""
 
     size_bytes: int
     corruptions: int
-    tell: Callable[[str], None]
     seed: int = 1
 
 
-def run(plan: IntegrityPlan) -> IntegrityReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
-    with scratch_directory() as scratch:
-        plan.tell("making and pushing a model")
-        make_model(scratch / "model", plan.size_bytes, plan.seed)
-        settings = {
-            "KELVIN_CHUNK_BYTES": str(CHUNK_BYTES),
-            "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30)),
-            "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
-        }
-        with running(scratch / "data", settings=settings) as kelvin:
-            version = kelvin.push(scratch / "model", MODEL)
-            kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
-            ground = _Ground(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
-            injured, mended = _injure(plan, ground)
-            plan.tell("reading it verified, and plainly")
-            verified, floor = _rates(kelvin, version)
-    return IntegrityReport(
-        tallies_of(injured),
-        mended,
-        median_of(verified).median,
-        median_of(floor).median,
-        judge(injured, mended, verified, floor),
-        machine(),
-        load_before,
-        commit(),
-        (HYPERVISOR_NOTE, HOST_NOTE),
-    )
+def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
+    """Raises InstallationFailed, PeerFailed."""
+    plan.tell("making and pushing a model")
+    make_model(scratch / "model", plan.size_bytes, plan.seed)
+    settings = {
+        "KELVIN_CHUNK_BYTES": str(CHUNK_BYTES),
+        "KELVIN_HOST_BYTES": str(plan.size_bytes + (1 << 30)),
+        "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
+    }
+    with running(scratch / "data", settings=settings) as kelvin:
+        version = kelvin.push(scratch / "model", MODEL)
+        kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+        ground = _Ground(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
+        injured, mended = _injure(plan, ground)
+        plan.tell("reading it verified, and plainly")
+        verified, floor = _rates(kelvin, version)
+    return figures_of(injured, mended, verified, floor, (HYPERVISOR_NOTE, HOST_NOTE))
 
 
 class _Ground:
@@ -227,3 +216,18 @@ def _rates(kelvin: Installation, version: str) -> tuple[Sequence[float], Sequenc
                 plain.append(read["bytes"] / read["seconds"])
             floor.append(max(plain))
     return verified, floor
+
+
+BENCH: Final = Bench(
+    "integrity",
+    """Damage chunks of a running installation, tier by tier: what was healed, refused, served. Exit 1 where it was not
+    as stated.""",
+    (
+        option("--corruptions", 100, click.IntRange(5, 100_000), "One chunk each."),
+        option("--size", 0.1, Number(0.05, 16), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)),
+    ),
+    IntegrityPlan,
+    run,
+    table,
+    judge,
+)

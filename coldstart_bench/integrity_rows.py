@@ -5,8 +5,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, ratio
 from coldstart_bench.statistics import median_of
-from coldstart_bench.verdicts import Verdict, held, line_of, ratio
 
 Fate = Literal["healed", "refused", "served wrong", "unexplained"]
 TIERS: Final = ("nvme", "store")
@@ -30,20 +30,16 @@ class Tally(msgspec.Struct, frozen=True):
     refused: int
     served_wrong: int
     unexplained: int
+    uncounted: int  # by which the agent's own count is off
 
 
-class IntegrityReport(msgspec.Struct, frozen=True):
-    """What `--json` writes; bytes per second, verified from the NVMe tier and by plain O_DIRECT reads of its files."""
+class IntegrityFigures(Figures, frozen=True):
+    """Rates are bytes per second: verified from the NVMe tier, and by plain O_DIRECT reads of its files."""
 
     tallies: tuple[Tally, ...]
     mended: bool
     verified_rate: float
     floor_rate: float
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 def fate_of(answer: str | None, refusal: str, right: str, digests: Sequence[str], *, healable: bool) -> Fate:
@@ -62,52 +58,56 @@ def fate_of(answer: str | None, refusal: str, right: str, digests: Sequence[str]
 def tallies_of(injured: Sequence[Injured]) -> tuple[Tally, ...]:
     """One row for each tier."""
 
-    def count(tier: str, fate: Fate) -> int:
-        return sum(len(each.kinds) for each in injured if (each.tier, each.fate) == (tier, fate))
+    def row(tier: str) -> Tally:
+        here = [each for each in injured if each.tier == tier]
 
-    return tuple(
-        Tally(
+        def count(fate: Fate) -> int:
+            return sum(len(each.kinds) for each in here if each.fate == fate)
+
+        return Tally(
             tier,
-            sum(len(each.kinds) for each in injured if each.tier == tier),
-            count(tier, "healed"),
-            count(tier, "refused"),
-            count(tier, "served wrong"),
-            count(tier, "unexplained"),
+            injected=sum(len(each.kinds) for each in here),
+            healed=count("healed"),
+            refused=count("refused"),
+            served_wrong=count("served wrong"),
+            unexplained=count("unexplained"),
+            uncounted=sum(abs(len(each.kinds) - each.counted) for each in here),
         )
-        for tier in TIERS
-    )
+
+    return tuple(map(row, TIERS))
 
 
-def judge(
-    injured: Sequence[Injured], mended: bool, verified: Sequence[float], floor: Sequence[float]
-) -> tuple[Verdict, ...]:
+def figures_of(
+    injured: Sequence[Injured], mended: bool, verified: Sequence[float], floor: Sequence[float], notes: tuple[str, ...]
+) -> IntegrityFigures:
+    """`verified` and `floor` are rates of each round."""
+    rates = median_of(verified).median, median_of(floor).median
+    return IntegrityFigures(tallies_of(injured), mended, *rates, notes=notes)
+
+
+def judge(found: IntegrityFigures) -> tuple[Verdict, ...]:
     """Nothing wrong is served, all that can be healed is, all else is refused by name, and everything is counted."""
-    tallies = tallies_of(injured)
-    wrong, unexplained = sum(each.served_wrong for each in tallies), sum(each.unexplained for each in tallies)
-    uncounted = sum(abs(len(each.kinds) - each.counted) for each in injured if each.tier == "nvme")
-    rate = ratio(median_of(verified).median, median_of(floor).median) if verified and floor else None
+    wrong = sum(each.served_wrong for each in found.tallies)
+    unexplained = sum(each.unexplained for each in found.tallies)
+    uncounted = sum(each.uncounted for each in found.tallies if each.tier == "nvme")
+    rate = ratio(found.verified_rate, found.floor_rate)
     return (
-        held("answers from damaged bytes", 0, "", float(wrong), 0, at_least=False),
-        held("damaged, and neither healed nor refused by name", 0, "", float(unexplained), 0, at_least=False),
-        held("damaged, and not counted by the agent", 0, "nvme", float(uncounted), 0, at_least=False),
-        held("served right once the store is mended (1: yes)", 0, "", float(mended), 1, at_least=True),
-        held("rate of verified reads to plain ones", 0, "nvme", rate, 0.90, at_least=True, asked=False),
+        at_most("answers from damaged bytes", wrong, 0),
+        at_most("damaged, and neither healed nor refused by name", unexplained, 0),
+        at_most("damaged, and not counted by the agent", uncounted, 0, "nvme"),
+        at_least("served right once the store is mended (1: yes)", float(found.mended), 1),
+        at_least("rate of verified reads to plain ones", rate, 0.90, "nvme", asked=False),
     )
 
 
-def table(report: IntegrityReport) -> str:
-    """Return the report as the text that a person reads."""
-    head = f"{'damaged in':<12} {'chunks':>7} {'healed':>7} {'refused':>8} {'served wrong':>13} {'unexplained':>12}"
-    lines = [
-        head,
-        *(
-            f"{row.tier:<12} {row.injected:>7} {row.healed:>7} {row.refused:>8} {row.served_wrong:>13}"
-            f" {row.unexplained:>12}"
-            for row in report.tallies
-        ),
-    ]
-    lines.append(
-        f"NVMe, page cache dropped: {report.verified_rate / 1e9:.2f} GB/s verified, "
-        f"{report.floor_rate / 1e9:.2f} GB/s of plain O_DIRECT reads of the same files"
+def table(found: IntegrityFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [("damaged in", "chunks", "healed", "refused", "served wrong", "unexplained")]
+    for each in found.tallies:
+        ends = (each.injected, each.healed, each.refused, each.served_wrong, each.unexplained)
+        rows.append((each.tier, *map(str, ends)))
+    rates = (
+        f"NVMe, page cache dropped: {found.verified_rate / 1e9:.2f} GB/s verified, "
+        f"{found.floor_rate / 1e9:.2f} GB/s of plain O_DIRECT reads of the same files"
     )
-    return "\n".join([*lines, *(line_of(verdict) for verdict in report.verdicts)])
+    return "\n".join([*align(rows), rates])

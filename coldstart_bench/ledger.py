@@ -5,7 +5,6 @@ the installation is told that it is measured.
 """
 
 import asyncio
-import shutil
 import statistics
 import subprocess
 import sys
@@ -15,13 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
-import msgspec
+import click
 
-from coldstart_bench.environment import commit, machine, processes
+from coldstart_bench.environment import processes
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, running
-from coldstart_bench.scratch import scratch_directory
+from coldstart_bench.report import BenchFailed, Figures, align
+from coldstart_bench.room import shortage
 from coldstart_bench.usage import TENANT, Expected, Month
 from contracts.control import LifetimeBatch, RequestBatch
 from service.client import ServiceClient
@@ -34,20 +36,15 @@ IN_FLIGHT: Final = 2  # one is made and sent while the other is written
 TELL_EVERY: Final = 250_000
 
 
-class LedgerFailed(Exception):
-    """The ledger does not say what was put in, or a proof of it fails."""
-
-
 @dataclass(frozen=True, slots=True)
-class LedgerPlan:
-    """What to measure. `tell` hears how far it is."""
+class LedgerPlan(BenchPlan):
+    """What to measure."""
 
     requests: int
     repeats: int
-    tell: Callable[[str], None]
 
 
-class LedgerReport(msgspec.Struct, frozen=True):
+class LedgerFigures(Figures, frozen=True):
     """Seconds of wall clock; memory is the peak of resident bytes."""
 
     requests: int
@@ -64,20 +61,17 @@ class LedgerReport(msgspec.Struct, frozen=True):
     verify_bytes: int
     reconcile_s: float
     reconcile_bytes: int
-    machine: dict[str, object]
-    commit: str | None
 
 
-def run(plan: LedgerPlan) -> LedgerReport:
-    """In a temporary directory that is gone afterwards. Raises LedgerFailed, InstallationFailed."""
-    with scratch_directory() as scratch:
-        free = shutil.disk_usage(scratch).free
-        if free < plan.requests * ROW_BYTES:
-            raise LedgerFailed(
-                f"{plan.requests} requests take up to {plan.requests * ROW_BYTES} bytes; {free} are free"
-            )
-        with running(scratch / "data") as kelvin:
-            return _measure(plan, kelvin)
+def refusal(plan: LedgerPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for it."""
+    return shortage(plan.requests * ROW_BYTES, 0, free_disk, free_memory)
+
+
+def run(plan: LedgerPlan, scratch: Path) -> LedgerFigures:
+    """Raises InstallationFailed, and BenchFailed where the ledger does not say what was put in, or a proof fails."""
+    with running(scratch / "data") as kelvin:
+        return _measure(plan, kelvin)
 
 
 def last_month(now: datetime) -> tuple[str, int, int]:
@@ -87,7 +81,7 @@ def last_month(now: datetime) -> tuple[str, int, int]:
     return begin.strftime("%Y-%m"), int(begin.timestamp()) * 1_000_000, int(end.timestamp()) * 1_000_000
 
 
-def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerReport:
+def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerFigures:
     name, begin_us, end_us = last_month(datetime.now(UTC))
     month = Month(plan.requests, begin_us, end_us)
     began = time.perf_counter()
@@ -105,7 +99,7 @@ def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerReport:
     plan.tell(f"verified in {verify_s:.0f} s")
     reconcile_s, reconcile_bytes = _command(kelvin, "billing", "reconcile")
     plan.tell(f"reconciled in {reconcile_s:.0f} s")
-    return LedgerReport(
+    return LedgerFigures(
         requests=plan.requests,
         lifetimes=month.expected.lifetimes,
         fill_s=fill_s,
@@ -120,8 +114,6 @@ def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerReport:
         verify_bytes=verify_bytes,
         reconcile_s=reconcile_s,
         reconcile_bytes=reconcile_bytes,
-        machine=machine(),
-        commit=commit(),
     )
 
 
@@ -175,9 +167,9 @@ def _check(report: Any, expected: Expected) -> None:
     }
     wanted = {name: getattr(expected, name) for name in said}
     if said != wanted:
-        raise LedgerFailed(f"the bill says {said}; what was put in is {wanted}")
+        raise BenchFailed(f"the bill says {said}; what was put in is {wanted}")
     if not report["balance"]["balanced"]:
-        raise LedgerFailed(f"the month does not balance: {report['balance']['problems'][:3]}")
+        raise BenchFailed(f"the month does not balance: {report['balance']['problems'][:3]}")
 
 
 def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
@@ -187,7 +179,7 @@ def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
     with _watched("controlplane.examine") as peak:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READ_S)
     if done.returncode != 0:
-        raise LedgerFailed(f"kelvin {' '.join(words)}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+        raise BenchFailed(f"kelvin {' '.join(words)}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
     return time.perf_counter() - began, peak()
 
 
@@ -214,21 +206,38 @@ def _peak_of(module: str) -> int:
     return max((peak for words, peak in processes() if words[1:3] == ["-m", module]), default=0)
 
 
-def table(report: LedgerReport) -> str:
-    """Return the report as the text that a person reads."""
+def table(found: LedgerFigures) -> str:
+    """Return the figures as the text that a person reads."""
     rows = (
-        ("requests, lives", f"{report.requests:,}, {report.lifetimes:,}"),
-        ("entered", f"{report.fill_s:.0f} s, {report.rows_per_s:,.0f} rows/s"),
-        ("database", f"{report.database_bytes / 1e9:.2f} GB"),
-        ("first report", f"{report.first_report_s:.3f} s"),
-        ("report", f"{report.report_s:.3f} s; as a command {report.report_command_s:.2f} s"),
-        ("before the report", f"control plane's peak {_mb(report.controlplane_before_bytes)}"),
-        ("after it", f"control plane's peak {_mb(report.controlplane_after_bytes)}"),
-        ("verify", f"{report.verify_s:.1f} s, peak {_mb(report.verify_bytes)}"),
-        ("reconcile", f"{report.reconcile_s:.1f} s, peak {_mb(report.reconcile_bytes)}"),
+        ("requests, lives", f"{found.requests:,}, {found.lifetimes:,}"),
+        ("entered", f"{found.fill_s:.0f} s, {found.rows_per_s:,.0f} rows/s"),
+        ("database", f"{found.database_bytes / 1e9:.2f} GB"),
+        ("first report", f"{found.first_report_s:.3f} s"),
+        ("report", f"{found.report_s:.3f} s; as a command {found.report_command_s:.2f} s"),
+        ("before the report", f"control plane's peak {_mb(found.controlplane_before_bytes)}"),
+        ("after it", f"control plane's peak {_mb(found.controlplane_after_bytes)}"),
+        ("verify", f"{found.verify_s:.1f} s, peak {_mb(found.verify_bytes)}"),
+        ("reconcile", f"{found.reconcile_s:.1f} s, peak {_mb(found.reconcile_bytes)}"),
     )
-    return "\n".join(f"{name:18} {figure}" for name, figure in rows)
+    return "\n".join(align(rows, left=2))
 
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.0f} MB"
+
+
+BENCH: Final = Bench(
+    "ledger",
+    """A month of many requests: how fast it enters, is billed, verified and reconciled, in how much memory.
+
+    Takes up to 1.2 kB of disk per request, below $TMPDIR.
+    """,
+    (
+        option("--requests", 300_000, click.IntRange(1, 100_000_000), "In one month."),
+        option("--repeats", 5, click.IntRange(1, 1000), "Reports after the first."),
+    ),
+    LedgerPlan,
+    run,
+    table,
+    refusal=refusal,
+)

@@ -9,28 +9,29 @@ import contextlib
 import functools
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from coldstart_bench.contenders import KELVIN, Contender
-from coldstart_bench.environment import commit, drop_page_cache, load_1m, machine, warm_page_cache
-from coldstart_bench.failures import Failed
+import click
+
+from coldstart_bench import plots, room
+from coldstart_bench.contenders import KELVIN, Contender, chosen
+from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.floors import HYPERVISOR_NOTE, READERS
+from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, with_sizes
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.load_rows import LoadReport, State, Take, rows_of
-from coldstart_bench.load_verdicts import judge
+from coldstart_bench.load_rows import FROM_DISK, LoadFigures, State, Take, judge, rows_of, table
 from coldstart_bench.peers import PeerFailed, make_model
 from coldstart_bench.programs import Program
-from coldstart_bench.room import Need
+from coldstart_bench.report import Failed
 from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.tally import Tally
 
-NEED: Final = Need(disk_times=5.0, memory_times=3.0)
+NEED: Final = room.Need(disk_times=5.0, memory_times=3.0)
 TENANT: Final = "default"
 MODEL: Final = "bench"
-FROM_DISK: Final[tuple[State, ...]] = ("cold", "hot")
 CONSUMER_NOTE: Final = (
     "consume: the same one thread sums the 64-bit words of all tensors; subtract it, or compare totals"
 )
@@ -42,14 +43,13 @@ TAGS_NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlan:
-    """What to measure. `tell` hears one line per step."""
+class LoadPlan(BenchPlan):
+    """What to measure."""
 
     sizes_bytes: Sequence[int]
     repeats: int
     contenders: Sequence[Contender]
     device: str
-    tell: Callable[[str], None]
     seed: int = 1
 
 
@@ -62,17 +62,19 @@ class _Run:
         self.floors: Tally[float] = Tally(plan.tell)
 
 
-def run(plan: LoadPlan) -> LoadReport:
-    """In a temporary directory that is gone afterwards."""
-    so_far, load_before = _Run(plan), load_1m()
+def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
+    """Raises InstallationFailed, PeerFailed."""
+    so_far = _Run(plan)
     for size_bytes in plan.sizes_bytes:
-        with scratch_directory() as scratch:
-            _measure_size(so_far, scratch, size_bytes)
-    rows = rows_of(so_far.takes.figures, so_far.floors.figures)
+        with scratch_directory(scratch) as place:
+            _measure_size(so_far, place, size_bytes)
     absent = [Failed(each.name, "not installed") for each in plan.contenders if not each.installed]
-    failures = (*absent, *so_far.takes.failures, *so_far.floors.failures)
-    notes = (HYPERVISOR_NOTE, CONSUMER_NOTE, TAGS_NOTE)
-    return LoadReport(rows, failures, judge(rows), plan.device, machine(), load_before, commit(), notes)
+    return LoadFigures(
+        rows_of(so_far.takes.figures, so_far.floors.figures),
+        plan.device,
+        failures=(*absent, *so_far.takes.failures, *so_far.floors.failures),
+        notes=(HYPERVISOR_NOTE, CONSUMER_NOTE, TAGS_NOTE),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,3 +209,31 @@ def program_output(module: str, *arguments: str | Path) -> str:
     if done.returncode != 0:
         raise PeerFailed(f"{module}: {done.stderr.strip()[-500:]}")
     return done.stdout
+
+
+BENCH: Final = Bench(
+    "load",
+    """From a disk or from memory until every byte was read: ours, and the loaders that a user would pick instead.
+
+    Whoever is not installed, fails, or gives other bytes is printed.
+    """,
+    (
+        *SIZES,
+        option("--repeats", 7, click.IntRange(1, 1000), "Rounds per size."),
+        option(
+            "--loaders",
+            "",
+            str,
+            "Only these, separated by commas. [default: all]",
+            "contenders",
+            convert=lambda words: chosen([name for name in words.split(",") if name]),
+        ),
+        option("--device", "cpu", str, "Where tensors have to be: cpu, cuda or cuda:N."),
+    ),
+    with_sizes(LoadPlan),
+    run,
+    table,
+    judge,
+    lambda plan, disk, memory: room.refusal(plan.sizes_bytes, NEED, disk, memory),
+    plots.draw_load,
+)

@@ -1,18 +1,23 @@
-"""The result of `kelvin bench load`: rows beside the floors of the same run, and failures. Pure."""
+"""The figures of `kelvin bench load`: rows beside the floors of the same run, and what they have to show. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
 
-from coldstart_bench.contenders import ALL
-from coldstart_bench.failures import Failed, Key, failure_line
+from coldstart_bench.contenders import ALL, KELVIN, TENSORIZER_VERIFY
+from coldstart_bench.report import Figures, Key, Verdict, align, at_least, at_most, cell, ratio
 from coldstart_bench.statistics import median_of
-from coldstart_bench.verdicts import Verdict, line_of
 
 State = Literal["cold", "hot", "host"]
 STATES: Final[tuple[str, ...]] = ("cold", "hot", "host")
+FROM_DISK: Final[tuple[State, ...]] = ("cold", "hot")
 VERIFYING: Final = frozenset(contender.name for contender in ALL if contender.verifies)
+LARGE_BYTES: Final = 1_900_000_000  # a model of "2 GB" comes as close as its layers allow
+FLOOR_SHARE: Final = 0.90
+TENSORIZER_TIMES: Final = 2.0
+UNVERIFIED_TIMES: Final = 1.6
+BOUND_S: Final = 0.050
 
 
 class Take(msgspec.Struct, frozen=True):
@@ -42,17 +47,11 @@ class LoadRow(msgspec.Struct, frozen=True):
     total_to_floor: float | None  # the fastest floor of the same size and state, which has no consumer
 
 
-class LoadReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class LoadFigures(Figures, frozen=True):
+    """Of all loaders."""
 
     rows: tuple[LoadRow, ...]
-    failures: tuple[Failed, ...]
-    verdicts: tuple[Verdict, ...]
     device: str
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 Floors = Mapping[Key, Sequence[float]]  # seconds of reads alone
@@ -100,18 +99,71 @@ def is_floor(row: LoadRow) -> bool:
     return row.system.startswith("floor")
 
 
-def table(report: LoadReport) -> str:
-    """Rows, failures and verdicts for people."""
-    head = f"{'size':>8}  {'state':<5} {'loader':<28} {'checks':<6} {'load':>9} {'consume':>9} {'total':>9}"
-    lines = [f"{head}  {'95 % interval':>19} {'GB/s':>6} {'n':>3}  {'/ floor':>7}"]
-    for row in report.rows:
-        interval = f"{row.low_s * 1e3:8.1f} - {row.high_s * 1e3:8.1f}"
-        ratio = "" if row.total_to_floor is None else f"{row.total_to_floor:6.2f}x"
-        lines.append(
-            f"{row.size_bytes / 1e9:6.2f}GB  {row.state:<5} {row.system:<28} {'yes' if row.verifies else '-':<6}"
-            f" {row.load_s * 1e3:7.1f}ms {row.consume_s * 1e3:7.1f}ms {row.total_s * 1e3:7.1f}ms  {interval:>19}"
-            f" {row.size_bytes / row.total_s / 1e9:6.2f} {row.n:>3}  {ratio:>7}"
-        )
-    lines += [failure_line(failed) for failed in report.failures]
-    lines += [line_of(verdict) for verdict in report.verdicts]
-    return "\n".join(lines)
+def judge(found: LoadFigures) -> tuple[Verdict, ...]:
+    """The lines of every size that was measured; none of them decides."""
+    sizes = sorted({row.size_bytes for row in found.rows})
+    return tuple(
+        verdict for size in sizes for verdict in _judged([row for row in found.rows if row.size_bytes == size])
+    )
+
+
+def _judged(rows: Sequence[LoadRow]) -> list[Verdict]:
+    """Of one size, in the order in which they are stated."""
+    size = rows[0].size_bytes
+    ours = {row.state: row for row in rows if row.system == KELVIN.name}
+    total, load = (
+        {state: row.total_s for state, row in ours.items()},
+        {state: row.load_s for state, row in ours.items()},
+    )
+    peers = frozenset(row.system for row in rows if not is_floor(row)) - {KELVIN.name}
+    floor = min((row.total_s for row in rows if is_floor(row) and row.state == "cold"), default=None)
+
+    def least(state: State, systems: frozenset[str]) -> float | None:
+        return min((row.total_s for row in rows if row.state == state and row.system in systems), default=None)
+
+    def say(claim: str, state: State, value: float | None, limit: float, *, asked: bool = True) -> Verdict:
+        return at_least(claim, value, limit, state, size, asked=asked, decides=False)
+
+    disk = ratio(floor, load.get("cold"))
+    verifying, tensorizer = (
+        {state: ratio(least(state, systems), total.get(state)) for state in FROM_DISK}
+        for systems in (peers & VERIFYING, frozenset({TENSORIZER_VERIFY.name}))
+    )
+    from_disk = ratio(least("cold", peers), total.get("cold"))
+    from_memory = ratio(least("hot", peers), total.get("host"))
+    hot = ratio(total.get("hot"), least("hot", peers - VERIFYING))
+    return [
+        say(
+            "rate of the verified restore to the disk's O_DIRECT rate",
+            "cold",
+            disk,
+            FLOOR_SHARE,
+            asked=size >= LARGE_BYTES,
+        ),
+        *(say("time of the fastest verifying loader to ours", state, verifying[state], 1.0) for state in FROM_DISK),
+        *(
+            say("time of tensorizer with verify_hash to ours", state, tensorizer[state], TENSORIZER_TIMES)
+            for state in FROM_DISK
+        ),
+        say("time of the fastest loader to ours", "cold", from_disk, 1.0),
+        say("time of the fastest loader, page cache hot, to ours", "host", from_memory, 1.0),
+        at_most("our time to the fastest unverified loader's", hot, UNVERIFIED_TIMES, "hot", size, decides=False),
+        at_most(
+            "seconds until tensors are bound to verified bytes", load.get("host"), BOUND_S, "host", size, decides=False
+        ),
+    ]
+
+
+def table(found: LoadFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [
+        ("size", "state", "loader", "checks", "load", "consume", "total", "95 % interval", "GB/s", "n", "/ floor")
+    ]
+    for row in found.rows:
+        interval = f"{row.low_s * 1e3:.1f} - {row.high_s * 1e3:.1f}"
+        times = (f"{each * 1e3:.1f}ms" for each in (row.load_s, row.consume_s, row.total_s))
+        rate = f"{row.size_bytes / row.total_s / 1e9:.2f}"
+        beside = cell(row.total_to_floor, "{:.2f}x", none="")
+        named = (f"{row.size_bytes / 1e9:.2f}GB", row.state, row.system, "yes" if row.verifies else "-")
+        rows.append((*named, *times, interval, rate, str(row.n), beside))
+    return "\n".join(align(rows, left=4))

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from coldstart_bench.report import BenchFailed
+
 FRESH_S: Final = 900.0
 LOADERS: Final = Path(__file__).parent / "loaders"
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-class PeerFailed(Exception):
+class PeerFailed(BenchFailed):
     """A program beside us ended or answered nothing; what it said is in the text."""
 
 

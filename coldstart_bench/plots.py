@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from coldstart_bench.load_rows import STATES, LoadReport, LoadRow, is_floor
-from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, Report, Row, StageRow
+from coldstart_bench.load_rows import STATES, LoadFigures, LoadRow, is_floor
+from coldstart_bench.report import BenchFailed
+from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, Row, StageRow
 
 PLACES: Final = {"host": "host memory", "nvme": "NVMe, cold", "store": "store, cold"}
 AT_A_GLANCE: Final = 0.02  # a stage that is shorter than this share of its bar is drawn among the others
@@ -16,7 +17,7 @@ OURS, OTHERS, GROUND = "#1b6ca8", "#b8b8b8", "#d1495b"
 INKS: Final = (GROUND, "#6a994e", "#8d6a9f", OTHERS)  # of the others' lines
 
 
-class NoPlots(Exception):
+class NoPlots(BenchFailed):
     """matplotlib is not installed."""
 
 
@@ -36,20 +37,20 @@ def check() -> None:
     _pyplot()
 
 
-def draw_cold(report: Report, directory: Path) -> list[Path]:
+def draw_cold(found: ColdFigures, directory: Path) -> list[Path]:
     """`cold-stages.png` and `cold-ratios.png`."""
     directory.mkdir(parents=True, exist_ok=True)
     return [
-        _stages(report.stages, report.rows, directory / "cold-stages.png"),
-        _ratios(report.rows, directory / "cold-ratios.png"),
+        _stages(found.stages, found.rows, directory / "cold-stages.png"),
+        _ratios(found.rows, directory / "cold-ratios.png"),
     ]
 
 
-def draw_load(report: LoadReport, directory: Path) -> list[Path]:
+def draw_load(found: LoadFigures, directory: Path) -> list[Path]:
     """`load-SIZEmb.png` for each size."""
     directory.mkdir(parents=True, exist_ok=True)
-    sizes = sorted({row.size_bytes for row in report.rows})
-    return [_loaders(report.rows, size, directory / f"load-{size // 1_000_000}mb.png") for size in sizes]
+    sizes = sorted({row.size_bytes for row in found.rows})
+    return [_loaders(found.rows, size, directory / f"load-{size // 1_000_000}mb.png") for size in sizes]
 
 
 def bars_of(stages: Sequence[StageRow]) -> list[tuple[str, float]]:

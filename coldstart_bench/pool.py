@@ -6,25 +6,26 @@ what a pod's start has alone: a scheduler, an image, a sandbox. So the true rati
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.failures import Failed
+import click
+
+from coldstart_bench.environment import load_1m
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.inner_files import make_inner
 from coldstart_bench.installation import InstallationFailed, running
 from coldstart_bench.patience import comes
 from coldstart_bench.peers import make_model
 from coldstart_bench.pods import CLASS, ParkedPod, PodGround, first_token, own_pod, parked_pod
-from coldstart_bench.pool_verdicts import OWN, WAITING, judge
+from coldstart_bench.report import Failed
 from coldstart_bench.rest import Rest, cpu_ticks
-from coldstart_bench.room import Need
-from coldstart_bench.rows import Report, rows_of
-from coldstart_bench.scratch import scratch_directory
+from coldstart_bench.room import Need, shortage
+from coldstart_bench.rows import OWN, WAITING, PoolFigures, judge_pool, rows_of, table
 from contracts.jobs import Take
 from contracts.roles import Role
+from service.arguments import Number
 
 NEED: Final = Need(disk_times=5.0, memory_times=4.0)
 TENANT, MODEL = "default", "bench"
@@ -36,36 +37,35 @@ NOTE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPlan:
-    """What to measure. `tell` hears one line per step."""
+class PoolPlan(BenchPlan):
+    """What to measure."""
 
     size_bytes: int
     repeats: int
-    tell: Callable[[str], None]
     seed: int = 1
 
 
-def run(plan: PoolPlan) -> Report:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
+def refusal(plan: PoolPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for it."""
+    return shortage(NEED.disk(plan.size_bytes), NEED.memory(plan.size_bytes), free_disk, free_memory)
+
+
+def run(plan: PoolPlan, scratch: Path) -> PoolFigures:
+    """Raises InstallationFailed, PeerFailed."""
     seconds: dict[str, list[float]] = {OWN: [], WAITING: []}
-    with scratch_directory() as scratch:
-        ground, take = _prepared(plan, scratch)
-        with parked_pod(ground, "parked") as parked:
-            texts: set[str] = set()
-            for turn in range(plan.repeats):
-                plan.tell(f"round {turn + 1} of {plan.repeats}, load {load_1m():.2f}")
-                for system in (OWN, WAITING) if turn % 2 == 0 else (WAITING, OWN):
-                    _rest(parked)
-                    took_s, text = _own(ground, take, turn) if system == OWN else _waiting(parked, take)
-                    seconds[system].append(took_s)
-                    texts.add(text)
+    ground, take = _prepared(plan, scratch)
+    with parked_pod(ground, "parked") as parked:
+        texts: set[str] = set()
+        for turn in range(plan.repeats):
+            plan.tell(f"round {turn + 1} of {plan.repeats}, load {load_1m():.2f}")
+            for system in (OWN, WAITING) if turn % 2 == 0 else (WAITING, OWN):
+                _rest(parked)
+                took_s, text = _own(ground, take, turn) if system == OWN else _waiting(parked, take)
+                seconds[system].append(took_s)
+                texts.add(text)
     rows = rows_of({(plan.size_bytes, "store", system): each for system, each in seconds.items()})
-    failures = () if len(texts) == 1 else (Failed(WAITING, f"other tokens than a pod of its own: {sorted(texts)}"),)
-    return Report(
-        rows, machine(), commit(), (NOTE,), verdicts=judge(plan.size_bytes, rows), failures=failures,
-        load_before=load_before,
-    )  # fmt: skip
+    others = Failed(WAITING, f"other tokens than a pod of its own: {sorted(texts)}", plan.size_bytes)
+    return PoolFigures(plan.size_bytes, rows, failures=() if len(texts) == 1 else (others,), notes=(NOTE,))
 
 
 def _prepared(plan: PoolPlan, scratch: Path) -> tuple[PodGround, Take]:
@@ -112,3 +112,18 @@ def _rest(parked: ParkedPod) -> None:
 
 def _children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+BENCH: Final = Bench(
+    "pool",
+    """First token from zero by the start of a pod, and by a bind of one that waits.""",
+    (
+        option("--size", 0.1, Number(0.05, 100), "GB of the model.", "size_bytes", convert=lambda gb: int(gb * 1e9)),
+        option("--repeats", 7, click.IntRange(1, 1000), "Rounds."),
+    ),
+    PoolPlan,
+    run,
+    lambda found: table(found.rows),
+    judge_pool,
+    refusal,
+)

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
+
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Door, Installation, InstallationFailed, running
 from coldstart_bench.peers import make_model
-from coldstart_bench.recovery_report import STATED, Case, DrillReport
+from coldstart_bench.recovery_report import STATED, Case, DrillFigures, judge, table
 from spool.home import Home
 
 TENANT: Final = "default"
@@ -62,15 +65,20 @@ LOSSES: Final[dict[str, Callable[[Path], None]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class DrillPlan(BenchPlan):
+    """How many requests before each backup."""
+
+    requests: int
+
+
 def drill(
+    plan: DrillPlan,
     scratch: Path,
-    *,
-    requests: int,
-    tell: Callable[[str], None],
     losses: Sequence[str] = tuple(LOSSES),
     hurt: Callable[[Path], None] | None = None,
-) -> DrillReport:
-    """The losses, one after the other, in an empty directory. `hurt` is what a control does to the backups first."""
+) -> DrillFigures:
+    """The losses, one after the other. `hurt` is what a control does to the backups first."""
     place, store, data = scratch / "backups", scratch / "store", scratch / "data"
     settings = {
         "KELVIN_BACKUP": str(place),
@@ -78,15 +86,15 @@ def drill(
         "KELVIN_HOST_BYTES": str(512 << 20),
         "KELVIN_SLAB_BYTES": str(64 << 20),
     }
-    tell("making and pushing a model")
+    plan.tell("making and pushing a model")
     make_model(scratch / "model", MODEL_BYTES, 1)
     client, cases = Client("drill"), list[Case]()
     with _up(data, store, settings) as kelvin:
         kelvin.push(scratch / "model", client.model)
         key = _new_key(kelvin)
-        seen = _worked(kelvin, place, client, requests)
+        seen = _worked(kelvin, place, client, plan.requests)
     for lost in losses:
-        tell(f"{lost} is lost")
+        plan.tell(f"{lost} is lost")
         if hurt is not None:
             hurt(place)
         LOSSES[lost](data)
@@ -101,10 +109,9 @@ def drill(
             _same_answer(kelvin, client, key, case)
             case.answer_s = time.monotonic() - began
             _compare(kelvin, client, case)
-            _judge_times(case)
             if lost != losses[-1]:
-                seen = _worked(kelvin, place, client, requests)
-    return DrillReport(STATED, tuple(cases))
+                seen = _worked(kelvin, place, client, plan.requests)
+    return DrillFigures(STATED, EVERY_S, tuple(cases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,25 +177,12 @@ def _same_answer(kelvin: Installation, client: Client, key: str, case: Case) -> 
 
 def _compare(kelvin: Installation, client: Client, case: Case) -> None:
     """The bill with the client's own count, and the ledger with itself."""
-    with contextlib.suppress(InstallationFailed):  # what is missing is told below
+    with contextlib.suppress(InstallationFailed):  # what is missing is judged
         kelvin.wait(lambda: _billed(kelvin)[0] >= client.answered, "the bill has every request", SETTLE_S)
     case.answered, case.tokens_answered = client.answered, client.tokens
     case.billed, case.tokens_billed = _billed(kelvin)
-    if (case.billed, case.tokens_billed) != (client.answered, client.tokens):
-        counted = f"{client.answered} requests and {client.tokens} tokens"
-        case.failures.append(f"the client counts {counted}, the bill {case.billed} and {case.tokens_billed}")
     if not _verified(kelvin)["sound"]:
         case.failures.append("the ledger's chain does not hold")
-
-
-def _judge_times(case: Case) -> None:
-    """Against what is stated. A backup may take a fifth of the stated time beside the interval of the drill."""
-    if case.ready_s > STATED.registry_rto_s:
-        case.failures.append(f"the registry was back after {case.ready_s:.0f} s")
-    if case.answer_s > STATED.ledger_rto_s:
-        case.failures.append(f"the ledger was back after {case.answer_s:.0f} s")
-    if case.registry_age_s > EVERY_S + STATED.registry_rpo_s / 5:
-        case.failures.append(f"the newest backup was {case.registry_age_s:.0f} s old, with one each {EVERY_S:g} s")
 
 
 def _billed(kelvin: Installation) -> tuple[int, int]:
@@ -242,3 +236,15 @@ def _kill(kelvin: Installation, place: Path) -> None:
 def _up(data: Path, store: Path, settings: dict[str, str]) -> Iterator[Installation]:
     with running(data, settings=settings, options=("--store", store.as_uri())) as kelvin:
         yield kelvin
+
+
+BENCH: Final = Bench(
+    "recovery",
+    """Lose the database, then the whole data directory, of an installation of its own; exit 1 where more was lost, or
+    it took longer, than the documentation states.""",
+    (option("--requests", 20, click.IntRange(1, 100_000), "Before each backup."),),
+    DrillPlan,
+    drill,
+    table,
+    judge,
+)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-LARGE_GB: Final = (4.0, 8.0, 16.0)
+LARGE_BYTES: Final = (4_000_000_000, 8_000_000_000, 16_000_000_000)
 LEAST_BYTES: Final = 50_000_000  # below, the shape of the model is all vocabulary
 
 
@@ -27,15 +27,15 @@ class Need:
         return int(self.memory_times * size_bytes) + self.memory_bytes
 
 
-def sizes_of(words: str, *, large: bool) -> list[int]:
-    """Bytes, from GB separated by commas; `large` adds those up to 16 GB. Raises ValueError naming what is none."""
+def sizes_of(words: str) -> list[int]:
+    """Bytes, from GB separated by commas, in order. Raises ValueError naming what is none."""
     try:
         sizes = [float(word) for word in words.split(",")]
     except ValueError:
         sizes = [math.nan]
     if not all(map(math.isfinite, sizes)):
         raise ValueError(f"{words}: must be numbers of GB separated by commas")
-    found = sorted({int(size * 1e9) for size in (*sizes, *(LARGE_GB if large else ()))})
+    found = sorted({int(size * 1e9) for size in sizes})
     if found[0] < LEAST_BYTES:
         raise ValueError(f"{words}: each must be {LEAST_BYTES / 1e9:g} or more")
     return found
@@ -50,11 +50,11 @@ def refusal(sizes_bytes: Sequence[int], need: Need, free_disk: int, free_memory:
     by_disk = (free_disk - need.disk_bytes) / need.disk_times
     by_memory = (free_memory - need.memory_bytes) / need.memory_times
     fits = max(0.0, min(by_disk, by_memory)) // 1e8 / 10
-    return f"{largest / 1e9:g} GB takes {short}; at most {fits:g} GB can be measured here"
+    return f"{largest / 1e9:g} GB: {short}; at most {fits:g} GB can be measured here"
 
 
 def shortage(disk_bytes: int, memory_bytes: int, free_disk: int, free_memory: int) -> str | None:
-    """What is wanted and not there, in words; None where there is room."""
+    """Why that can't be measured here; None where there is room."""
     short = [
         f"{wanted / 1e9:.0f} GB of {what} ({free / 1e9:.0f} GB are free)"
         for what, wanted, free in (
@@ -63,4 +63,4 @@ def shortage(disk_bytes: int, memory_bytes: int, free_disk: int, free_memory: in
         )
         if wanted > free
     ]
-    return " and ".join(short) or None
+    return f"this takes {' and '.join(short)}" if short else None

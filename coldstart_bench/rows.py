@@ -1,16 +1,24 @@
-"""The result of a run: rows of medians beside the floor of the same run, as JSON and as a table. Pure."""
+"""The figures of `kelvin bench cold` and `pool`: medians beside the floor of the same run, and what they have to show.
+
+Pure.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from coldstart_bench.failures import Failed
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, ratio
 from coldstart_bench.statistics import median_of
-from coldstart_bench.verdicts import Verdict
 
 FLOOR, KELVIN, UNPROBED = "floor", "kelvin", "kelvin without its probe"
+OWN, WAITING = "a Service of its own", "a pod that waits"
 AFTER: Final = frozenset({"done"})  # stages behind the first token
+MEDIUM_BYTES: Final = 400_000_000  # from "0.5 GB" up; below it, what any start costs is most of it
+TIMES: Final = {"host": 1.35, "nvme": 1.25}
+BOUND_S: Final = 0.050
+BEYOND_MIB: Final = 256.0
+POOL_TIMES: Final = 5.0
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -41,6 +49,7 @@ class StageRow(msgspec.Struct, frozen=True):
 class Footprint(msgspec.Struct, frozen=True):
     """Memory of one start, in bytes: the runtime's PSS outside slabs when it was parked and at its peak."""
 
+    size_bytes: int  # that was asked for
     model_bytes: int
     slabs_bytes: int
     parked_bytes: int
@@ -52,18 +61,20 @@ class Footprint(msgspec.Struct, frozen=True):
         return self.peak_bytes - self.parked_bytes + self.slabs_bytes - self.model_bytes
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class ColdFigures(Figures, frozen=True):
+    """Of these sizes, whether they have rows or not."""
 
+    sizes_bytes: tuple[int, ...]
     rows: tuple[Row, ...]
-    machine: dict[str, object]
-    commit: str | None
-    notes: tuple[str, ...] = ()
     stages: tuple[StageRow, ...] = ()
     footprints: tuple[Footprint, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
-    failures: tuple[Failed, ...] = ()
-    load_before: float = 0.0
+
+
+class PoolFigures(Figures, frozen=True):
+    """Both ways to a first token."""
+
+    size_bytes: int
+    rows: tuple[Row, ...]
 
 
 Measured = Mapping[tuple[int, str, str], Sequence[float]]  # (size_bytes, tier, system) -> seconds
@@ -107,6 +118,43 @@ def stages_of(seconds: Mapping[StageKey, Sequence[float]]) -> tuple[StageRow, ..
     return tuple(StageRow(*key, median_of(each).median) for key, each in seconds.items())
 
 
+def judge_cold(found: ColdFigures) -> tuple[Verdict, ...]:
+    """First tokens beside the frozen floor, time to bound from memory, and memory, of every size that was asked for;
+    none of them decides.
+    """
+    ratios = {(row.size_bytes, row.tier): row.ratio_to_floor for row in found.rows if row.system == KELVIN}
+    beyond = {taken.size_bytes: taken.beyond_bytes / (1 << 20) for taken in found.footprints}
+    bound_s = {
+        size: time_to_bound_s([row for row in found.stages if (row.size_bytes, row.tier) == (size, "host")])
+        for size in found.sizes_bytes
+    }
+    beside, bound = "first token to the floor's, known answers included", "seconds from the request to bound"
+    memory = "MiB that a start takes beside the model's bytes"
+    return (
+        *(
+            at_most(beside, ratios.get((size, tier)), limit, tier, size, asked=size >= MEDIUM_BYTES, decides=False)
+            for size in found.sizes_bytes
+            for tier, limit in TIMES.items()
+        ),
+        *(at_most(bound, bound_s[size], BOUND_S, "host", size, decides=False) for size in found.sizes_bytes),
+        *(at_most(memory, beyond.get(size), BEYOND_MIB, "", size, decides=False) for size in found.sizes_bytes),
+    )
+
+
+def time_to_bound_s(stages: Sequence[StageRow]) -> float | None:
+    """The stages up to `bound`, of one size and tier; None where no start had it."""
+    names = [row.stage for row in stages]
+    return sum(row.median_s for row in stages[: names.index("bound") + 1]) if "bound" in names else None
+
+
+def judge_pool(found: PoolFigures) -> tuple[Verdict, ...]:
+    """How much sooner the first token comes; it does not decide."""
+    medians = {row.system: row.median_s for row in found.rows}
+    times = ratio(medians.get(OWN), medians.get(WAITING))
+    claim = "first token from zero, a pod's start to a bind"
+    return (at_least(claim, times, POOL_TIMES, "", found.size_bytes, decides=False),)
+
+
 def stage_table(stages: Sequence[StageRow], rows: Sequence[Row]) -> str:
     """Where our starts' time went, as aligned text: each stage's own milliseconds, and its share of the floor's time.
 
@@ -115,26 +163,29 @@ def stage_table(stages: Sequence[StageRow], rows: Sequence[Row]) -> str:
     places = sorted({(row.size_bytes, row.tier) for row in stages})
     floors = {(row.size_bytes, row.tier): row.median_s for row in rows if row.system == FLOOR}
     own = {(row.size_bytes, row.tier, row.stage): row.median_s for row in stages}
-    lines = [" " * 12 + "".join(f"  {f'{size / 1e9:.2f}GB {tier}':>19}" for size, tier in places)]
+    lines = [["stage", *(cell for size, tier in places for cell in (f"{size / 1e9:.2f}GB {tier}", ""))]]
     for name in dict.fromkeys(row.stage for row in stages if row.stage not in AFTER):
-        cells = []
+        cells = [name]
         for place in places:
-            median_s, floor_s = own.get((*place, name)), floors.get(place)
-            shown = "" if median_s is None else f"{median_s * 1000:.1f}ms"
-            share = "" if median_s is None or floor_s is None else f"{median_s / floor_s:.3f}x"
-            cells.append(f"  {shown:>11} {share:>7}")
-        lines.append(f"{name:>12}" + "".join(cells))
-    return "\n".join(lines)
+            median_s = own.get((*place, name))
+            share = ratio(median_s, floors.get(place))
+            cells += [cell(median_s, "{:.1f}ms", times=1e3, none=""), cell(share, "{:.3f}x", none="")]
+        lines.append(cells)
+    return "\n".join(align(lines))
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as aligned text."""
-    lines = [f"{'size':>8}  {'tier':<5} {'system':<24} {'median':>9}  {'95 % interval':>19}  {'n':>3}  {'/ floor':>7}"]
+    lines = [("size", "tier", "system", "median", "95 % interval", "n", "/ floor")]
     for row in rows:
-        interval = f"{row.low_s * 1000:8.1f} - {row.high_s * 1000:8.1f}"
-        ratio = "" if row.ratio_to_floor is None else f"{row.ratio_to_floor:6.2f}x"
-        lines.append(
-            f"{row.size_bytes / 1e9:6.2f}GB  {row.tier:<5} {row.system:<24} {row.median_s * 1000:7.1f}ms"
-            f"  {interval:>19}  {row.n:>3}  {ratio:>7}"
-        )
-    return "\n".join(lines)
+        interval = f"{row.low_s * 1e3:.1f} - {row.high_s * 1e3:.1f}"
+        named = f"{row.size_bytes / 1e9:.2f}GB", row.tier, row.system
+        beside = cell(row.ratio_to_floor, "{:.2f}x", none="")
+        lines.append((*named, f"{row.median_s * 1e3:.1f}ms", interval, str(row.n), beside))
+    return "\n".join(align(lines, left=3))
+
+
+def cold_table(found: ColdFigures) -> str:
+    """Rows, and where our starts' time went."""
+    head = "stages of our starts, and what they are of the floor's time:"
+    return "\n".join([table(found.rows), head, stage_table(found.stages, found.rows)])

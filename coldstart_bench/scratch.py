@@ -1,6 +1,5 @@
-"""A directory of a bench's own."""
+"""Directories of a bench's own."""
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +7,7 @@ from pathlib import Path
 
 
 @contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """Empty; gone when the block ends, with all that could be removed of it."""
-    path = Path(tempfile.mkdtemp(prefix="kelvin-bench-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+def scratch_directory(beside: Path | None = None) -> Iterator[Path]:
+    """Empty; gone when the block ends, with all that could be removed of it. Below $TMPDIR unless it says where."""
+    with tempfile.TemporaryDirectory(prefix="kelvin-bench-", dir=beside, ignore_cleanup_errors=True) as path:
+        yield Path(path)

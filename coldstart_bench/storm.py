@@ -14,23 +14,24 @@ import shutil
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import click
 
-from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, free_port, running
 from coldstart_bench.load import program_output
 from coldstart_bench.peers import make_model
 from coldstart_bench.programs import Program
-from coldstart_bench.room import LEAST_BYTES
-from coldstart_bench.scratch import scratch_directory
+from coldstart_bench.room import LEAST_BYTES, shortage
 from coldstart_bench.services import service
 from coldstart_bench.statistics import median_of
-from coldstart_bench.storm_rows import Miss, Node, StormReport, Waiters, judge
+from coldstart_bench.storm_rows import Miss, Node, StormFigures, Waiters, judge, table
+from service.arguments import Number
 
 TENANT: Final = "default"
 MODEL: Final = "storm"
@@ -43,15 +44,14 @@ LINE_NOTE: Final = "one store for all agents, on this machine: its line is their
 
 
 @dataclass(frozen=True, slots=True)
-class StormPlan:
-    """What to measure. `tell` hears one line per step."""
+class StormPlan(BenchPlan):
+    """What to measure."""
 
     waiters: int
     agents: int
     models: int
     model_bytes: int
     line_bytes_s: float
-    tell: Callable[[str], None]
 
 
 def disk_bytes(plan: StormPlan) -> int:
@@ -64,15 +64,17 @@ def memory_bytes(plan: StormPlan) -> int:
     return (plan.agents + 1) * (plan.models * plan.model_bytes + 3 * SLAB_BYTES) + (3 << 30)
 
 
-def run(plan: StormPlan) -> StormReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
-    with scratch_directory() as scratch:
-        waiters = _waiters(plan, scratch)
-        versions = _publish(plan, scratch / "store")
-        miss, peered = (_miss(plan, scratch, versions, peered=each) for each in (False, True))
-    verdicts = judge(waiters, miss, peered)
-    return StormReport(waiters, miss, peered, verdicts, machine(), load_before, commit(), (LINE_NOTE,))
+def refusal(plan: StormPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for it."""
+    return shortage(disk_bytes(plan), memory_bytes(plan), free_disk, free_memory)
+
+
+def run(plan: StormPlan, scratch: Path) -> StormFigures:
+    """Raises InstallationFailed, PeerFailed."""
+    waiters = _waiters(plan, scratch)
+    versions = _publish(plan, scratch / "store")
+    miss, peered = (_miss(plan, scratch, versions, peered=each) for each in (False, True))
+    return StormFigures(waiters, miss, peered, notes=(LINE_NOTE,))
 
 
 def _waiters(plan: StormPlan, scratch: Path) -> Waiters:
@@ -208,3 +210,22 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
     command = [sys.executable, "-m", "weightcache"]
     with service(command, environment, data / "log", (data / "run" / "cache.sock").exists, "a cache agent"):
         yield data / "run"
+
+
+BENCH: Final = Bench(
+    "storm",
+    """Many requests for a model at zero; many models missing at once: what leaves the store, and who waits how
+    long.""",
+    (
+        option("--waiters", 1000, click.IntRange(1, 10_000), "For one model."),
+        option("--agents", 8, click.IntRange(1, 64), "Each as if it were a node."),
+        option("--models", 30, click.IntRange(1, 200), "Missing at once, at each."),
+        option("--model-mib", 16, click.IntRange(1, 1024), "Of each.", "model_bytes", convert=lambda mib: mib << 20),
+        option("--line", 0.2, Number(0.001, 100), "GB/s, of the store.", "line_bytes_s", convert=lambda gb: gb * 1e9),
+    ),
+    StormPlan,
+    run,
+    table,
+    judge,
+    refusal,
+)

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.report import Figures, Verdict, at_most, ratio
 from coldstart_bench.statistics import median_of
-from coldstart_bench.verdicts import Verdict, held, line_of
 
 ONCE: Final = 1.01  # a hedged range may be asked for twice
 ABOUT_ONCE: Final = 1.10
@@ -47,17 +47,12 @@ class Miss(msgspec.Struct, frozen=True):
     store: Node  # what left it in all
 
 
-class StormReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class StormFigures(Figures, frozen=True):
+    """Of both parts."""
 
     waiters: Waiters
     miss: Miss  # each agent for itself
     peered: Miss  # the same, of agents that are one another's peers
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 def fair_finishes(sizes: Sequence[int], rate: float) -> tuple[float, ...]:
@@ -77,24 +72,25 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
     return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
 
 
-def judge(waiters: Waiters, miss: Miss, peered: Miss) -> tuple[Verdict, ...]:
-    """Whether it holds or not; "at most" says nothing where nothing was read."""
+def judge(found: StormFigures) -> tuple[Verdict, ...]:
+    """Whether all was answered decides; "at most" says nothing where nothing was read."""
+    waiters, miss = found.waiters, found.miss
     size = miss.model_bytes
     # A node that read nothing is the worst of all: then the line is not measured.
     worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
-    in_all = _times(peered.store)
-    failed = len(miss.failures) + len(peered.failures)
+    in_all = _times(found.peered.store)
+    failed = len(miss.failures) + len(found.peered.failures)
     fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
-    reads = waiters.chunk_reads / waiters.chunks if waiters.chunk_reads and waiters.chunks else None
+    reads = ratio(waiters.chunk_reads or None, waiters.chunks or None)
     wrong = waiters.asked - waiters.answered + waiters.wrong
     return (
-        held("requests that were not answered right", 0, "", float(wrong), 0.0, at_least=False),
-        held("leases for all who waited", 0, "", waiters.leases or None, 1.0, at_least=False),
-        held("reads of a chunk", 0, "", reads, 1.0, at_least=False),
-        held("leases that failed", size, "", float(failed), 0.0, at_least=False),
-        held("times that a byte left the store, per node", size, "", worst, ONCE, at_least=False),
-        held("times that a byte left the store in all, with peers", size, "", in_all, ABOUT_ONCE, at_least=False),
-        held("largest distance from a fair finish", size, "", max(fair, default=None), UNFAIR, at_least=False),
+        at_most("requests that were not answered right", wrong, 0),
+        at_most("leases for all who waited", waiters.leases or None, 1, decides=False),
+        at_most("reads of a chunk", reads, 1, decides=False),
+        at_most("leases that failed", failed, 0, "", size),
+        at_most("times that a byte left the store, per node", worst, ONCE, "", size, decides=False),
+        at_most("times that a byte left the store in all, with peers", in_all, ABOUT_ONCE, "", size, decides=False),
+        at_most("largest distance from a fair finish", max(fair, default=None), UNFAIR, "", size, decides=False),
     )
 
 
@@ -103,18 +99,18 @@ def _times(node: Node) -> float | None:
     return node.sent_bytes / node.distinct_bytes if node.sent_bytes and node.distinct_bytes else None
 
 
-def table(report: StormReport) -> str:
-    """Return the report as the text that a person reads."""
-    waiters = report.waiters
+def table(found: StormFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    waiters = found.waiters
     lines = [
         f"{waiters.asked} waited for one model at zero: {waiters.answered} answered, {waiters.wrong} of them wrong; "
         f"{waiters.leases} leases, {waiters.chunk_reads} reads of {waiters.chunks} chunks",
         f"  answered after {waiters.first_s:.2f} s for the first, {waiters.median_s:.2f} s at the median, "
         f"{waiters.last_s:.2f} s for the last",
-        *_lines(report.miss, "each for itself"),
-        *_lines(report.peered, "peers of one another"),
+        *_lines(found.miss, "each for itself"),
+        *_lines(found.peered, "peers of one another"),
     ]
-    return "\n".join([*lines, *(line_of(verdict) for verdict in report.verdicts)])
+    return "\n".join(lines)
 
 
 def _lines(miss: Miss, how: str) -> list[str]:

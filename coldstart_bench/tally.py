@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from coldstart_bench.environment import CacheNotAsAsked
-from coldstart_bench.failures import Failed, Key
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.peers import PeerFailed
+from coldstart_bench.report import Failed, Key
 
 T = TypeVar("T")
 

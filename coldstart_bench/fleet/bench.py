@@ -1,20 +1,20 @@
 """`kelvin bench fleet`: what ten thousand models cost one control plane and one activator while few are asked for."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coldstart_bench.environment import commit, load_1m, machine
+import click
+
 from coldstart_bench.fleet.names import EACH
-from coldstart_bench.fleet.rows import FleetReport, Size, judge
+from coldstart_bench.fleet.rows import FleetFigures, Size, judge, table
 from coldstart_bench.footprint import pss_of
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import free_port
 from coldstart_bench.lone_activator import activator
 from coldstart_bench.peers import PeerFailed
 from coldstart_bench.programs import Program
-from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import median_of
 
 LOOKUPS: Final = 20_000
@@ -22,13 +22,12 @@ REPLICAS_NOTE: Final = "replicas are only counted; time of the tick is virtual, 
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """What to measure: sizes in rising order. `tell` hears how far it is."""
+class FleetPlan(BenchPlan):
+    """What to measure: sizes in rising order."""
 
     sizes: tuple[int, ...]
     active: int
     ticks: int
-    tell: Callable[[str], None]
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
@@ -42,15 +41,13 @@ def sizes_of(text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def run(plan: FleetPlan) -> FleetReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    before, sizes = load_1m(), []
-    with scratch_directory() as scratch:
-        for models in plan.sizes:
-            sizes.append(_measured(plan, scratch, models))
-            plan.tell(f"{models:,} models measured")
-    verdicts = judge(sizes)
-    return FleetReport(plan.active, tuple(sizes), verdicts, machine(), before, commit(), (REPLICAS_NOTE,))
+def run(plan: FleetPlan, scratch: Path) -> FleetFigures:
+    """Raises InstallationFailed, PeerFailed."""
+    sizes = []
+    for models in plan.sizes:
+        sizes.append(_measured(plan, scratch, models))
+        plan.tell(f"{models:,} models measured")
+    return FleetFigures(plan.active, tuple(sizes), notes=(REPLICAS_NOTE,))
 
 
 def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
@@ -85,3 +82,19 @@ def _activator(data: Path, models: int) -> tuple[float, int]:
         began = time.perf_counter()
         with activator(data, free_port()) as pid:
             return time.perf_counter() - began, pss_of(pid)
+
+
+BENCH: Final = Bench(
+    "fleet",
+    """Many models, few of them in use: what a tick, a look-up, a start and an idle model take, and how that grows.
+    Exit 1 where a line does not hold.""",
+    (
+        option("--sizes", "100,1000,3000,10000", str, "Models, separated by commas.", convert=sizes_of),
+        option("--active", 200, click.IntRange(1, 100_000), "In use, of these."),
+        option("--ticks", 30, click.IntRange(1, 10_000), "Of the scaler."),
+    ),
+    FleetPlan,
+    run,
+    table,
+    judge,
+)

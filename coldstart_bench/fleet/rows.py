@@ -1,11 +1,10 @@
 """What many models cost that nobody asks for: a tick of the scaler, a look-up, a start, and memory. Pure."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from coldstart_bench.verdicts import Verdict, held, line_of
+from coldstart_bench.report import Figures, Verdict, align, at_most, ratio
 
 TICK_S: Final = 0.200  # the most, on one core; every two seconds is one
 LOOKUP_US: Final = 5.0
@@ -28,47 +27,33 @@ class Size(msgspec.Struct, frozen=True):
     activator_bytes: int  # of the whole process
 
 
-class FleetReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class FleetFigures(Figures, frozen=True):
+    """At rising sizes, with so many models in use."""
 
     active: int
     sizes: tuple[Size, ...]
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
-def judge(sizes: Sequence[Size]) -> tuple[Verdict, ...]:
-    """Of the largest size; a model's memory is what lies between that and none."""
-    none, most = sizes[0], sizes[-1]
-    state = f"{most.models} models"
-
-    def each(grown: int) -> float | None:
-        return grown / (most.models - none.models) if most.models > none.models else None
-
+def judge(found: FleetFigures) -> tuple[Verdict, ...]:
+    """Of the largest size; a model's memory is what lies between that and the smallest."""
+    least, most = found.sizes[0], found.sizes[-1]
+    state, between = f"{most.models} models", (most.models - least.models) or None
+    control = ratio(most.controlplane_bytes - least.controlplane_bytes, between)
+    activator = ratio(most.activator_bytes - least.activator_bytes, between)
     return (
-        held("longest tick of the scaler, seconds of a core", 0, state, most.tick_most_s, TICK_S, at_least=False),
-        held("look-up of a model's version, microseconds", 0, state, most.lookup_s * 1e6, LOOKUP_US, at_least=False),
-        held("start of an activator, seconds", 0, state, most.activator_start_s, START_S, at_least=False),
-        held(
-            "bytes of an idle model at the control plane", 0, state,
-            each(most.controlplane_bytes - none.controlplane_bytes), IDLE_BYTES, at_least=False,
-        ),
-        held(
-            "bytes of an idle model at the activator", 0, state,
-            each(most.activator_bytes - none.activator_bytes), IDLE_BYTES, at_least=False,
-        ),
-    )  # fmt: skip
+        at_most("longest tick of the scaler, seconds of a core", most.tick_most_s, TICK_S, state),
+        at_most("look-up of a model's version, microseconds", most.lookup_s * 1e6, LOOKUP_US, state),
+        at_most("start of an activator, seconds", most.activator_start_s, START_S, state),
+        at_most("bytes of an idle model at the control plane", control, IDLE_BYTES, state),
+        at_most("bytes of an idle model at the activator", activator, IDLE_BYTES, state),
+    )
 
 
-def table(report: FleetReport) -> str:
-    """Return the report as the text that a person reads."""
+def table(found: FleetFigures) -> str:
+    """Return the figures as the text that a person reads."""
     heads = ("models", "tick", "longest", "look-up", "key", "table", "activator", "registry", "c. plane", "activator")
-    lines = [f"{report.active} models in use", " ".join(f"{head:>10}" for head in heads)]
-    for size in report.sizes:
-        cells = (
+    cells = (
+        (
             f"{size.models:,}",
             f"{size.tick_median_s * 1e3:.2f}ms",
             f"{size.tick_most_s * 1e3:.2f}ms",
@@ -80,5 +65,6 @@ def table(report: FleetReport) -> str:
             f"{size.controlplane_bytes / 2**20:.1f}MiB",
             f"{size.activator_bytes / 2**20:.1f}MiB",
         )
-        lines.append(" ".join(f"{cell:>10}" for cell in cells))
-    return "\n".join([*lines, *map(line_of, report.verdicts)])
+        for size in found.sizes
+    )
+    return "\n".join([f"{found.active} models in use", *align([heads, *cells], left=0)])

@@ -4,19 +4,20 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from coldstart_bench.environment import commit, load_1m, machine
+import click
+
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, running
 from coldstart_bench.peers import make_model
 from coldstart_bench.room import LEAST_BYTES
-from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once
 from coldstart_bench.traffic.behind import Loop, cores, looping
-from coldstart_bench.traffic.burst_rows import BurstReport, Served, fairness, judge, served
+from coldstart_bench.traffic.burst_rows import BurstFigures, Served, fairness, judge, served, table
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
 from coldstart_bench.traffic.family import pid_of
 from coldstart_bench.traffic.memory import Memory, memory_of, watching
@@ -30,48 +31,39 @@ CORES_NOTE: Final = "the activator is held to one core, the open loop to another
 
 
 @dataclass(frozen=True, slots=True)
-class BurstPlan:
-    """How many to send, of two tenants. `tell` hears one line per step."""
+class BurstPlan(BenchPlan):
+    """How many to send, of two tenants."""
 
     requests: int
-    tell: Callable[[str], None]
 
 
-def run(plan: BurstPlan) -> BurstReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
+def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
+    """Raises InstallationFailed, PeerFailed."""
     places = str(plan.requests + 1024)
     settings = {f"KELVIN_QUEUE_REQUESTS{whose}": places for whose in ("", "_PER_TENANT", "_IN_ALL")}
     settings |= {"KELVIN_HEAD_S": "60", "KELVIN_CONNECTIONS": places, "KELVIN_REQUESTS": places}
     settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
-    with scratch_directory() as scratch:
-        plan.tell("making and pushing a model")
-        make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
-        with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
-            kelvin.push(scratch / "model", MODEL)
-            kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
-            payloads = _payloads(kelvin)
-            right = _right(loop, kelvin.port, payloads)
-            kelvin.to_zero(MODEL)
-            kelvin.rest()
-            before = leases(kelvin)
-            ran, memory = _burst(plan, kelvin, loop, payloads)
-            starts = leases(kelvin) - before
-            slots = _slots(kelvin)
-    each = [_served(ran, payloads, right, tenant, slots) for tenant in (OWNER, GUEST)]
+    plan.tell("making and pushing a model")
+    make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
+    with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
+        kelvin.push(scratch / "model", MODEL)
+        kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+        payloads = _payloads(kelvin)
+        right = _right(loop, kelvin.port, payloads)
+        kelvin.to_zero(MODEL)
+        kelvin.rest()
+        before = leases(kelvin)
+        ran, memory = _burst(plan, kelvin, loop, payloads)
+        starts = leases(kelvin) - before
+        slots = _slots(kelvin)
     ends = [(sent.took_s, payloads[sent.payload].who) for sent in ran.sent if sent.is_ok]
-    fair = fairness(ends, (OWNER, GUEST))
-    return BurstReport(
-        tuple(each),
-        fair,
+    return BurstFigures(
+        tuple(_served(ran, payloads, right, tenant, slots) for tenant in (OWNER, GUEST)),
+        fairness(ends, (OWNER, GUEST)),
         quantile_of(lags_s(ran.sent), 0.99),
         memory,
         starts,
-        judge(each, fair, memory, starts),
-        machine(),
-        load_before,
-        commit(),
-        (CORES_NOTE,),
+        notes=(CORES_NOTE,),
     )
 
 
@@ -138,3 +130,15 @@ def _served(ran: Ran, payloads: tuple[Payload, ...], right: list[str], tenant: s
     good = [each.took_s for each in sent if each.is_ok and ran.text(each) == right[each.payload]]
     wrong = sum(each.is_ok and ran.text(each) != right[each.payload] for each in sent)
     return served(tenant, len(sent), good, wrong, dict(Counter(each.code for each in sent if not each.is_ok)), slots)
+
+
+BENCH: Final = Bench(
+    "burst",
+    """A thousand requests of two tenants at once for a model at zero, of an installation: answers, their order, and
+    memory. Exit 1 where a line does not hold.""",
+    (option("--requests", 1000, click.IntRange(2, 10_000), "At once, in all."),),
+    BurstPlan,
+    run,
+    table,
+    judge,
+)

@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell
 from coldstart_bench.statistics import jain, quantile_of
 from coldstart_bench.traffic.memory import MIB, Memory, words
-from coldstart_bench.verdicts import Verdict, held, line_of
 
 FAIR: Final = 0.95  # of 1, by Jain's index
 IN_ORDER: Final = (
@@ -30,19 +30,14 @@ class Served(msgspec.Struct, frozen=True):
     inversions: float | None  # share of its pairs that were answered the other way round
 
 
-class BurstReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class BurstFigures(Figures, frozen=True):
+    """Of all tenants, in the order in which they asked."""
 
     served: tuple[Served, ...]
     fairness: float | None  # Jain's index of the tenants' shares of the first half of the answers
     lag_p99_s: float | None  # of the open loop itself
     memory: Memory | None
     starts: int  # of the model, for all of them
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 def inversions(ends: Sequence[float], apart: int) -> float | None:
@@ -65,39 +60,37 @@ def served(tenant: str, asked: int, ends_s: Sequence[float], wrong: int, codes: 
     return Served(tenant, asked, len(ends_s), wrong, codes, first, median, last, inversions(ends_s, slots))
 
 
-def judge(each: Sequence[Served], fair: float | None, memory: Memory | None, starts: int) -> tuple[Verdict, ...]:
-    """Whether it holds or not; the state is the number of requests."""
-    asked = sum(one.asked for one in each)
+def judge(found: BurstFigures) -> tuple[Verdict, ...]:
+    """The state is the number of requests."""
+    asked = sum(one.asked for one in found.served)
     state = str(asked)
-    wrong = float(asked - sum(one.right for one in each))
-    swapped = max((one.inversions for one in each if one.inversions is not None), default=None)
-    taken = None if memory is None else memory.grown / asked
+    wrong = asked - sum(one.right for one in found.served)
+    swapped = max((one.inversions for one in found.served if one.inversions is not None), default=None)
+    taken = None if found.memory is None else found.memory.grown / asked
     return (
-        held("requests that were not answered right", 0, state, wrong, 0.0, at_least=False),
-        held("fairness between tenants, by Jain's index", 0, state, fair, FAIR, at_least=True),
-        held("pairs of a tenant that were answered the other way round", 0, state, swapped, IN_ORDER, at_least=False),
-        held("bytes of the activator's memory for each request", 0, state, taken, EACH_BYTES, at_least=False),
-        held("starts of the model, off one by", 0, state, float(abs(starts - 1)), 0.0, at_least=False),
+        at_most("requests that were not answered right", wrong, 0, state),
+        at_least("fairness between tenants, by Jain's index", found.fairness, FAIR, state),
+        at_most("pairs of a tenant that were answered the other way round", swapped, IN_ORDER, state),
+        at_most("bytes of the activator's memory for each request", taken, EACH_BYTES, state),
+        at_most("starts of the model, off one by", abs(found.starts - 1), 0, state),
     )
 
 
-def table(report: BurstReport) -> str:
-    """Return the report as the text that a person reads."""
-    head = f"{'tenant':<8} {'asked':>6} {'right':>6} {'wrong':>6} {'first':>9} {'median':>9} {'last':>9}"
-    lines = [f"{head} {'turned round':>13}  not answered"]
-    for one in report.served:
-        times = ["-" if each is None else f"{each:.2f}s" for each in (one.first_s, one.median_s, one.last_s)]
-        turned = "-" if one.inversions is None else f"{one.inversions:.2%}"
+def table(found: BurstFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [
+        ("tenant", "asked", "right", "wrong", "first", "median", "last", "turned round", "not answered")
+    ]
+    for one in found.served:
+        times = (cell(each, "{:.2f}s") for each in (one.first_s, one.median_s, one.last_s))
         codes = ", ".join(f"{code} {count}" for code, count in sorted(one.codes.items())) or "none"
+        counts = map(str, (one.asked, one.right, one.wrong))
+        rows.append((one.tenant, *counts, *times, cell(one.inversions, "{:.2%}"), codes))
+    fair = cell(found.fairness, "{:.3f}")
+    lines = [*align(rows), f"fairness between them over the first half of the answers (Jain): {fair}"]
+    if found.memory is not None:
+        each = found.memory.grown / sum(one.asked for one in found.served)
         lines.append(
-            f"{one.tenant:<8} {one.asked:>6} {one.right:>6} {one.wrong:>6} "
-            f"{times[0]:>9} {times[1]:>9} {times[2]:>9} {turned:>13}  {codes}"
+            f"{words(found.memory)}; {each / 1024:.1f} KiB a request, {found.memory.grown / MIB:.1f} MiB in all"
         )
-    if report.fairness is not None:
-        lines.append(f"fairness between them over the first half of the answers (Jain): {report.fairness:.3f}")
-    if report.memory is not None:
-        each = report.memory.grown / sum(one.asked for one in report.served)
-        lines.append(
-            f"{words(report.memory)}; {each / 1024:.1f} KiB a request, {report.memory.grown / MIB:.1f} MiB in all"
-        )
-    return "\n".join([*lines, *map(line_of, report.verdicts)])
+    return "\n".join(lines)

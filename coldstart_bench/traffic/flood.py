@@ -1,20 +1,21 @@
 """`kelvin bench flood`: one tenant asks a thousand times at once, another one now and then: how long does it wait?"""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.scratch import scratch_directory
+import click
+
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once, constant
 from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
-from coldstart_bench.traffic.flood_rows import FloodReport, Waits, judge, waits_of
+from coldstart_bench.traffic.flood_rows import FloodFigures, Waits, judge, table, waits_of
 from coldstart_bench.traffic.memory import memory_of, watching
 from contracts.usage import RequestRecord
+from service.arguments import Number
 
 LOUD, QUIET = "loud", "quiet"
 APART: Final = 1.37  # service times between the quiet one's requests, so that they meet the slots at any moment
@@ -25,23 +26,16 @@ HEAD_S: Final = "60"  # connections that are open before the beginning say nothi
 
 
 @dataclass(frozen=True, slots=True)
-class FloodPlan:
-    """What to send. `tell` hears one line per step."""
+class FloodPlan(BenchPlan):
+    """What to send."""
 
     requests: int
     slots: int
     slot_s: float
-    tell: Callable[[str], None]
 
 
-def run(plan: FloodPlan) -> FloodReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
-    with scratch_directory() as scratch:
-        return _measured(plan, scratch, load_before)
-
-
-def _measured(plan: FloodPlan, scratch: Path, load_before: float) -> FloodReport:
+def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
+    """Raises InstallationFailed, PeerFailed."""
     keys = keys_for((LOUD, QUIET))
     places = str(2 * plan.requests + 1024)
     settings = {f"KELVIN_QUEUE_REQUESTS{whose}": places for whose in ("", "_PER_TENANT", "_IN_ALL")}
@@ -65,22 +59,17 @@ def _measured(plan: FloodPlan, scratch: Path, load_before: float) -> FloodReport
     recorded = [record for record in seen.records if record.outcome == "ok"]
     loud, other = (_waits(ran, recorded, number, tenant, plan.slot_s) for number, tenant in enumerate(keys))
     seconds = max((sent.end_us for sent in ran.sent), default=0) / 1e6
-    unrecorded = loud.right + other.right - len(recorded)
-    return FloodReport(
+    return FloodFigures(
         plan.slots,
         plan.slot_s,
         loud,
         other,
         seconds,
         seen.most_inside,
-        unrecorded,
+        loud.right + other.right - len(recorded),
         quantile_of(lags_s(ran.sent), 0.99),
         memory_of(samples),
-        judge(plan.slots, plan.slot_s, loud, other, seconds, seen.most_inside, unrecorded),
-        machine(),
-        load_before,
-        commit(),
-        (cores_note(),),
+        notes=(cores_note(),),
     )
 
 
@@ -96,3 +85,19 @@ def _waits(ran: Ran, recorded: list[RequestRecord], number: int, tenant: str, sl
     right = [each for each in sent if each.is_ok and ran.text(each) == f"3 {TOKENS}"]
     queued_s = [record.queued_us / 1e6 for record in recorded if record.tenant == tenant]
     return waits_of(tenant, len(sent), len(right), queued_s, [each.took_s - slot_s for each in right])
+
+
+BENCH: Final = Bench(
+    "flood",
+    """One tenant asks a thousand times at once, another one now and then: how long that one waits. Exit 1 where a line
+    does not hold.""",
+    (
+        option("--requests", 1000, click.IntRange(1, 10_000), "At once, of one."),
+        option("--slots", 16, click.IntRange(1, 1024), "Of the replica."),
+        option("--slot-ms", 200.0, Number(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
+    ),
+    FloodPlan,
+    run,
+    table,
+    judge,
+)

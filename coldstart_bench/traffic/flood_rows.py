@@ -5,9 +5,9 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, recorded_once
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.memory import Memory, words
-from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 
 TIMES: Final = 1.0  # of a service, that the quiet one may wait
 BUSY: Final = 0.90  # of the slots, while there is more to do than they can
@@ -25,8 +25,8 @@ class Waits(msgspec.Struct, frozen=True):
     client_p95_s: float | None  # beyond one service time
 
 
-class FloodReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class FloodFigures(Figures, frozen=True):
+    """Both tenants', and what the replica saw."""
 
     slots: int
     slot_s: float
@@ -37,11 +37,6 @@ class FloodReport(msgspec.Struct, frozen=True):
     unrecorded: int  # answers without a usage record; below 0, records without an answer
     lag_p99_s: float | None  # of the open loop itself
     memory: Memory | None
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 def waits_of(tenant: str, asked: int, right: int, queued_s: Sequence[float], beyond_s: Sequence[float]) -> Waits:
@@ -57,36 +52,30 @@ def waits_of(tenant: str, asked: int, right: int, queued_s: Sequence[float], bey
     )
 
 
-def judge(
-    slots: int, slot_s: float, loud: Waits, quiet: Waits, seconds: float, most_inside: int, unrecorded: int
-) -> tuple[Verdict, ...]:
-    """Whether it holds or not; the state is the number of slots."""
-    state = str(slots)
-    waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / slot_s
-    wrong = loud.asked + quiet.asked - loud.right - quiet.right
-    busy = (loud.right + quiet.right) * slot_s / slots / seconds if seconds else None
+def judge(found: FloodFigures) -> tuple[Verdict, ...]:
+    """The state is the number of slots."""
+    state, slots, quiet = str(found.slots), found.slots, found.quiet
+    right = found.loud.right + quiet.right
+    waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / found.slot_s
+    busy = right * found.slot_s / slots / found.seconds if found.seconds else None
     return (
-        held("the quiet tenant's wait in the queue, p95, to one service time", 0, state, waited, TIMES, at_least=False),
-        held("requests that were not answered right", 0, state, float(wrong), 0.0, at_least=False),
-        *recorded_once(unrecorded, state),
-        held("requests at the replica beyond its slots", 0, state, float(most_inside - slots), 0.0, at_least=False),
-        held("share of the slots' time that was used", 0, state, busy, BUSY, at_least=True),
-    )  # fmt: skip
+        at_most("the quiet tenant's wait in the queue, p95, to one service time", waited, TIMES, state),
+        at_most("requests that were not answered right", found.loud.asked + quiet.asked - right, 0, state),
+        *recorded_once(found.unrecorded, state),
+        at_most("requests at the replica beyond its slots", found.most_inside - slots, 0, state),
+        at_least("share of the slots' time that was used", busy, BUSY, state),
+    )
 
 
-def table(report: FloodReport) -> str:
-    """Return the report as the text that a person reads."""
-    lines = [
-        f"{report.slots} slots of {report.slot_s * 1e3:g} ms; all answered after {report.seconds:.2f} s",
-        f"{'tenant':<8} {'asked':>6} {'right':>6} {'queued p50':>11} {'p95':>10} {'most':>10} {'client p95':>11}",
-    ]
-    for waits in (report.loud, report.quiet):
+def table(found: FloodFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [("tenant", "asked", "right", "queued p50", "p95", "most", "client p95")]
+    for waits in (found.loud, found.quiet):
         seen = (waits.queued_p50_s, waits.queued_p95_s, waits.queued_max_s, waits.client_p95_s)
-        cells = ["-" if each is None else f"{each * 1e3:.1f}ms" for each in seen]
-        lines.append(
-            f"{waits.tenant:<8} {waits.asked:>6} {waits.right:>6} "
-            f"{cells[0]:>11} {cells[1]:>10} {cells[2]:>10} {cells[3]:>11}"
-        )
-    if report.lag_p99_s is not None:
-        lines.append(f"the open loop sent within {report.lag_p99_s * 1e3:.1f} ms of when it was due (p99)")
-    return "\n".join([*lines, words(report.memory), *map(line_of, report.verdicts)])
+        cells = (cell(each, "{:.1f}ms", times=1e3) for each in seen)
+        rows.append((waits.tenant, str(waits.asked), str(waits.right), *cells))
+    head = f"{found.slots} slots of {found.slot_s * 1e3:g} ms; all answered after {found.seconds:.2f} s"
+    lag = cell(found.lag_p99_s, "{:.1f} ms", times=1e3)
+    return "\n".join(
+        [head, *align(rows), f"the open loop sent within {lag} of when it was due (p99)", words(found.memory)]
+    )

@@ -2,17 +2,20 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.scratch import scratch_directory
+import click
+
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.traffic.arrivals import constant
 from coldstart_bench.traffic.behind import MODEL, Behind, Door, Loop, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan
 from coldstart_bench.traffic.memory import Sample, wait_for_sample, watching
-from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadReport, Step, judge, notes_of, step_of
+from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadFigures, Step, judge, notes_of, step_of, table
+from service.arguments import Number
 
 TENANT: Final = "loud"
 TOKENS: Final = 16
@@ -21,15 +24,14 @@ SETTINGS: Final = {"KELVIN_HEAD_S": "60"}  # connections that are open before th
 
 
 @dataclass(frozen=True, slots=True)
-class OverloadPlan:
-    """What to send; `times` are multiples of what the slots can do. `tell` hears one line per step."""
+class OverloadPlan(BenchPlan):
+    """What to send; `times` are multiples of what the slots can do."""
 
     slots: int
     slot_s: float
     times: Sequence[float]
     seconds: float  # of each step
     deadline_s: float
-    tell: Callable[[str], None]
 
 
 def times_of(words: str) -> tuple[float, ...]:
@@ -43,34 +45,23 @@ def times_of(words: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def run(plan: OverloadPlan) -> OverloadReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
-    with scratch_directory() as scratch:
-        keys = keys_for((TENANT,))
-        behind = Behind(keys, plan.slots, plan.slot_s)
-        with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop, watching(door.pid) as samples:
-            before = samples[0].pss if samples else None
-            steps, right = [], 0
-            for times in plan.times:
-                step = _step(plan, times, door, loop, keys[TENANT], samples)
-                steps.append(step)
-                right += step.good + step.late
-            recorded = sum(record.outcome == "ok" for record in door.seen(sum(step.sent for step in steps)).records)
-    unrecorded = right - recorded
-    return OverloadReport(
+def run(plan: OverloadPlan, scratch: Path) -> OverloadFigures:
+    """Raises InstallationFailed, PeerFailed."""
+    keys = keys_for((TENANT,))
+    behind = Behind(keys, plan.slots, plan.slot_s)
+    with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop, watching(door.pid) as samples:
+        before = samples[0].pss if samples else None
+        steps = [_step(plan, times, door, loop, keys[TENANT], samples) for times in plan.times]
+        recorded = sum(record.outcome == "ok" for record in door.seen(sum(step.sent for step in steps)).records)
+    return OverloadFigures(
         plan.slots,
         plan.slot_s,
         TOKENS,
         plan.deadline_s,
         tuple(steps),
-        unrecorded,
+        sum(step.good + step.late for step in steps) - recorded,
         before,
-        judge(steps, plan.slots / plan.slot_s * TOKENS, unrecorded),
-        machine(),
-        load_before,
-        commit(),
-        (cores_note(), *notes_of(steps)),
+        notes=(cores_note(), *notes_of(steps)),
     )
 
 
@@ -93,3 +84,24 @@ def payload(key: str, rank: str, deadline_s: float) -> Payload:
     body = {"model": MODEL, "prompt": "w1 w2 w3", "max_tokens": TOKENS}
     headers = {"x-kelvin-priority": rank, "x-kelvin-deadline-ms": str(int(deadline_s * 1e3))}
     return Payload(key, "/v1/completions", json.dumps(body), headers, who=rank)
+
+
+BENCH: Final = Bench(
+    "overload",
+    """More load than the replicas can do, of all three priorities: what is answered in time, who is refused, and how
+    memory goes. Exit 1 where a line does not hold.""",
+    (
+        option("--slots", 20, click.IntRange(1, 1024), "Of the replica."),
+        option("--slot-ms", 100.0, Number(1, 60_000), "Of each request.", "slot_s", convert=lambda ms: ms / 1e3),
+        option("--times", "0.5,1,2,5,10", str, "What the slots can do, so often.", convert=times_of),
+        option("--seconds", 10.0, Number(0.5, 3600), "Of each step."),
+        option(
+            "--deadline-ms", 2000, click.IntRange(10, 600_000), "Of each request.", "deadline_s",
+            convert=lambda ms: ms / 1e3,
+        ),
+    ),
+    OverloadPlan,
+    run,
+    table,
+    judge,
+)  # fmt: skip

@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, ratio, recorded_once
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.exchange import Sent, held_up_s, lags_s
 from coldstart_bench.traffic.memory import MIB, Sample, load_within
 from coldstart_bench.traffic.processor import Load
-from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 
 RANKS: Final = ("interactive", "standard", "batch")  # who is shed last comes first
 REFUSALS: Final = frozenset((429, 503, 504))
@@ -46,8 +46,8 @@ class Step(msgspec.Struct, frozen=True):
     memory_last: int | None  # and in the last one
 
 
-class OverloadReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class OverloadFigures(Figures, frozen=True):
+    """Of all steps."""
 
     slots: int
     slot_s: float
@@ -56,11 +56,11 @@ class OverloadReport(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     unrecorded: int  # answers without a usage record; below 0, records without an answer
     memory_before: int | None
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
+
+    @property
+    def able(self) -> float:
+        """Requests a second that the slots can do."""
+        return self.slots / self.slot_s
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -131,32 +131,27 @@ def _peak(samples: Sequence[Sample], began_ns: int, from_s: float, to_s: float) 
     return max(found, default=None)
 
 
-def judge(steps: Sequence[Step], able: float, unrecorded: int) -> tuple[Verdict, ...]:
-    """Whether it holds or not; the state is the most load, as a multiple of what the replicas can do: `able` tokens a
-    second.
-    """
-    most = max(steps, key=lambda step: step.times)
-    peak = max(step.goodput for step in steps)
-    done = most.goodput / (able * min(1.0, most.times))
+def judge(found: OverloadFigures) -> tuple[Verdict, ...]:
+    """The state is the most load, as a multiple of what the replicas can do."""
+    most = max(found.steps, key=lambda step: step.times)
+    peak = max(step.goodput for step in found.steps)
+    done = most.goodput / (found.able * found.tokens * min(1.0, most.times))
     state = f"{most.times:g}x"
-    wrong = float(sum(step.wrong for step in steps))
-    grown = None
-    if most.memory_middle is not None and most.memory_last is not None:
-        grown = most.memory_last / most.memory_middle - 1
+    grown = ratio(most.memory_last, most.memory_middle)
     return (
-        held("goodput to its peak", 0, state, most.goodput / peak if peak else None, GOODPUT, at_least=True),
-        held("goodput to what the slots can do", 0, state, done, ABLE, at_least=True),
-        held("share by which memory still grew", 0, state, grown, FLAT, at_least=False),
+        at_least("goodput to its peak", most.goodput / peak if peak else None, GOODPUT, state),
+        at_least("goodput to what the slots can do", done, ABLE, state),
+        at_most("share by which memory still grew", None if grown is None else grown - 1, FLAT, state),
         *(_order(most.answered, first, then, state) for first, then in pairwise(RANKS)),
-        held("requests neither right nor rightly refused", 0, "all", wrong, 0.0, at_least=False),
-        *recorded_once(unrecorded, "all"),
-    )  # fmt: skip
+        at_most("requests neither right nor rightly refused", sum(step.wrong for step in found.steps), 0, "all"),
+        *recorded_once(found.unrecorded, "all"),
+    )
 
 
 def _order(answered: Mapping[str, float], first: str, then: str, state: str) -> Verdict:
     both = first in answered and then in answered
     more = answered[first] - answered[then] if both else None
-    return held(f"share answered of {first} beyond that of {then}", 0, state, more, 0.0, at_least=True)
+    return at_least(f"share answered of {first} beyond that of {then}", more, 0, state)
 
 
 def notes_of(steps: Sequence[Step]) -> tuple[str, ...]:
@@ -171,27 +166,35 @@ def notes_of(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def table(report: OverloadReport) -> str:
-    """Return the report as the text that a person reads."""
-    able = report.slots / report.slot_s
-    lines = [
-        f"{report.slots} slots of {report.slot_s * 1e3:g} ms and {report.tokens} tokens: {able:g} requests/s, "
-        f"{able * report.tokens:g} tokens/s; answers are due within {report.deadline_s:g} s",
-        f"{'load':>6} {'asked/s':>8} {'sent':>7} {'in time':>8} {'late':>6} {'wrong':>6} {'tokens/s':>9} "
-        f"{'p50':>9} {'p99':>9} {'refused p99':>12} {'lag p99':>9} {'held up':>9} {'door us':>8} {'loop us':>8} "
-        f"{'PSS':>7}  answered in time; refused",
+def table(found: OverloadFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    head = (
+        f"{found.slots} slots of {found.slot_s * 1e3:g} ms and {found.tokens} tokens: {found.able:g} requests/s, "
+        f"{found.able * found.tokens:g} tokens/s; answers are due within {found.deadline_s:g} s"
+    )
+    counts = ("load", "asked/s", "sent", "in time", "late", "wrong", "tokens/s")
+    rows: list[tuple[str, ...]] = [
+        (*counts, "p50", "p99", "refused p99", "lag p99", "held up", "door us", "loop us", "PSS")
     ]
-    for step in report.steps:
+    for step in found.steps:
         waits = (step.answered_p50_s, step.answered_p99_s, step.refused_p99_s, step.lag_p99_s, step.held_up_p99_s)
-        cells = ["-" if each is None else f"{each * 1e3:.1f}ms" for each in waits]
-        shares = ", ".join(f"{rank} {share:.0%}" for rank, share in step.answered.items())
-        codes = ", ".join(f"{code} {count}" for code, count in sorted(step.refused.items())) or "nobody"
-        loads = ["-" if load is None else f"{load.each_us:.0f}" for load in (step.door, step.loop)]
-        memory = "-" if step.memory_last is None else f"{step.memory_last / MIB:.0f}M"
-        lines.append(
-            f"{step.times:>5g}x {step.rate:>8.0f} {step.sent:>7} {step.good:>8} {step.late:>6} {step.wrong:>6} "
-            f"{step.goodput:>9.0f} {cells[0]:>9} {cells[1]:>9} {cells[2]:>12} {cells[3]:>9} {cells[4]:>9} "
-            f"{loads[0]:>8} {loads[1]:>8} {memory:>7}  "
-            f"{shares}; {codes}"
+        loads = (None if load is None else load.each_us for load in (step.door, step.loop))
+        rows.append(
+            (
+                f"{step.times:g}x",
+                f"{step.rate:.0f}",
+                *map(str, (step.sent, step.good, step.late, step.wrong)),
+                f"{step.goodput:.0f}",
+                *(cell(each, "{:.1f}ms", times=1e3) for each in waits),
+                *(cell(each, "{:.0f}") for each in loads),
+                cell(step.memory_last, "{:.0f}M", times=1 / MIB),
+            )
         )
-    return "\n".join([*lines, *map(line_of, report.verdicts)])
+    ends = ["answered in time; refused", *map(_ends_of, found.steps)]
+    return "\n".join([head, *(f"{line}  {end}" for line, end in zip(align(rows, left=0), ends, strict=True))])
+
+
+def _ends_of(step: Step) -> str:
+    shares = ", ".join(f"{rank} {share:.0%}" for rank, share in step.answered.items())
+    codes = ", ".join(f"{code} {count}" for code, count in sorted(step.refused.items())) or "nobody"
+    return f"{shares}; {codes}"

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,12 @@ from random import Random
 from typing import Any, Final
 
 from coldstart_bench.endings import Bounds, Totals, differences, totals_of
-from coldstart_bench.environment import commit, load_1m, machine
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, InstallationFailed, running
 from coldstart_bench.leftovers import ended, stray_sockets, unfinished
 from coldstart_bench.patience import remaining
 from coldstart_bench.peers import make_model
 from coldstart_bench.room import LEAST_BYTES
-from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.stepped_clock import SteppedClock
 from coldstart_bench.traffic.arrivals import poisson
 from coldstart_bench.traffic.behind import Loop, looping
@@ -28,7 +27,8 @@ from coldstart_bench.traffic.exchange import Payload, Plan, Ran, Reader
 from coldstart_bench.traffic.family import pid_of
 from coldstart_bench.traffic.faults import AWAY, WHOLE_S, Faults, redis_for, run_to_end
 from coldstart_bench.traffic.memory import Sample, memory_of, try_sample
-from coldstart_bench.traffic.soak_rows import Event, SoakReport, bounds_for, report_of, wrong_with
+from coldstart_bench.traffic.soak_rows import Event, SoakFigures, bounds_for, figures_of, judge, table, wrong_with
+from service.arguments import Number
 
 MODEL: Final = "soak"
 TENANT: Final = "default"
@@ -42,24 +42,17 @@ NO_REDIS_NOTE: Final = "redis-server is not installed: it was not killed, and li
 
 
 @dataclass(frozen=True, slots=True)
-class SoakPlan:
-    """How long, how much, how often something is done to it. `tell` hears one line per step."""
+class SoakPlan(BenchPlan):
+    """How long, how much, how often something is done to it."""
 
     seconds: float
     rate: float  # requests a second
     every_s: float  # a fault
     seed: int
-    tell: Callable[[str], None]
 
 
-def run(plan: SoakPlan) -> SoakReport:
-    """In a temporary directory that is gone afterwards. Raises InstallationFailed, PeerFailed."""
-    load_before = load_1m()
-    with scratch_directory() as scratch:
-        return _measured(plan, scratch, load_before)
-
-
-def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
+def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
+    """Raises InstallationFailed, PeerFailed."""
     data, clock = scratch / "data", SteppedClock(scratch / "clock")
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
@@ -94,10 +87,17 @@ def _measured(plan: SoakPlan, scratch: Path, load_before: float) -> SoakReport:
         for number, sent in enumerate(ran.sent)
         if (why := wrong_with(sent, ran.text(sent), right[sent.payload], payloads[sent.payload].reader)) is not None
     ]
-    where = {"machine": machine(), "load_before": load_before, "commit": commit()}
-    where["notes"] = () if redis is not None else (NO_REDIS_NOTE,)
-    again = sum(map(eq, _texts(after), right)) / len(right)
-    return report_of(plan.seconds, ran.sent, wrong, events, bill, left, memory_of(samples), again, where)
+    return figures_of(
+        plan.seconds,
+        ran.sent,
+        wrong=tuple(wrong),
+        events=tuple(events),
+        bill=tuple(bill),
+        left=tuple(left),
+        memory=memory_of(samples),
+        again=sum(map(eq, _texts(after), right)) / len(right),
+        notes=() if redis is not None else (NO_REDIS_NOTE,),
+    )
 
 
 def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
@@ -192,3 +192,20 @@ def _sampled(kelvin: Installation) -> list[Sample]:
     """Of the activator, at rest."""
     sample = try_sample(pid_of(kelvin.pid, "activator"))
     return [] if sample is None else [sample]
+
+
+BENCH: Final = Bench(
+    "soak",
+    """An installation under load whose processes are killed in turn, whose clients stall and whose clock is stepped:
+    how each request ended, and whether the bill agrees. Exit 1 where a line does not hold.""",
+    (
+        option("--seconds", 600.0, Number(5, 604_800), "Of load."),
+        option("--rate", 10.0, Number(0.1, 1000), "Requests a second."),
+        option("--every", 10.0, Number(1, 3600), "Seconds to a fault.", "every_s"),
+        option("--seed", 1, int, "Of what is drawn."),
+    ),
+    SoakPlan,
+    run,
+    table,
+    judge,
+)

@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from coldstart_bench.endings import ANSWERED, CUT, GONE, Bounds, Ending, Totals, bounds_of, refused
+from coldstart_bench.report import Figures, Verdict, at_least, at_most, cell, ratio
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.exchange import CUT as WAS_CUT
 from coldstart_bench.traffic.exchange import NO_DOOR, NO_END, Reader, Sent
 from coldstart_bench.traffic.memory import Memory, words
-from coldstart_bench.verdicts import Verdict, held, line_of
 
 WORD: Final = re.compile(r"w\d+|<s>|</s>|<unk>")
 # What a client may be told while something behind the door, or the door itself, is away.
@@ -37,8 +37,8 @@ class Event(msgspec.Struct, frozen=True):
     whole_after_s: float | None
 
 
-class SoakReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class SoakFigures(Figures, frozen=True):
+    """How all requests ended, and what was found afterwards."""
 
     seconds: float
     sent: int
@@ -51,11 +51,7 @@ class SoakReport(msgspec.Struct, frozen=True):
     bill: tuple[str, ...]  # in which it does not agree
     left: tuple[str, ...]  # what is left of it
     memory: Memory | None  # of the supervisor's processes together, before and at rest again
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
+    again: float  # share of what was asked after the last fault that was answered right
 
 
 def wrong_with(sent: Sent, text: str, right: str, reader: Reader) -> str | None:
@@ -101,73 +97,41 @@ def growth(before: Totals, after: Totals, bounds: Bounds) -> Mapping[str, tuple[
     }
 
 
-def report_of(
-    seconds: float,
-    sent: Sequence[Sent],
-    wrong: Sequence[str],
-    events: Sequence[Event],
-    bill: Sequence[str],
-    left: Sequence[str],
-    memory: Memory | None,
-    again: float,
-    where: Mapping[str, Any],
-) -> SoakReport:
-    """With its lines. `again` is the share of what was asked after the last fault that was answered right."""
-    right = [each for each in sent if each.is_ok]
+def figures_of(seconds: float, sent: Sequence[Sent], **found: Any) -> SoakFigures:
+    """With what is counted of the requests; `found` are the other fields."""
+    took = [each.took_s for each in sent if each.is_ok]
     told = Counter(each.code for each in sent if not each.is_ok)
-    took = [each.took_s for each in right]
-    return SoakReport(
-        seconds,
-        len(sent),
-        len(right),
-        dict(told),
-        tuple(wrong),
-        quantile_of(took, 0.5),
-        quantile_of(took, 0.99),
-        tuple(events),
-        tuple(bill),
-        tuple(left),
-        memory,
-        judge(len(sent), len(right), wrong, events, bill, left, again),
-        **where,
-    )
+    p50_s, p99_s = quantile_of(took, 0.5), quantile_of(took, 0.99)
+    return SoakFigures(seconds, len(sent), len(took), dict(told), answered_p50_s=p50_s, answered_p99_s=p99_s, **found)
 
 
-def judge(
-    sent: int,
-    answered: int,
-    wrong: Sequence[str],
-    events: Sequence[Event],
-    bill: Sequence[str],
-    left: Sequence[str],
-    again: float,
-) -> tuple[Verdict, ...]:
-    """Whether it holds or not; the state is how much was done to it."""
-    state = f"{len(events)} faults"
-    down = sum(event.whole_after_s is None for event in events)
-    share = answered / sent if sent else None
+def judge(found: SoakFigures) -> tuple[Verdict, ...]:
+    """The state is how much was done to it."""
+    state = f"{len(found.events)} faults"
+    down = sum(event.whole_after_s is None for event in found.events)
+    share = ratio(found.answered, found.sent or None)
     return (
-        held("requests that ended neither right nor rightly", 0, state, float(len(wrong)), 0.0, at_least=False),
-        held("differences of the bill from what clients counted", 0, state, float(len(bill)), 0.0, at_least=False),
-        held("faults after which not all was ready again", 0, state, float(down), 0.0, at_least=False),
-        held("things that are left", 0, state, float(len(left)), 0.0, at_least=False),
-        held("share of requests after the last fault that were answered right", 0, state, again, 1.0, at_least=True),
-        held("share of requests that were answered", 0, state, share, 0.0, at_least=True, asked=False),
+        at_most("requests that ended neither right nor rightly", len(found.wrong), 0, state),
+        at_most("differences of the bill from what clients counted", len(found.bill), 0, state),
+        at_most("faults after which not all was ready again", down, 0, state),
+        at_most("things that are left", len(found.left), 0, state),
+        at_least("share of requests after the last fault that were answered right", found.again, 1, state),
+        at_least("share of requests that were answered", share, 0, state, asked=False),
     )
 
 
-def table(report: SoakReport) -> str:
-    """Return the report as the text that a person reads."""
-    told = ", ".join(f"{code} {count}" for code, count in sorted(report.told.items())) or "none"
-    p50, p99 = ("-" if each is None else f"{each:.2f} s" for each in (report.answered_p50_s, report.answered_p99_s))
+def table(found: SoakFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    told = ", ".join(f"{code} {count}" for code, count in sorted(found.told.items())) or "none"
+    p50, p99 = (cell(each, "{:.2f} s") for each in (found.answered_p50_s, found.answered_p99_s))
     lines = [
-        f"{report.sent} requests in {report.seconds:g} s: {report.answered} answered ({p50} at the median, {p99} p99); "
+        f"{found.sent} requests in {found.seconds:g} s: {found.answered} answered ({p50} at the median, {p99} p99); "
         f"ended otherwise: {told}",
     ]
-    for event in report.events:
-        after = "NOT READY AGAIN" if event.whole_after_s is None else f"ready again after {event.whole_after_s:.2f} s"
+    for event in found.events:
+        after = cell(event.whole_after_s, "ready again after {:.2f} s", none="NOT READY AGAIN")
         lines.append(f"  {event.at_s:7.1f} s  {event.what:<24} {after}")
-    lines += [f"wrong: {each}" for each in report.wrong[:10]]
-    lines += [f"bill: {each}" for each in report.bill]
-    lines += [f"left: {each}" for each in report.left]
-    return "\n".join([*lines, words(report.memory), *map(line_of, report.verdicts)])
+    lines += [f"wrong: {each}" for each in found.wrong[:10]]
+    lines += [f"bill: {each}" for each in found.bill]
+    lines += [f"left: {each}" for each in found.left]
+    return "\n".join([*lines, words(found.memory)])

@@ -4,17 +4,33 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final, TypeVar
 
-from coldstart_bench.environment import commit, load_1m, machine
-from coldstart_bench.scratch import scratch_directory
+import click
+
+from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic import trace_fit
 from coldstart_bench.traffic.behind import MODEL, Behind, Seen, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
-from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceReport
-from coldstart_bench.traffic.trace_source import Due, Row, Window, as_recorded, by_clients, window_at, words
+from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceFigures
+from coldstart_bench.traffic.trace_source import (
+    BadTrace,
+    Due,
+    Row,
+    Window,
+    as_recorded,
+    by_clients,
+    rows_of,
+    window_at,
+    windows_of,
+    words,
+)
+from service.arguments import Number
+
+T = TypeVar("T")
 
 PROMPT_TOKEN_S: Final = 5e-5  # 20,000 prompt tokens a second
 TOKEN_S: Final = 0.01
@@ -24,7 +40,7 @@ NOTE: Final = "what was sent is what the activator recorded, but for prefixes, w
 
 
 @dataclass(frozen=True, slots=True)
-class TracePlan:
+class TracePlan(BenchPlan):
     """What to send. With `windows` (one for each client) arrivals are theirs, else those of `rows`."""
 
     rows: Sequence[Row]
@@ -35,12 +51,19 @@ class TracePlan:
     shared: float  # part of each prompt that its tenant's prompts begin with
     slots: int
     seed: int
-    tell: Callable[[str], None]
 
 
-def windows_at(clients: Sequence[Sequence[Window]], at_s: float) -> list[Window]:
-    """Each client's."""
-    return [window_at(client, at_s) for client in clients]
+def plan_of(file: Path, clients: Sequence[Path], at_s: float, **options: Any) -> TracePlan:
+    """With what the files say; each client's window is that of `at_s`. Raises BadTrace naming the file."""
+    windows = [window_at(_read(client, windows_of), at_s) for client in clients]
+    return TracePlan(rows=_read(file, rows_of), windows=windows, **options)
+
+
+def _read(file: Path, parse: Callable[[str], list[T]]) -> list[T]:
+    try:
+        return parse(file.read_text())
+    except (BadTrace, UnicodeDecodeError) as error:
+        raise BadTrace(f"{file}: {error}") from None
 
 
 def load_of(plan: TracePlan) -> list[Due]:
@@ -50,24 +73,22 @@ def load_of(plan: TracePlan) -> list[Due]:
     return as_recorded(plan.rows[: plan.requests], plan.speed)
 
 
-def run(plan: TracePlan) -> TraceReport:
-    """In a temporary directory that is gone afterwards. Raises BadTrace, InstallationFailed, PeerFailed."""
-    load_before, due = load_1m(), load_of(plan)
+def run(plan: TracePlan, scratch: Path) -> TraceFigures:
+    """Raises BadTrace, InstallationFailed, PeerFailed."""
+    due = load_of(plan)
     tenants = [f"client{number}" for number in range(max(1, len(plan.windows)))]
     keys = keys_for(tenants)
     prompts = [words(each, number, plan.shared) for number, each in enumerate(due)]
     payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
-    with scratch_directory() as scratch:
-        behind = Behind(keys, plan.slots, 0.0, PROMPT_TOKEN_S, TOKEN_S)
-        with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop:
-            lasts_s = due[-1].at_us / 1e6 if due else 0.0
-            plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
-            arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
-            ran = loop.run(Plan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
-            seen = door.seen(len(due))
-    fit, came = fit_of(plan, due, prompts, ran, seen, tenants), _came(due, ran, seen)
-    verdicts = trace_fit.judge(fit, came)
-    return TraceReport(fit, came, verdicts, machine(), load_before, commit(), (cores_note(), NOTE))
+    behind = Behind(keys, plan.slots, 0.0, PROMPT_TOKEN_S, TOKEN_S)
+    with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop:
+        lasts_s = due[-1].at_us / 1e6 if due else 0.0
+        plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
+        arrivals = tuple((each.at_us, number) for number, each in enumerate(due))
+        ran = loop.run(Plan(door.port, payloads, arrivals, min(256, len(due)), 2048, PATIENCE_S))
+        seen = door.seen(len(due))
+    fit = fit_of(plan, due, prompts, ran, seen, tenants)
+    return TraceFigures(fit, _came(due, ran, seen), notes=(cores_note(), NOTE))
 
 
 def _payload(due: Due, prompt: Sequence[str], tenants: Sequence[str], keys: dict[str, str]) -> Payload:
@@ -157,3 +178,32 @@ def _came(due: Sequence[Due], ran: Ran, seen: Seen) -> Came:
         quantile_of(lags_s(ran.sent), 0.99),
         dict(Counter(sent.code for sent in ran.sent if not sent.is_ok)),
     )
+
+
+_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
+BENCH: Final = Bench(
+    "trace",
+    """Send what FILE says (TIMESTAMP, ContextTokens, GeneratedTokens, as Azure has it) and print how close it came to
+    that: lengths, bursts, tenants, prefixes. Exit 1 where a line does not hold.""",
+    (
+        click.Argument(["file"], type=_FILE),
+        click.Option(
+            ["--clients"],
+            multiple=True,
+            type=_FILE,
+            help="A client's windows of rates, as ServeGen has them; each is a tenant. "
+            "[default: FILE's own times, one tenant]",
+        ),
+        option("--at", 0.0, Number(0), "Second of the clients' windows.", "at_s"),
+        option("--seconds", 60.0, Number(1, 86_400), "Of the clients."),
+        option("--requests", 2000, click.IntRange(2, 1_000_000), "About so many."),
+        option("--speed", 20.0, Number(0.01, 10_000), "Of FILE's own times."),
+        option("--shared-prefix", 0.0, Number(0, 1), "Of a prompt; FILE has none.", "shared"),
+        option("--slots", 64, click.IntRange(1, 1024), "Of the replica."),
+        option("--seed", 1, int, "Of what is drawn."),
+    ),
+    plan_of,
+    run,
+    trace_fit.table,
+    trace_fit.judge,
+)

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.report import Figures, Verdict, align, at_most, cell, recorded_once
 from coldstart_bench.statistics import quantile_of
-from coldstart_bench.verdicts import Verdict, held, line_of, recorded_once
 
 DISTANCE: Final = 0.05
 VARIATION: Final = 0.25  # of the gaps' own: a hundred gaps with a tail say no more
@@ -62,16 +62,11 @@ class Came(msgspec.Struct, frozen=True):
     codes: dict[str, int]  # of those that were not answered
 
 
-class TraceReport(msgspec.Struct, frozen=True):
-    """What `--json` writes."""
+class TraceFigures(Figures, frozen=True):
+    """How close it was, and what came of it."""
 
     fit: Fit
     came: Came
-    verdicts: tuple[Verdict, ...]
-    machine: dict[str, object]
-    load_before: float
-    commit: str | None
-    notes: tuple[str, ...] = ()
 
 
 def lengths(asked: Sequence[int], sent: Sequence[int]) -> Lengths:
@@ -139,26 +134,26 @@ def weighted(values: Sequence[float | None], weights: Sequence[float]) -> float 
     return sum(value * weight for value, weight in known) / whole if whole else None
 
 
-def judge(fit: Fit, came: Came) -> tuple[Verdict, ...]:
-    """Whether it holds or not; the state is the number of requests. Of few requests a distance says less: the limit is
-    then what 99 of 100 samples of that size keep.
+def judge(found: TraceFigures) -> tuple[Verdict, ...]:
+    """The state is the number of requests. Of few requests a distance says less: the limit is then what 99 of 100
+    samples of that size keep.
     """
+    fit, came = found.fit, found.came
     state, n = str(fit.requests), max(1, fit.requests)
     limit = max(DISTANCE, 1.63 / math.sqrt(n))
     skew = max(DISTANCE, math.sqrt(fit.tenants / n))
     prefix = max(PREFIX, 2 * fit.tenants / n)  # a tenant's first prompt has nothing in common with any
-    wrong = float(fit.requests - came.right)
     return (
-        held("distance of prompts' lengths from the trace's", 0, state, fit.prompt.distance, limit, at_least=False),
-        held("distance of outputs' lengths from the trace's", 0, state, fit.output.distance, limit, at_least=False),
-        held("difference of the lengths' rank correlation", 0, state, _off(fit.joint), 2 * limit, at_least=False),
-        held("gaps' variation, off the trace's by", 0, state, _relative(fit.variation), VARIATION, at_least=False),
-        held("requests a second, dispersion off by", 0, state, _relative(fit.dispersion), DISPERSION, at_least=False),
-        held("distance of tenants' shares from the trace's", 0, state, fit.apart, skew, at_least=False),
-        held("difference of the share of shared prefixes", 0, state, _off(fit.prefix), prefix, at_least=False),
-        held("requests that were not answered right", 0, state, wrong, 0.0, at_least=False),
+        at_most("distance of prompts' lengths from the trace's", fit.prompt.distance, limit, state),
+        at_most("distance of outputs' lengths from the trace's", fit.output.distance, limit, state),
+        at_most("difference of the lengths' rank correlation", _off(fit.joint), 2 * limit, state),
+        at_most("gaps' variation, off the trace's by", _relative(fit.variation), VARIATION, state),
+        at_most("requests a second, dispersion off by", _relative(fit.dispersion), DISPERSION, state),
+        at_most("distance of tenants' shares from the trace's", fit.apart, skew, state),
+        at_most("difference of the share of shared prefixes", _off(fit.prefix), prefix, state),
+        at_most("requests that were not answered right", fit.requests - came.right, 0, state),
         *recorded_once(came.unrecorded, state),
-    )  # fmt: skip
+    )
 
 
 def _off(pair: Pair) -> float | None:
@@ -169,18 +164,18 @@ def _relative(pair: Pair) -> float | None:
     return None if not pair.asked or pair.sent is None else abs(pair.sent / pair.asked - 1)
 
 
-def table(report: TraceReport) -> str:
-    """Return the report as the text that a person reads."""
-    fit, came = report.fit, report.came
-    lines = [
+def table(found: TraceFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    fit, came = found.fit, found.came
+    p50, p99, lag = (cell(each, "{:.1f} ms", times=1e3) for each in (came.p50_s, came.p99_s, came.lag_p99_s))
+    head = (
         f"{fit.requests} requests of {fit.tenants} tenants: {came.right} answered right; "
-        f"{_ms(came.p50_s)} at the median, {_ms(came.p99_s)} p99, from when each was due; "
-        f"sent within {_ms(came.lag_p99_s)} (p99)",
-        f"{'':<34} {'trace':>10} {'sent':>10}",
-    ]
-    for name, found in (("prompt tokens", fit.prompt), ("output tokens", fit.output)):
-        for part, asked, sent in zip(("p50", "p90", "p99", "most"), found.asked, found.sent, strict=True):
-            lines.append(f"{f'{name}, {part}':<34} {_number(asked):>10} {_number(sent):>10}")
+        f"{p50} at the median, {p99} p99, from when each was due; sent within {lag} (p99)"
+    )
+    rows = [("", "trace", "sent")]
+    for name, lengths_of in (("prompt tokens", fit.prompt), ("output tokens", fit.output)):
+        for part, asked, sent in zip(("p50", "p90", "p99", "most"), lengths_of.asked, lengths_of.sent, strict=True):
+            rows.append((f"{name}, {part}", _number(asked), _number(sent)))
     for name, pair in (
         ("rank correlation of both", fit.joint),
         ("variation of gaps", fit.variation),
@@ -188,14 +183,10 @@ def table(report: TraceReport) -> str:
         ("share of the largest tenant", fit.largest),
         ("share of shared prefixes", fit.prefix),
     ):
-        lines.append(f"{name:<34} {_number(pair.asked):>10} {_number(pair.sent):>10}")
-    lines += [f"not answered: {code} {count}" for code, count in sorted(came.codes.items())]
-    return "\n".join([*lines, *map(line_of, report.verdicts)])
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+        rows.append((name, _number(pair.asked), _number(pair.sent)))
+    codes = [f"not answered: {code} {count}" for code, count in sorted(came.codes.items())]
+    return "\n".join([head, *align(rows), *codes])
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}" if value == int(value) else f"{value:.3f}"
+    return cell(value, "{:g}" if value is None or value == int(value) else "{:.3f}")

@@ -9,13 +9,14 @@ from typing import Final
 
 import msgspec
 
+from coldstart_bench.report import BenchFailed
 from coldstart_bench.traffic.arrivals import renewal, replayed
 
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _US: Final = 1_000_000
 
 
-class BadTrace(Exception):
+class BadTrace(BenchFailed):
     """A file is no trace; the text names line and rule."""
 
 

@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from coldstart_bench import cold
-from coldstart_bench.__main__ import main
 from coldstart_bench.cold_cases import STEP_WITH, STEP_WITHOUT, Case, measure_round
 from coldstart_bench.environment import CacheNotAsAsked
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, Footprint, Report
+from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, Footprint, judge_cold
 from coldstart_bench.tally import Tally
 
 SIZE = 500_000_000
@@ -42,13 +42,13 @@ def seen_after(rounds: int, stolen: int) -> cold.Seen:
     cases = [Case(tier, who, thief(tier, who, stolen), lambda who=who: SECONDS[who]) for tier, who in ALL]  # type: ignore[misc]
     for _ in range(rounds):
         measure_round(seen.tally, SIZE, cases)
-    seen.footprints[SIZE] = Footprint(SIZE, SIZE, 0, 0)
+    seen.footprints.append(Footprint(SIZE, SIZE, SIZE, 0, 0))
     return seen
 
 
 def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
     """All the others have every round, and every ratio is there; the figure without probe beside the one with it."""
-    report = seen_after(rounds=3, stolen=2).report([SIZE])
+    report = seen_after(rounds=3, stolen=2).found([SIZE])
     assert {(row.tier, row.system): row.n for row in report.rows if row.system != UNPROBED} == {
         **{(tier, who): 3 for tier, who in ALL if not who.startswith("first step")},
         ("nvme", FLOOR): 1,
@@ -56,30 +56,31 @@ def test_a_state_that_is_taken_back_costs_that_round_of_that_system() -> None:
     assert report.failures == ()
     ratios = {row.system: row.ratio_to_floor for row in report.rows if row.tier == "nvme"}
     assert ratios == pytest.approx({KELVIN: 1.2, UNPROBED: 1.1, FLOOR: 1.0})
-    assert [verdict.passed for verdict in report.verdicts] == [True, True, None, True]
+    assert [verdict.passed for verdict in judge_cold(report)] == [True, True, None, True]
 
 
 def test_one_that_is_always_taken_back_is_a_failure_by_name() -> None:
     """Our row stands without a ratio, and its line is not passed."""
-    report = seen_after(rounds=2, stolen=2).report([SIZE])
+    report = seen_after(rounds=2, stolen=2).found([SIZE])
     (failed,) = report.failures
     assert (failed.system, failed.size_bytes, failed.state) == (FLOOR, SIZE, "nvme")
     assert {row.ratio_to_floor for row in report.rows if row.tier == "nvme"} == {None}
-    assert [(verdict.state, verdict.passed) for verdict in report.verdicts][:2] == [("host", True), ("nvme", None)]
+    assert [(verdict.state, verdict.passed) for verdict in judge_cold(report)][:2] == [("host", True), ("nvme", None)]
 
 
 def test_a_size_that_fails_is_named_and_the_next_one_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is known of each is told when it is done."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(cold, "running", lambda *given, **settings: _up())
     monkeypatch.setattr(cold, "_measure_size", _second_only)
-    known: list[tuple[int, Report]] = []
-    report = cold.run(cold.Plan([SIZE, 2 * SIZE], 1, lambda line: None, lambda *each: known.append(each)))
+    known: list[ColdFigures] = []
+    plan = cold.ColdPlan([SIZE, 2 * SIZE], 1, tell=lambda line: None, known=known.append)
+    report = cold.run(plan, tmp_path)
     assert [(failed.system, failed.size_bytes) for failed in report.failures] == [("the rounds", SIZE)]
-    assert [(size, len(so_far.rows)) for size, so_far in known] == [(SIZE, 0), (2 * SIZE, 1)]
-    assert {verdict.size_bytes for verdict in known[0][1].verdicts} == {SIZE}
+    assert [(so_far.sizes_bytes, len(so_far.rows)) for so_far in known] == [((SIZE,), 0), ((SIZE, 2 * SIZE), 1)]
+    assert {verdict.size_bytes for verdict in judge_cold(known[0])} == {SIZE}
+    assert list(tmp_path.iterdir()) == []
 
 
 class _up:
@@ -90,26 +91,21 @@ class _up:
         return None
 
 
-def _second_only(plan: cold.Plan, kelvin: object, directory: Path, size_bytes: int, seen: cold.Seen) -> None:
+def _second_only(plan: cold.ColdPlan, kelvin: object, directory: Path, size_bytes: int, seen: cold.Seen) -> None:
     if size_bytes == SIZE:
         raise InstallationFailed("push: refused")
     seen.tally.take((size_bytes, "host", FLOOR), lambda: 0.1)
 
 
 @pytest.mark.parametrize(("stolen", "status"), [(0, 0), (1, 0), (2, 1)], ids=["never", "once", "in every round"])
-def test_the_exit_says_whether_all_has_a_figure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stolen: int, status: int
-) -> None:
+def test_the_exit_says_whether_all_has_a_figure(tmp_path: Path, stolen: int, status: int) -> None:
     """Rows, reasons and the report are there in each case."""
 
-    def run(plan: cold.Plan) -> Report:
-        report = seen_after(rounds=2, stolen=stolen).report(plan.sizes_bytes)
-        plan.known(SIZE, report)
-        return report
+    def run(plan: cold.ColdPlan, scratch: Path) -> ColdFigures:
+        return seen_after(rounds=2, stolen=stolen).found(plan.sizes_bytes)
 
-    monkeypatch.setattr(cold, "run", run)
     file = tmp_path / "report.json"
-    done = CliRunner().invoke(main, ["cold", "--sizes", "0.5", "--json", str(file)])
+    done = CliRunner().invoke(replace(cold.BENCH, run=run).command(), ["--sizes", "0.5", "--json", str(file)])
     assert done.exit_code == status, done.output
     assert ("floor at 0.50 GB, nvme: model.safetensors: 7 pages" in done.output) is (status == 1)
     assert ("not measured (at most 1.25)" in done.output) is (status == 1)

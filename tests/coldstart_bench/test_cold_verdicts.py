@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from coldstart_bench.cold_verdicts import judge
 from coldstart_bench.footprint import pss_outside_slabs
-from coldstart_bench.rows import Footprint, StageRow, rows_of, without_probe
+from coldstart_bench.rows import ColdFigures, Footprint, StageRow, judge_cold, rows_of, without_probe
 
 SIZE, SMALL, MIB = 500_000_000, 100_000_000, 1 << 20
 STAGES = [StageRow(SIZE, "host", "leased", 0.01), StageRow(SIZE, "host", "bound", 0.02)]
-FITS = Footprint(SIZE, 512 << 20, 100 * MIB, 200 * MIB)
+FITS = Footprint(SIZE, SIZE, 512 << 20, 100 * MIB, 200 * MIB)
 
 
 def passed(
@@ -19,7 +18,8 @@ def passed(
     """Host, NVMe, bound, memory."""
     measured = {(size, tier, "floor"): [1.0] for tier in ("host", "nvme")}
     rows = rows_of({**measured, (size, "host", "kelvin"): [host], (size, "nvme", "kelvin"): [nvme]})
-    return [verdict.passed for verdict in judge([size], rows, stages, {size: taken})]
+    found = ColdFigures((size,), rows, tuple(stages), (taken,))
+    return [verdict.passed for verdict in judge_cold(found)]
 
 
 def test_good_figures_pass() -> None:
@@ -45,7 +45,7 @@ def test_a_bad_figure_fails(found: list[bool | None], want: list[bool | None]) -
 
 def test_memory_beyond_the_model_fails() -> None:
     """Own memory grows by more than 256 MiB, the last slab's spare room included."""
-    assert passed(taken=Footprint(SIZE, 512 << 20, 100 * MIB, 400 * MIB))[-1] is False
+    assert passed(taken=Footprint(SIZE, SIZE, 512 << 20, 100 * MIB, 400 * MIB))[-1] is False
 
 
 def test_a_small_model_is_not_held_to_the_floor() -> None:
@@ -56,7 +56,7 @@ def test_a_small_model_is_not_held_to_the_floor() -> None:
 def test_what_has_no_figure_is_said_not_to_be_measured() -> None:
     """Each line of a size that was asked for is there; none of them passes."""
     rows = rows_of({(SIZE, "host", "kelvin"): [1.0], (SIZE, "nvme", "floor"): [1.0]})
-    found = judge([SIZE], rows, [], {})
+    found = judge_cold(ColdFigures((SIZE,), rows))
     assert {(verdict.value, verdict.passed) for verdict in found} == {(None, None)}
     assert [verdict.state for verdict in found] == ["host", "nvme", "host", ""]
 

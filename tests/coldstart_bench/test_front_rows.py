@@ -5,11 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 
-from coldstart_bench import front
-from coldstart_bench.__main__ import main
-from coldstart_bench.failures import Failed
 from coldstart_bench.front import connections_of
 from coldstart_bench.front_rows import (
     KELVIN,
@@ -17,14 +13,15 @@ from coldstart_bench.front_rows import (
     NGINX,
     RAY,
     UPSTREAM,
-    FrontReport,
+    FrontFigures,
     FrontRow,
     Streams,
     Take,
+    judge,
     rows_of,
     table,
 )
-from coldstart_bench.front_verdicts import judge
+from coldstart_bench.report import Report
 
 READ = Streams(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_share=0.2)
 
@@ -32,6 +29,11 @@ READ = Streams(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_
 def take(rate: int, p50_us: int, processor_us: int | None = None) -> Take:
     """One second of it."""
     return Take(rate, 1_000_000, p50_us, 2 * p50_us, 0, processor_us)
+
+
+def figures(rows: Sequence[FrontRow], streams: Streams = READ, unrecorded: int = 0) -> FrontFigures:
+    """With wrk."""
+    return FrontFigures(tuple(rows), streams, unrecorded, "wrk")
 
 
 def good(connections: int) -> FrontRow:
@@ -59,14 +61,11 @@ def test_what_is_beside_another_is_of_the_same_round() -> None:
 
 def test_without_nginx_its_figure_is_not_measured() -> None:
     """Never 0, and no verdict; the others stand."""
-    rows = rows_of({(16, KELVIN): [take(3000, 900)], (16, UPSTREAM): [take(60_000, 50)]})
-    verdicts = judge(rows, READ, 0)
-    of_nginx = next(verdict for verdict in verdicts if "nginx" in verdict.claim)
+    found = figures(rows_of({(16, KELVIN): [take(3000, 900)], (16, UPSTREAM): [take(60_000, 50)]}))
+    of_nginx = next(verdict for verdict in judge(found) if "nginx" in verdict.claim)
     assert (of_nginx.value, of_nginx.passed) == (None, None)
-    failures = (Failed(NGINX, "not installed"),)
-    said = table(FrontReport(rows, READ, 0, "wrk", failures, verdicts, {}, 0.0, None))
-    assert "nginx: not measured: not installed" in said
-    assert "nginx as a TLS proxy: not measured" in said
+    alone, ours = (line.split()[1:] for line in table(found).splitlines()[2:4])
+    assert (alone[:2], len(alone), len(ours)) == (["upstream", "alone"], 6, 5)
 
 
 def peer(system: str, ratio: float) -> FrontRow:
@@ -79,7 +78,7 @@ def test_peers(system: str, ratio: float) -> None:
     """Each has a limit of its own; who is not there has no verdict."""
 
     def verdict(rows: Sequence[FrontRow]) -> bool | None:
-        return next(each.passed for each in judge(rows, READ, 0) if system in each.claim)
+        return next(each.passed for each in judge(figures(rows)) if system in each.claim)
 
     assert verdict([good(1), good(16), peer(system, ratio)]) is True
     assert verdict([good(1), good(16), peer(system, ratio - 0.01)]) is False
@@ -89,7 +88,7 @@ def test_peers(system: str, ratio: float) -> None:
 def test_good_figures_pass() -> None:
     """At the limits themselves."""
     rows = [good(1), good(16), peer(RAY, 8.0), peer(LITELLM, 25.0)]
-    assert [verdict.passed for verdict in judge(rows, READ, 0)] == [True] * 9
+    assert [verdict.passed for verdict in judge(figures(rows))] == [True] * 10
 
 
 @pytest.mark.parametrize(
@@ -100,6 +99,7 @@ def test_good_figures_pass() -> None:
         pytest.param({}, {"requests_per_s": 2999.0}, {}, 0, "through one core", id="too few"),
         pytest.param({}, {}, {"core_share": 0.26}, 0, "core for streams", id="streams take too much"),
         pytest.param({}, {}, {"tokens": 31_000}, 0, "tokens that came", id="streams that lag"),
+        pytest.param({"requests_per_s": 0.0}, {}, {}, 0, "without any answer", id="no request was answered"),
         pytest.param({"bad": 1}, {}, {}, 0, "not answered right", id="one went wrong"),
         pytest.param({}, {}, {}, 1, "without a usage record", id="one went unrecorded"),
     ],
@@ -109,32 +109,30 @@ def test_a_bad_figure_fails(
 ) -> None:
     """Its own line goes red, and no other."""
     replace = msgspec.structs.replace
-    found = judge([replace(good(1), **one), replace(good(16), **some)], replace(READ, **streams), unrecorded)
-    red = [verdict.claim for verdict in found if verdict.passed is False]
+    found = figures([replace(good(1), **one), replace(good(16), **some)], replace(READ, **streams), unrecorded)
+    red = [verdict.claim for verdict in judge(found) if verdict.passed is False]
     assert len(red) == 1
     assert claim in red[0]
 
 
 @pytest.mark.parametrize(
-    ("row", "streams", "unrecorded", "status"),
+    ("row", "streams", "unrecorded", "passed"),
     [
-        pytest.param({}, {}, 0, 0, id="all was measured"),
-        pytest.param({"added_p50_ms": 9.0}, {}, 0, 0, id="a line that does not hold is printed"),
-        pytest.param({"requests_per_s": 0.0}, {}, 0, 1, id="no request was answered"),
-        pytest.param({}, {"tokens": 0}, 0, 1, id="no token came"),
-        pytest.param({"bad": 1}, {}, 0, 1, id="one went wrong"),
-        pytest.param({}, {}, 1, 1, id="one went unrecorded"),
+        pytest.param({}, {}, 0, True, id="all was measured"),
+        pytest.param({"added_p50_ms": 9.0}, {}, 0, True, id="a line that does not hold is printed"),
+        pytest.param({"requests_per_s": 0.0}, {}, 0, False, id="no request was answered"),
+        pytest.param({}, {"tokens": 0}, 0, False, id="no token came"),
+        pytest.param({"bad": 1}, {}, 0, False, id="one went wrong"),
+        pytest.param({}, {}, 1, False, id="one went unrecorded"),
     ],
 )
 def test_the_exit_says_whether_it_was_measured(
-    monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], streams: dict[str, Any], unrecorded: int, status: int
+    row: dict[str, Any], streams: dict[str, Any], unrecorded: int, passed: bool
 ) -> None:
     """Answers from everybody, right ones, on the record."""
-    rows, read = (msgspec.structs.replace(good(1), **row),), msgspec.structs.replace(READ, **streams)
-    report = FrontReport(rows, read, unrecorded, "wrk", (), judge(rows, read, unrecorded), {}, 0.0, None)
-    monkeypatch.setattr(front, "run", lambda plan: report)
-    done = CliRunner().invoke(main, ["front"])
-    assert done.exit_code == status, done.output
+    replace = msgspec.structs.replace
+    found = figures([replace(good(1), **row)], replace(READ, **streams), unrecorded)
+    assert Report(found, judge(found), {}, 0.0, None).passed is passed
 
 
 @pytest.mark.parametrize(("words", "want"), [("16, 1,16", (1, 16)), ("512", (512,))])

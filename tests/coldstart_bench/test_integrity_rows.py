@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coldstart_bench.integrity_rows import Fate, Injured, fate_of, judge, tallies_of
+from coldstart_bench.integrity_rows import Fate, Injured, fate_of, figures_of, judge, tallies_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,8 @@ GOOD = [Injured("nvme", ("cut", "zeroes"), "healed", 2), Injured("store", ("zero
 
 
 def failing(injured: Sequence[Injured], mended: bool = True) -> list[str]:
-    return [verdict.claim for verdict in judge(injured, mended, [2.0], [2.5]) if verdict.passed is False]
+    found = figures_of(injured, mended, [2.0], [2.5], ())
+    return [verdict.claim for verdict in judge(found) if verdict.passed is False]
 
 
 def test_all_healed_or_refused_is_good() -> None:

@@ -31,7 +31,7 @@ def taken(tmp_path: Path, answer: Any, times: int = 2) -> tuple[_Run, Lying]:
     """What is known after so many loads of a file by a program that answers so."""
     (tmp_path / "weights").write_bytes(bytes(8192))
     told: list[str] = []
-    run, program = _Run(LoadPlan((4096,), times, (MMAP,), "cpu", told.append)), Lying(answer)
+    run, program = _Run(LoadPlan((4096,), times, (MMAP,), "cpu", tell=told.append)), Lying(answer)
     ground = _Ground(None, 4096, {"safetensors": tmp_path / "weights"}, 7, {"mmap": cast(Program, program)})
     for _ in range(times):
         _take(run, ground, MMAP, "hot")

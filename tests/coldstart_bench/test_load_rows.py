@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from coldstart_bench.failures import Key
-from coldstart_bench.load_rows import LoadRow, Take, rows_of
-from coldstart_bench.load_verdicts import judge
-from coldstart_bench.verdicts import Verdict, line_of
+from coldstart_bench.load_rows import LoadFigures, LoadRow, Take, judge, rows_of, table
+from coldstart_bench.report import Failed, Key, Report, Verdict
 
 SIZE = 2_000_000_000
 FLOORS: Mapping[Key, Sequence[float]] = {
@@ -30,8 +28,12 @@ def rows(takes: Mapping[Key, Take] = GOOD) -> tuple[LoadRow, ...]:
     return rows_of({key: [take, take, take] for key, take in takes.items()}, FLOORS)
 
 
+def judged(rows: tuple[LoadRow, ...]) -> tuple[Verdict, ...]:
+    return judge(LoadFigures(rows, "cpu"))
+
+
 def failing(takes: Mapping[Key, Take]) -> list[tuple[str, str]]:
-    return [(verdict.state, verdict.claim) for verdict in judge(rows(takes)) if verdict.passed is False]
+    return [(verdict.state, verdict.claim) for verdict in judged(rows(takes)) if verdict.passed is False]
 
 
 def test_a_row_stands_beside_the_fastest_floor_of_its_size_and_state() -> None:
@@ -46,7 +48,7 @@ def test_a_row_stands_beside_the_fastest_floor_of_its_size_and_state() -> None:
 
 def test_good_figures_pass() -> None:
     """All lines."""
-    assert [verdict.passed for verdict in judge(rows())] == [True] * 9
+    assert [verdict.passed for verdict in judged(rows())] == [True] * 9
 
 
 @pytest.mark.parametrize(
@@ -69,21 +71,34 @@ def test_a_bad_figure_fails(state: str, system: str, take: Take, claim: str) -> 
 
 def test_what_was_not_measured_is_not_judged() -> None:
     """Nor is the disk's rate asked of small models."""
-    alone = judge(rows({(SIZE, "hot", "mmap"): GOOD[SIZE, "hot", "mmap"]}))
+    alone = judged(rows({(SIZE, "hot", "mmap"): GOOD[SIZE, "hot", "mmap"]}))
     assert {verdict.passed for verdict in alone} == {None}
     tiny = rows_of(
         {(10**8, "cold", "kelvin"): [Take(0.2, 0.1)]}, {(10**8, "cold", "floor: O_DIRECT, 1 threads"): [0.1]}
     )
-    first = judge(tiny)[0]
+    first = judged(tiny)[0]
     assert first.passed is None
     assert first.value == pytest.approx(0.5)
 
 
-def test_a_line_says_figure_and_rule() -> None:
-    """As it is printed."""
-    verdict = Verdict("x to y", SIZE, "cold", 0.931, 0.9, at_least=True, passed=True)
-    assert line_of(verdict) == "pass   2.00 GB  cold  x to y: 0.931 (at least 0.9)"
-    of_none = Verdict("x to y", 0, "200", 0.931, 0.9, at_least=True, passed=False)
-    assert line_of(of_none) == "FAIL  200   x to y: 0.931 (at least 0.9)"
-    missing = Verdict("x to y", SIZE, "cold", None, 0.9, at_least=False, passed=None)
-    assert "not measured (at most 0.9)" in line_of(missing)
+@pytest.mark.parametrize(
+    ("failure", "passed"),
+    [
+        pytest.param(Failed("mmap", "WRONG BYTES", SIZE, "hot"), False, id="a loader gave other bytes"),
+        pytest.param(Failed("runai", "not installed"), True, id="one is not installed"),
+    ],
+)
+def test_the_exit_says_whether_each_loader_has_a_figure(failure: Failed, passed: bool) -> None:
+    """Lines that do not hold are printed, and change nothing."""
+    slow = {key: Take(9.0, 9.0) if key[2] == "kelvin" else take for key, take in GOOD.items()}
+    found = LoadFigures(rows(slow), "cpu", failures=(failure,))
+    assert failing(slow)
+    assert Report(found, judge(found), {}, 0.0, None).passed is passed
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    """Floors check nothing; what has no floor has no ratio."""
+    lines = [line.split() for line in table(LoadFigures(rows(), "cpu")).splitlines()[1:]]
+    assert len(lines) == len(FLOORS) + len(GOOD)
+    assert lines[2][:7] == ["2.00GB", "cold", "kelvin", "yes", "540.0ms", "200.0ms", "740.0ms"]
+    assert (lines[2][-1], lines[-1][1], lines[-1][-1]) == ("1.48x", "host", "3")

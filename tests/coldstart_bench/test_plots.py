@@ -1,13 +1,12 @@
 """Pictures of a report: a file for each, with every stage that can be seen; without matplotlib a word of what to do."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from coldstart_bench import plots
-from coldstart_bench.load_rows import LoadReport, Take, rows_of
-from coldstart_bench.rows import Report, StageRow
+from coldstart_bench.load_rows import LoadFigures, Take, rows_of
+from coldstart_bench.rows import ColdFigures, StageRow
 from coldstart_bench.rows import rows_of as cold_rows_of
 
 SIZE = 500_000_000
@@ -26,23 +25,16 @@ def test_stages_that_can_be_seen_are_bars() -> None:
     assert sum(length for _, length in bars) == pytest.approx(100.1)
 
 
-def test_without_matplotlib_it_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra is named."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(plots.NoPlots, match="extra 'bench'"):
-        plots.check()
-
-
 @pytest.mark.deep
 def test_the_pictures_are_written(tmp_path: Path) -> None:
     """PNGs of both benches."""
     pytest.importorskip("matplotlib")
     measured = {(SIZE, tier, system): [0.1] for tier in ("host", "nvme") for system in ("floor", "kelvin")}
     measured[SIZE, "store", "kelvin"] = [0.2]  # its floor has no figure
-    cold = Report(cold_rows_of(measured), {}, None, stages=(*stages("host"), *stages("nvme")))
+    cold = ColdFigures((SIZE,), cold_rows_of(measured), (*stages("host"), *stages("nvme")))
     takes = {(SIZE, "cold", name): [Take(0.1, 0.1)] for name in ("kelvin", "mmap")}
-    load = LoadReport(rows_of(takes, {(SIZE, "cold", "floor: x"): [0.1]}), (), (), "cpu", {}, 0.0, None)
+    load = LoadFigures(rows_of(takes, {(SIZE, "cold", "floor: x"): [0.1]}), "cpu")
     drawn = [*plots.draw_cold(cold, tmp_path / "new"), *plots.draw_load(load, tmp_path / "new")]
     assert [path.name for path in drawn] == ["cold-stages.png", "cold-ratios.png", "load-500mb.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert all(path.is_file() for path in plots.draw_cold(Report((), {}, None), tmp_path / "nothing was measured"))
+    assert all(path.is_file() for path in plots.draw_cold(ColdFigures((), ()), tmp_path / "nothing was measured"))

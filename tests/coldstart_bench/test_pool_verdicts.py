@@ -2,8 +2,7 @@
 
 import pytest
 
-from coldstart_bench.pool_verdicts import OWN, WAITING, judge
-from coldstart_bench.rows import rows_of
+from coldstart_bench.rows import OWN, WAITING, PoolFigures, judge_pool, rows_of
 
 SIZE = 100_000_000
 
@@ -19,5 +18,5 @@ SIZE = 100_000_000
 )
 def test_judge(seconds: dict[str, list[float]], want: tuple[float | None, bool | None]) -> None:
     rows = rows_of({(SIZE, "store", system): each for system, each in seconds.items()})
-    (verdict,) = judge(SIZE, rows)
+    (verdict,) = judge_pool(PoolFigures(SIZE, rows))
     assert (verdict.value, verdict.passed) == want

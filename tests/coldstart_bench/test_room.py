@@ -4,6 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from coldstart_bench.__main__ import main
+from coldstart_bench.frame import with_sizes
 from coldstart_bench.room import Need, refusal, sizes_of
 
 GB = 10**9
@@ -12,8 +13,8 @@ NEED = Need(disk_times=5.0, memory_times=3.0, disk_bytes=GB, memory_bytes=4 * GB
 
 def test_sizes() -> None:
     """In order, each once; `--large` adds those up to 16 GB."""
-    assert sizes_of("0.5,0.1,0.5", large=False) == [100_000_000, 500_000_000]
-    assert sizes_of("2,16", large=True) == [2 * GB, 4 * GB, 8 * GB, 16 * GB]
+    assert sizes_of("0.5,0.1,0.5") == [100_000_000, 500_000_000]
+    assert with_sizes(lambda sizes: sizes)([2 * GB, 16 * GB], large=True) == [2 * GB, 4 * GB, 8 * GB, 16 * GB]
 
 
 @pytest.mark.parametrize(
@@ -28,18 +29,18 @@ def test_sizes() -> None:
 def test_bad_sizes_are_refused(words: str, said: str) -> None:
     """With the value and the rule."""
     with pytest.raises(ValueError, match=said):
-        sizes_of(words, large=False)
+        sizes_of(words)
 
 
 def test_room() -> None:
     """The largest size decides; what is short is named, and what would fit."""
     assert refusal([GB, 2 * GB], NEED, 11 * GB, 10 * GB) is None
     assert refusal([16 * GB], NEED, 74 * GB, 20 * GB) == (
-        "16 GB takes 81 GB of disk below $TMPDIR (74 GB are free) and 52 GB of memory (20 GB are free); "
+        "16 GB: this takes 81 GB of disk below $TMPDIR (74 GB are free) and 52 GB of memory (20 GB are free); "
         "at most 5.3 GB can be measured here"
     )
     assert refusal([2 * GB], NEED, 100 * GB, GB) == (
-        "2 GB takes 10 GB of memory (1 GB are free); at most 0 GB can be measured here"
+        "2 GB: this takes 10 GB of memory (1 GB are free); at most 0 GB can be measured here"
     )
 
 

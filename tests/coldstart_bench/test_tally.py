@@ -3,9 +3,9 @@
 import pytest
 
 from coldstart_bench.environment import CacheNotAsAsked
-from coldstart_bench.failures import Failed, Key, failure_line
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.peers import PeerFailed
+from coldstart_bench.report import Failed, Key
 from coldstart_bench.tally import Tally
 
 KEY: Key = (500_000_000, "nvme", "kelvin")
@@ -65,16 +65,3 @@ def test_another_error_is_not_swallowed() -> None:
     """A defect of the bench ends it."""
     with pytest.raises(ZeroDivisionError):
         tally_of(ZeroDivisionError())
-
-
-@pytest.mark.parametrize(
-    ("failed", "line"),
-    [
-        pytest.param(Failed("x", "why", 500_000_000, "nvme"), "x at 0.50 GB, nvme: why", id="from one state"),
-        pytest.param(Failed("x", "why", 500_000_000), "x at 0.50 GB: why", id="all of a size"),
-        pytest.param(Failed("x", "not installed"), "x: not installed", id="at no size"),
-    ],
-)
-def test_a_failure_says_where(failed: Failed, line: str) -> None:
-    """As it is printed."""
-    assert failure_line(failed) == line

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart_bench.traffic.burst_rows import EACH_BYTES, Served, fairness, inversions, judge, served
+from coldstart_bench.traffic.burst_rows import EACH_BYTES, BurstFigures, Served, fairness, inversions, judge, served
 from coldstart_bench.traffic.memory import Memory
 
 SLOTS = 2
@@ -62,6 +62,7 @@ def test_fairness() -> None:
 )
 def test_what_is_red(each: list[Served], fair: float, grown: int, starts: int, want: list[str]) -> None:
     """That line and no other."""
-    found = [one.claim for one in judge(each, fair, memory(grown), starts) if one.passed is False]
+    figures = BurstFigures(tuple(each), fair, None, memory(grown), starts)
+    found = [one.claim for one in judge(figures) if one.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))

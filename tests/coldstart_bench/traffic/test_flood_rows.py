@@ -2,8 +2,7 @@
 
 import pytest
 
-from coldstart_bench.traffic.flood_rows import Waits, judge, waits_of
-from coldstart_bench.verdicts import Verdict
+from coldstart_bench.traffic.flood_rows import FloodFigures, Waits, judge, table, waits_of
 
 SLOTS, SLOT_S, LOUD = 4, 0.1, 40
 
@@ -27,9 +26,9 @@ def lost() -> tuple[Waits, Waits]:
     return waits_of("loud", LOUD, LOUD - 1, [0.5] * LOUD, []), quiet
 
 
-def red(verdicts: tuple[Verdict, ...]) -> list[str]:
-    """What does not hold."""
-    return [verdict.claim for verdict in verdicts if verdict.passed is False]
+def figures(waits: tuple[Waits, Waits], seconds: float = 1.1, inside: int = SLOTS, unrecorded: int = 0) -> FloodFigures:
+    """Of such a run."""
+    return FloodFigures(SLOTS, SLOT_S, *waits, seconds, inside, unrecorded, None, None)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,8 @@ def red(verdicts: tuple[Verdict, ...]) -> list[str]:
 )
 def test_what_is_red(waits: tuple[Waits, Waits], seconds: float, inside: int, unrecorded: int, want: list[str]) -> None:
     """That line and no other."""
-    found = red(judge(SLOTS, SLOT_S, *waits, seconds, inside, unrecorded))
+    verdicts = judge(figures(waits, seconds, inside, unrecorded))
+    found = [verdict.claim for verdict in verdicts if verdict.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
@@ -54,5 +54,7 @@ def test_what_is_red(waits: tuple[Waits, Waits], seconds: float, inside: int, un
 def test_nobody_quiet_is_not_measured() -> None:
     """And is not taken for a wait of nothing."""
     loud, _ = fair()
-    verdict = judge(SLOTS, SLOT_S, loud, waits_of("quiet", 0, 0, [], []), 1.1, SLOTS, 0)[0]
+    found = figures((loud, waits_of("quiet", 0, 0, [], [])))
+    verdict = judge(found)[0]
     assert (verdict.value, verdict.passed) == (None, None)
+    assert table(found).splitlines()[3].split() == ["quiet", "0", "0", "-", "-", "-", "-"]

@@ -8,7 +8,7 @@ import pytest
 from coldstart_bench.traffic.exchange import CUT, Sent
 from coldstart_bench.traffic.memory import Sample
 from coldstart_bench.traffic.overload import times_of
-from coldstart_bench.traffic.overload_rows import RANKS, Asked, Step, judge, notes_of, step_of
+from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadFigures, Step, judge, notes_of, step_of, table
 from coldstart_bench.traffic.processor import Load, Spent
 
 ASKED = Asked(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
@@ -92,6 +92,11 @@ def test_what_makes_figures_something_else() -> None:
     )
 
 
+def figures(steps: Sequence[Step], unrecorded: int = 0) -> OverloadFigures:
+    """Of slots that can do `ABLE` tokens a second."""
+    return OverloadFigures(4, 8.0, 16, ASKED.deadline_s, tuple(steps), unrecorded, None)
+
+
 def good(**changed: object) -> list[Step]:
     """A peak, and ten times the load at which all holds but for what was changed."""
     each = [sent(5)] * 4 + [sent(5, 503, "overloaded", retry_after=True)] * 2
@@ -129,15 +134,17 @@ def good(**changed: object) -> list[Step]:
 )
 def test_what_is_red(steps: list[Step], unrecorded: int, want: list[str]) -> None:
     """That line and no other."""
-    found = [verdict.claim for verdict in judge(steps, ABLE, unrecorded) if verdict.passed is False]
+    found = [verdict.claim for verdict in judge(figures(steps, unrecorded)) if verdict.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
 
 def test_what_is_not_measured() -> None:
     """A step that is too short for samples says nothing of memory."""
-    found = {verdict.claim: verdict.value for verdict in judge(good(memory_last=None), ABLE, 0)}
+    unmeasured = figures(good(memory_last=None))
+    found = {verdict.claim: verdict.value for verdict in judge(unmeasured)}
     assert found["share by which memory still grew"] is None
+    assert [line.split()[14] for line in table(unmeasured).splitlines()[-2:]] == ["0M", "-"]
 
 
 def test_times() -> None:

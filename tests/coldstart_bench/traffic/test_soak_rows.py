@@ -6,7 +6,7 @@ from coldstart_bench.endings import Bounds, Totals, differences
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Ran, Reader, Sent
 from coldstart_bench.traffic.soak import baseline_of
-from coldstart_bench.traffic.soak_rows import Event, bounds_for, judge, wrong_with
+from coldstart_bench.traffic.soak_rows import Event, SoakFigures, bounds_for, figures_of, judge, wrong_with
 
 RIGHT = "w1 w2 w3 w4"
 LIMIT = 4
@@ -71,32 +71,37 @@ def test_a_bill_that_does_not_agree() -> None:
         assert differences(Totals(), bill, bounds)
 
 
+def soaked(**found: object) -> SoakFigures:
+    """Ten requests, nine of them answered, and a runtime that was killed; all holds but what is `found`."""
+    fine = {"wrong": (), "events": (Event(1.0, "SIGKILL runtime", 0.1),), "bill": (), "left": (), "again": 1.0}
+    return figures_of(5.0, [sent()] * 9 + [sent(503, "overloaded")], memory=None, **(fine | found))
+
+
 @pytest.mark.parametrize(
-    ("wrong", "whole_after_s", "bill", "left", "want"),
+    ("found", "want"),
     [
-        pytest.param([], 1.0, [], [], [], id="all holds"),
-        pytest.param(["x"], 1.0, [], [], ["requests that ended"], id="one ended wrongly"),
-        pytest.param([], None, [], [], ["faults after which"], id="something stayed down"),
-        pytest.param([], 1.0, ["x"], [], ["differences of the bill"], id="the bill"),
-        pytest.param([], 1.0, [], ["x"], ["things that are left"], id="a process is left"),
+        pytest.param({}, [], id="all holds"),
+        pytest.param({"wrong": ("x",)}, ["requests that ended"], id="one ended wrongly"),
+        pytest.param({"events": (Event(1.0, "x", None),)}, ["faults after which"], id="something stayed down"),
+        pytest.param({"bill": ("x",)}, ["differences of the bill"], id="the bill"),
+        pytest.param({"left": ("x",)}, ["things that are left"], id="a process is left"),
+        pytest.param(
+            {"again": 0.0}, ["share of requests after"], id="all that comes after is refused, however rightly"
+        ),
+        pytest.param({"again": 0.75}, ["share of requests after"], id="one of what comes after is refused"),
     ],
 )
-def test_what_is_red(
-    wrong: list[str], whole_after_s: float | None, bill: list[str], left: list[str], want: list[str]
-) -> None:
+def test_what_is_red(found: dict[str, object], want: list[str]) -> None:
     """That line and no other."""
-    verdicts = judge(10, 9, wrong, [Event(1.0, "SIGKILL activator", whole_after_s)], bill, left, 1.0)
-    found = [verdict.claim for verdict in verdicts if verdict.passed is False]
-    assert len(found) == len(want)
-    assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
+    red = [verdict.claim for verdict in judge(soaked(**found)) if verdict.passed is False]
+    assert len(red) == len(want)
+    assert all(claim.startswith(start) for claim, start in zip(red, want, strict=True))
 
 
-@pytest.mark.parametrize("again", [0.0, 0.75])
-def test_one_that_refuses_all_that_comes_after_is_red(again: float) -> None:
-    """However rightly: that line and no other."""
-    verdicts = judge(10, 1, [], [Event(1.0, "SIGKILL runtime", 0.1)], [], [], again)
-    found = [verdict.claim for verdict in verdicts if verdict.passed is False]
-    assert found == ["share of requests after the last fault that were answered right"]
+def test_what_is_counted_of_the_requests() -> None:
+    """Those that were answered, and the others by what their clients were told."""
+    found = soaked()
+    assert (found.sent, found.answered, found.told) == (10, 9, {"overloaded": 1})
 
 
 def test_without_answers_beforehand_there_is_no_soak() -> None:

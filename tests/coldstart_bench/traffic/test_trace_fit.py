@@ -10,6 +10,7 @@ from coldstart_bench.traffic.trace_fit import (
     Came,
     Fit,
     Pair,
+    TraceFigures,
     apart,
     dispersion,
     distance,
@@ -90,7 +91,9 @@ def test_shares() -> None:
 )
 def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
     """That line and no other."""
-    found = [one.claim for one in judge(msgspec.structs.replace(GOOD, **changed), CAME) if one.passed is False]
+    found = [
+        one.claim for one in judge(TraceFigures(msgspec.structs.replace(GOOD, **changed), CAME)) if one.passed is False
+    ]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
 
@@ -98,7 +101,7 @@ def test_what_is_red(changed: dict[str, object], want: list[str]) -> None:
 def test_answers() -> None:
     """One that was not right, and one that is not on the bill, or twice."""
     came = msgspec.structs.replace(CAME, right=999, unrecorded=1)
-    red = [one.claim for one in judge(GOOD, came) if one.passed is False]
+    red = [one.claim for one in judge(TraceFigures(GOOD, came)) if one.passed is False]
     assert red == ["requests that were not answered right", "answers without a usage record"]
-    twice = judge(GOOD, msgspec.structs.replace(CAME, unrecorded=-1))
+    twice = judge(TraceFigures(GOOD, msgspec.structs.replace(CAME, unrecorded=-1)))
     assert [one.claim for one in twice if one.passed is False] == ["usage records beyond the answers"]

@@ -1,0 +1,50 @@
+"""A drill is red where more was lost, or it took longer, than is stated."""
+
+from typing import Any
+
+import pytest
+
+from coldstart_bench.recovery_report import STATED, Case, DrillFigures, judge, table
+
+FINE: dict[str, Any] = {
+    "lost": "the database",
+    "exposed_s": 0.1,
+    "registry_age_s": 68.0,
+    "answered": 23,
+    "billed": 23,
+    "tokens_answered": 184,
+    "tokens_billed": 184,
+    "restore_s": 1.0,
+    "ready_s": 1800.0,
+    "answer_s": 900.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "want"),
+    [
+        pytest.param({}, [], id="all holds, at the limits"),
+        pytest.param({"billed": 22}, ["requests by which"], id="one is lost"),
+        pytest.param({"billed": 24}, ["requests by which"], id="one is on the bill twice"),
+        pytest.param({"tokens_billed": 183}, ["tokens by which"], id="a token is lost"),
+        pytest.param({"answer_s": 900.1}, ["seconds until the ledger"], id="the ledger is late"),
+        pytest.param({"ready_s": 1800.1}, ["seconds until the registry"], id="the registry is late"),
+        pytest.param({"registry_age_s": 68.1}, ["seconds since"], id="backups are too seldom"),
+        pytest.param({"failures": ["the ledger's chain does not hold"]}, ["other differences"], id="something else"),
+    ],
+)
+def test_what_is_red(changed: dict[str, Any], want: list[str]) -> None:
+    """That line and no other, and each decides."""
+    case = Case(**(FINE | changed))
+    found = [each for each in judge(DrillFigures(STATED, 8.0, (case,))) if each.passed is False]
+    assert len(found) == len(want)
+    assert all(each.claim.startswith(start) and each.decides for each, start in zip(found, want, strict=True))
+
+
+def test_what_was_not_restored() -> None:
+    """It is said, and its times are no figures."""
+    case = Case("the data directory", 0.1, 3.0, failures=["kelvin restore exited with 1: no backup"])
+    verdicts = judge(DrillFigures(STATED, 8.0, (case,)))
+    assert [each.claim for each in verdicts if each.passed is False] == ["other differences from before"]
+    assert [each.value for each in verdicts if "until" in each.claim] == [None, None]
+    assert "restored after -" in table(DrillFigures(STATED, 8.0, (case,)))
