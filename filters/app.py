@@ -20,7 +20,7 @@ from filters.settings import FilterSettings
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
-from telemetry.telemetry import open_telemetry
+from telemetry.telemetry import local
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ LONGEST_S: Final = 10.0  # nobody of ours waits longer for an answer
 
 async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:
     """Answer on the socket until `stop`."""
+    telemetry = local("filters")
     async with AsyncExitStack() as stack:
-        telemetry = await stack.enter_async_context(open_telemetry("filters", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
         sys.setswitchinterval(SWITCH_S)

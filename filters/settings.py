@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from contracts import settings
-from telemetry.settings import OFF, TelemetrySettings
-from telemetry.settings import read_settings as read_telemetry
 
 _NEEDED: Final = ("phonenumbers", "stdnum")  # what the extra brings
 
@@ -20,7 +18,6 @@ class FilterSettings:
 
     data: Path
     lifeline_fd: int | None = None
-    telemetry: TelemetrySettings = OFF
 
     @property
     def run(self) -> Path:
@@ -36,7 +33,6 @@ def read_settings(env: Mapping[str, str]) -> FilterSettings:
     return FilterSettings(
         data=Path(settings.text(env, "KELVIN_DATA")).absolute(),
         lifeline_fd=None if lifeline < 0 else lifeline,
-        telemetry=read_telemetry(env),
     )
 
 

@@ -40,7 +40,7 @@ from snapshotter.settings import LISTEN, SnapshotterSettings
 from snapshotter.staging import Staging
 from snapshotter.store_routes import inner_routes, store_routes
 from telemetry.certificates import describe_certificates
-from telemetry.telemetry import open_telemetry
+from telemetry.telemetry import local
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ async def open_app(settings: SnapshotterSettings, store: BlobStore, jobs: Jobs) 
 
 async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
     """Serve the push API on its socket until `stop`."""
+    telemetry = local("snapshotter")
     async with AsyncExitStack() as stack:
-        telemetry = await stack.enter_async_context(open_telemetry("snapshotter", settings.telemetry))
         directory = SocketDirectory(settings.run)
         stack.callback(directory.close)
         inner = await stack.enter_async_context(open_inner(directory, settings.between, Role.SNAPSHOTTER, LISTEN))

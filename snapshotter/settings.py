@@ -13,8 +13,6 @@ from contracts.roles import Role
 from service.inner_settings import ALONE, Between, read_between
 from service.trust import ROOTS
 from snapshotter.dependencies import GATE, SEAL
-from telemetry.settings import OFF, TelemetrySettings
-from telemetry.settings import read_settings as read_telemetry
 
 LISTEN: Final = "KELVIN_SNAPSHOTTER_LISTEN"
 _TIB: Final = 1 << 40
@@ -39,7 +37,6 @@ class SnapshotterSettings:
     seal_s: int = int(SEAL.timeout_s)
     collect_grace_s: int = 86_400
     trust_roots: Path | None = None
-    telemetry: TelemetrySettings = OFF
     between: Between = ALONE
     engine: Path | None = None  # where the sockets of a `kelvin engine` are; None: the control plane has one
 
@@ -80,7 +77,6 @@ def read_settings(env: Mapping[str, str]) -> SnapshotterSettings:
         seal_s=settings.integer(env, "KELVIN_SEAL_S", int(SEAL.timeout_s), low=1, high=86_400),
         collect_grace_s=settings.integer(env, "KELVIN_COLLECT_GRACE_S", 86_400, low=0),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
-        telemetry=read_telemetry(env),
         between=read_between(env, Role.SNAPSHOTTER, LISTEN),
         engine=_engine(env),
     )

@@ -1,4 +1,4 @@
-"""Metrics and traces of a process: a page in Prometheus' format, and OTLP for a collector if one is configured.
+"""Metrics and traces of a process: a page in Prometheus' format, and traces by OTLP if a collector is configured.
 
 Which metrics there are is decided in each package (`activator/meters.py` and its like), not here. Begin with
 `telemetry.py`, which each process opens once.

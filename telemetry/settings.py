@@ -1,4 +1,4 @@
-"""Where telemetry goes. `KELVIN_OTLP_ENDPOINT` alone says whether any leaves the machine.
+"""Where traces go. `KELVIN_OTLP_ENDPOINT` alone says whether any leaves the machine.
 
 How the collector is spoken to is in OpenTelemetry's own variables, which its exporter reads: certificates, and headers,
 which hold a secret. They are checked here, so that a bad one is refused by its name and never written anywhere.
@@ -15,11 +15,7 @@ from contracts import settings
 from contracts.settings import BadSetting
 
 ENDPOINT: Final = "KELVIN_OTLP_ENDPOINT"
-HEADERS: Final = (
-    "OTEL_EXPORTER_OTLP_HEADERS",
-    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-    "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
-)
+HEADERS: Final = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -29,7 +25,6 @@ class TelemetrySettings:
 
     endpoint: str | None = None
     share: float = 0.01
-    period_s: float = 15.0
 
 
 OFF: Final = TelemetrySettings()
@@ -40,7 +35,6 @@ def read_settings(env: Mapping[str, str] = os.environ) -> TelemetrySettings:
     return TelemetrySettings(
         endpoint=_endpoint(env),
         share=settings.number(env, "KELVIN_TRACE_SHARE", 0.01, low=0, high=1),
-        period_s=settings.number(env, "KELVIN_METRICS_S", 15.0, low=0.1, high=3600),
     )
 
 

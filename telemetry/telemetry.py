@@ -1,21 +1,27 @@
-"""One process's telemetry: its page, and its sender where a collector is named. Composition roots open it."""
+"""One process's telemetry: its page, and the sender of its traces where a collector is named.
+
+Composition roots open it: those that have traces by `open_telemetry`, the others by `local`.
+"""
 
 import importlib.metadata
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.loops import Loops
 from telemetry.policy.exposition import CONTENT_TYPE, render
 from telemetry.policy.instruments import Page
 from telemetry.policy.sampling import is_wanted
 from telemetry.policy.spans import RequestFacts, RestoreFacts
 from telemetry.process import describe_process
-from telemetry.sender import Collector, Sender, tell_forever, try_tell
+from telemetry.sender import Sender
 from telemetry.settings import TelemetrySettings
+
+if TYPE_CHECKING:
+    from telemetry.otlp import OtlpCollector
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Telemetry:
 
 
 def local(process: str) -> Telemetry:
-    """Return the telemetry of a process that serves its page and sends nothing."""
+    """Return the telemetry of a process that serves its page and sends no traces."""
     page = Page(process)
     describe_process(page, None)
     return Telemetry(page, None, 0.0)
@@ -70,7 +76,7 @@ async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIter
         return
     endpoint, page = settings.endpoint, Page(process)
 
-    def connect() -> Collector:
+    def connect() -> "OtlpCollector":
         from telemetry.otlp import OtlpCollector  # in the thread: a third of a second, and nothing where it is off
 
         version = importlib.metadata.version("kelvin-serving")
@@ -80,9 +86,6 @@ async def open_telemetry(process: str, settings: TelemetrySettings) -> AsyncIter
     describe_process(page, sender)
     sender.start()
     try:
-        async with Loops() as loops:
-            loops.start("telemetry", lambda: tell_forever(page, sender, settings.period_s))
-            yield Telemetry(page, sender, settings.share)
+        yield Telemetry(page, sender, settings.share)
     finally:
-        try_tell(page, sender)
         await sender.close()

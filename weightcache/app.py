@@ -7,7 +7,7 @@ from blobstore.factory import opened
 from blobstore.store import BlobStore
 from service.run import serve_until
 from service.unix import SocketDirectory
-from telemetry.telemetry import open_telemetry
+from telemetry.telemetry import local
 from weightcache.api import make_app, state_of
 from weightcache.cache import open_cache
 from weightcache.leases import LeaseServer
@@ -32,10 +32,9 @@ async def serve(
     settings: CacheSettings, store: BlobStore, stop: asyncio.Event, *, verify: Verify = is_digest_of
 ) -> None:
     """As `run`, over a given store."""
-    directory = SocketDirectory(settings.run)
+    directory, telemetry = SocketDirectory(settings.run), local("weightcache")
     try:
         async with (
-            open_telemetry("weightcache", settings.telemetry) as telemetry,
             open_cache(settings, store, verify=verify) as cache,
             serving_peers(settings.peers, cache.peering, cache.counters),
         ):

@@ -15,8 +15,6 @@ from contracts.settings import BadSetting
 from service.inner_settings import address, is_url
 from service.node_tls import read_secrets
 from service.trust import ROOTS
-from telemetry.settings import OFF, TelemetrySettings
-from telemetry.settings import read_settings as read_telemetry
 from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.trust import Policy
 from weightcache.tags import Recheck
@@ -64,7 +62,6 @@ class CacheSettings:
     recheck: Recheck = Recheck.TAG
     verify: Policy = Policy.OFF
     trust_roots: Path | None = None
-    telemetry: TelemetrySettings = OFF
     peers: PeerSettings = PeerSettings()
     tenant: str | None = None  # whose versions it lends, None: everybody's
 
@@ -116,7 +113,6 @@ def read_settings(env: Mapping[str, str] = os.environ) -> CacheSettings:
         hedge_percent=settings.number(env, "KELVIN_HEDGE_PERCENT", 5.0 if far else 0.0, low=0.0, high=50.0),
         verify=Policy(settings.choice(env, "KELVIN_VERIFY", Policy.OFF, tuple(Policy))),
         trust_roots=Path(settings.text(env, "KELVIN_TRUST_ROOTS", str(data / ROOTS))).absolute(),
-        telemetry=read_telemetry(env),
         peers=_peers(env),
         tenant=_tenant(env),
     )

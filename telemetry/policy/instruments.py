@@ -1,6 +1,6 @@
-"""Counters, histograms and readings of one process, and a consistent copy of all of them. One thread writes and copies.
+"""Counters, histograms and readings of one process. One thread writes and reads them.
 
-Cheap enough for every request: a look-up and an addition. How a copy is written down is `exposition`'s and `otlp`'s.
+Cheap enough for every request: a look-up and an addition. `exposition` renders them.
 """
 
 from bisect import bisect_left
@@ -23,17 +23,19 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
 class Spread:
     """A histogram's state. `counts` are of the intervals up to each bound, and of what lies above the last."""
 
-    counts: tuple[int, ...]
-    total: float
+    __slots__ = ("counts", "total")
+
+    def __init__(self, intervals: int) -> None:
+        self.counts = [0] * intervals
+        self.total = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All series of one name, as they were at one moment."""
+    """All series of one name. They are the instrument's own: render them before it changes."""
 
     name: str
     help: str
@@ -61,18 +63,8 @@ class Counter:
             values[labels] = values.get(labels, 0) + amount
 
     def family(self) -> Family:
-        """A copy."""
-        return Family(self._name, self._help, Kind.COUNTER, self._labels, dict(self._values))
-
-
-class _Series:
-    """Of one set of labels."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self, intervals: int) -> None:
-        self.counts = [0] * intervals
-        self.total = 0.0
+        """Return its series."""
+        return Family(self._name, self._help, Kind.COUNTER, self._labels, self._values)
 
 
 class Histogram:
@@ -81,24 +73,23 @@ class Histogram:
     def __init__(self, name: str, help: str, labels: Labels, bounds: tuple[float, ...]) -> None:
         assert list(bounds) == sorted(set(bounds)), "bounds ascend"
         self._name, self._help, self._labels, self._bounds = name, help, labels, bounds
-        self._series: dict[Labels, _Series] = {}
+        self._series: dict[Labels, Spread] = {}
 
     def observe(self, labels: Labels, value: float) -> None:
         """A value on a bound belongs below it."""
         series = self._series.get(labels)
         if series is None:
-            series = self._series.setdefault(_bounded(self._series, labels), _Series(len(self._bounds) + 1))
+            series = self._series.setdefault(_bounded(self._series, labels), Spread(len(self._bounds) + 1))
         series.counts[bisect_left(self._bounds, value)] += 1
         series.total += value
 
     def family(self) -> Family:
-        """A copy."""
-        spreads = {labels: Spread(tuple(series.counts), series.total) for labels, series in self._series.items()}
-        return Family(self._name, self._help, Kind.HISTOGRAM, self._labels, {}, self._bounds, spreads)
+        """Return its series."""
+        return Family(self._name, self._help, Kind.HISTOGRAM, self._labels, {}, self._bounds, self._series)
 
 
 class Reading:
-    """Values that another keeps: asked for when a copy is made."""
+    """Values that another keeps: asked for when the page is."""
 
     def __init__(
         self, name: str, help: str, kind: Kind, labels: Labels, read: Callable[[], Mapping[Labels, float]]
@@ -106,8 +97,8 @@ class Reading:
         self._name, self._help, self._kind, self._labels, self._read = name, help, kind, labels, read
 
     def family(self) -> Family:
-        """A copy. Its labels are from closed sets, or its reader bounds them."""
-        return Family(self._name, self._help, self._kind, self._labels, dict(self._read()))
+        """Read its series. Their labels are from closed sets, or the reader bounds them."""
+        return Family(self._name, self._help, self._kind, self._labels, self._read())
 
 
 class Page:
@@ -143,7 +134,7 @@ class Page:
         self.read(name, help, Kind.GAUGE, (), lambda: {(): read()})
 
     def families(self) -> tuple[Family, ...]:
-        """A copy of all, at one moment."""
+        """Return all of them."""
         return tuple(instrument.family() for instrument in self._instruments.values())
 
     def _put(self, name: str, made: Counter | Histogram | Reading) -> None:

@@ -23,7 +23,7 @@ def test_a_collector_that_does_not_take_costs_nothing(tmp_path: Path, mode: str)
     """Requests are answered, and the end comes in time; one that takes again is told again."""
 
     async def scenario(collector: Receiver) -> None:
-        async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1, metrics_s=0.1) as here:
+        async with world(tmp_path, otlp_endpoint=collector.endpoint, trace_share=1) as here:
             await here.replica("a")
             await asyncio.to_thread(collector.become, mode)
             for _ in range(40):

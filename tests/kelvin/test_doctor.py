@@ -191,11 +191,11 @@ def test_secrets_are_looked_at_and_not_told(data: Path) -> None:
 
 def test_filters_are_asked_where_they_are_on(data: Path) -> None:
     """What they don't take is told before `kelvin up` is; where they are off nobody asks them."""
-    env = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_OTLP_ENDPOINT": "nowhere"}
+    env = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": "none"}
     told = {on: "".join(found.seen for found in ask_services(env | {"KELVIN_FILTERS": on})) for on in ("on", "off")}
-    assert "filters: KELVIN_OTLP_ENDPOINT=nowhere" in told["on"]
+    assert "filters: KELVIN_LIFELINE_FD=none" in told["on"]
     assert "filters:" not in told["off"]
-    assert "activator: KELVIN_OTLP_ENDPOINT=nowhere" in told["off"]
+    assert "activator: KELVIN_LIFELINE_FD=none" in told["off"]
 
 
 def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ class Received:
     mode: str = "take"
     released: threading.Event = field(default_factory=threading.Event)
     traces: list[Any] = field(default_factory=list)
-    metrics: list[Any] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     asked: int = 0
 
@@ -34,7 +33,6 @@ class _Door(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         from google.protobuf.json_format import MessageToDict
-        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -56,9 +54,6 @@ class _Door(BaseHTTPRequestHandler):
         if self.path == "/v1/traces":
             spans = ExportTraceServiceRequest.FromString(body)
             self.received.traces.append(MessageToDict(spans, preserving_proto_field_name=True))
-        elif self.path == "/v1/metrics":
-            points = ExportMetricsServiceRequest.FromString(body)
-            self.received.metrics.append(MessageToDict(points, preserving_proto_field_name=True))
         else:
             self._answer(404, b"")
             return
@@ -66,7 +61,7 @@ class _Door(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         seen = self.received
-        told = {"traces": seen.traces, "metrics": seen.metrics, "headers": seen.headers, "asked": seen.asked}
+        told = {"traces": seen.traces, "headers": seen.headers, "asked": seen.asked}
         self._answer(200, json.dumps(told).encode())
 
     def _answer(self, status: int, body: bytes) -> None:
@@ -121,15 +116,6 @@ class Receiver:
             if whole["attributes"].get("kelvin.request_id") == request_id:
                 return [whole, *(span for span in spans if span.get("parent_span_id") == whole["span_id"])]
         return []
-
-    def points(self, process: str) -> dict[str, Any]:
-        """The newest metrics of a process by name."""
-        found: dict[str, Any] = {}
-        for batch in self.seen()["metrics"]:
-            for group in batch["resource_metrics"]:
-                if plain(group["resource"]["attributes"])["service.name"] == process:
-                    found = {metric["name"]: metric for scope in group["scope_metrics"] for metric in scope["metrics"]}
-        return found
 
 
 def plain(attributes: list[dict[str, Any]]) -> dict[str, Any]:

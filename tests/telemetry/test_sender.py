@@ -1,26 +1,18 @@
 """Telling never waits: a collector that hangs, refuses or breaks costs what was for it, and that is counted."""
 
 import asyncio
-import errno
-import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from contracts.timeline import Stage, Stamp
 from telemetry import sender as module
-from telemetry import telemetry
-from telemetry.policy.instruments import Family, Kind, Page
+from telemetry.otlp import OtlpCollector
 from telemetry.policy.spans import RequestFacts
-from telemetry.sender import LIMIT, Facts, Sender, tell_forever
-from telemetry.settings import TelemetrySettings
+from telemetry.sender import LIMIT, Facts, Sender
 from tests.eventually import wait
-from tests.virtual_loop import run_virtually
-
-FAMILY = Family("k", "K.", Kind.GAUGE, (), {(): 1.0})
 
 
 def facts(number: int = 0, **fields: Any) -> RequestFacts:
@@ -33,21 +25,16 @@ def facts(number: int = 0, **fields: Any) -> RequestFacts:
     return RequestFacts(**(known | fields))
 
 
-@dataclass
-class FakeCollector:
-    """Takes, refuses, raises or hangs."""
+class FakeCollector(OtlpCollector):
+    """Takes, refuses, raises or hangs. It opens no connection."""
 
-    answer: Callable[[], bool] = lambda: True
-    batches: list[Sequence[Facts]] = field(default_factory=list)
-    told: list[Sequence[Family]] = field(default_factory=list)
-    closed: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, answer: Callable[[], bool] = lambda: True) -> None:
+        self.answer = answer
+        self.batches: list[Sequence[Facts]] = []
+        self.closed = threading.Event()
 
     def traces(self, batch: Sequence[Facts]) -> bool:
         self.batches.append(batch)
-        return self.answer()
-
-    def metrics(self, families: Sequence[Family]) -> bool:
-        self.told.append(families)
         return self.answer()
 
     def close(self) -> None:
@@ -68,16 +55,13 @@ def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) 
 
 
 def test_what_is_offered_arrives_once_and_in_order() -> None:
-    """Also what waited when it was closed; of the metrics the newest."""
+    """Also what waited when it was closed."""
     collector = FakeCollector()
     sender = started(collector)
     for number in range(50):
         sender.offer(facts(number))
-    sender.tell([])
-    sender.tell([FAMILY])
     assert asyncio.run(sender.close(10))
     assert [fact.request_id for batch in collector.batches for fact in batch] == [f"req_{n}" for n in range(50)]  # type: ignore[union-attr]
-    assert collector.told[-1] == [FAMILY]
     assert (sender.sent, sender.dropped, sender.lost) == (50, 0, 0)
     assert collector.closed.is_set()
 
@@ -153,48 +137,3 @@ def test_there_is_an_allowance_a_second() -> None:
     for number in range(1000):
         sender.offer(facts(number))
     assert sender.dropped == 2000 - module.BURST - module.TRACES_PER_S
-
-
-def _no_descriptor() -> float:
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-
-def test_a_page_that_could_not_be_copied_is_copied_the_next_time(caplog: pytest.LogCaptureFixture) -> None:
-    """A reading fails five times, and another time: the 1st, 2nd, 4th … in a row is logged, and the rest is told."""
-    times = 0
-
-    def read() -> float:
-        nonlocal times
-        times += 1
-        return _no_descriptor() if times <= 5 or times == 7 else times
-
-    page, sender = Page("p"), Sender(FakeCollector)
-    told: list[Sequence[Family]] = []
-    page.gauge("g", "G.", read)
-
-    async def main() -> None:
-        telling = asyncio.create_task(tell_forever(page, sender, 15.0))
-        for _ in range(8):
-            await asyncio.sleep(15.0)
-            await asyncio.sleep(0.1)
-            told.extend(sender._metrics)
-            sender._metrics.clear()
-        telling.cancel()
-
-    run_virtually(main())
-    assert [family.values[()] for (family,) in told] == [6, 8]
-    assert [record.failures for record in caplog.records] == [1, 2, 4, 1]  # type: ignore[attr-defined]
-
-
-def test_a_last_page_that_can_t_be_copied_keeps_nothing_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sender is closed, and what ends raises nothing of it."""
-    collector = FakeCollector()
-    monkeypatch.setattr(telemetry, "Sender", lambda _: Sender(lambda: collector))
-
-    async def main() -> None:
-        async with telemetry.open_telemetry("p", TelemetrySettings("http://127.0.0.1:9")) as opened:
-            opened.page.gauge("g", "G.", _no_descriptor)
-
-    asyncio.run(main())
-    wait(collector.closed.is_set, "the collector is closed")
-    assert collector.told == []

@@ -72,7 +72,7 @@ def test_a_family_never_outgrows_its_bound() -> None:
     assert sum(counted.values.values()) == MAX_SERIES + 500
     assert timed.spreads is not None
     assert len(timed.spreads) == MAX_SERIES + 1
-    assert timed.spreads[("other",)].counts == (500, 0)
+    assert timed.spreads[("other",)].counts == [500, 0]
 
 
 def test_a_name_is_taken_once() -> None:
