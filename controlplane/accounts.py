@@ -1,15 +1,20 @@
-"""The accounts of a month as the ledger holds them: replicas, sources, orphans, records kept aside. Rows are streamed.
+"""The accounts of a tenant beside its sums: lives, replicas without one, sources, orphans, records kept aside.
 
-`billing` asks whether they are whole, `reconcile` what differs and how much that is.
+Each is held against its counterpart, and rows are streamed. A bill lists what fails, `reconcile` all of it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Cast, Column, Connection, Select, and_, cast, func, or_, select
 
-from contracts.usage import CUT, Origin
+from contracts.billing import Compared
+from contracts.usage import CUT, SO_FAR_S, LifetimeRecord, Origin, RequestRecord
+from contracts.wire import BadJson, decoder
+from controlplane.closings import frozen_book
 from controlplane.ledger_schema import (
     conflicts,
     lifetime_records,
@@ -20,10 +25,30 @@ from controlplane.ledger_schema import (
     runtime_totals,
     sources,
 )
-from controlplane.policy.balance import LifetimeFacts, Range
+from controlplane.policy.findings import (
+    SETTLE_US,
+    Finding,
+    Kind,
+    Life,
+    Rates,
+    Size,
+    Waiting,
+    of_gaps,
+    of_gone,
+    of_life,
+    of_orphan,
+    of_silent,
+    worth,
+)
+from controlplane.policy.month import month_bounds_us, month_of
+from controlplane.policy.ranges import Range
+from controlplane.policy.rating import PriceBook, Prices
+from controlplane.schema import versions
 from controlplane.store import streamed
 
+QUIET_US: Final = 2 * SO_FAR_S * 1_000_000  # one word may be lost
 _ROWS: Final = 500  # fetched at a time
+_RECORDS: Final = (decoder(RequestRecord), decoder(LifetimeRecord))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +63,111 @@ class OpenRuntime:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """A replica whose death is booked, beside all its requests, whenever they ended."""
+class Surroundings:
+    """What the ledger does not hold."""
 
-    facts: LifetimeFacts
-    model: str
-    version: str | None
-    device_class: str
-    died_at_us: int
-    exit_status: int
+    book: PriceBook
+    live: Collection[str] | None  # runtimes that have not died; None where nobody knows
+    now_us: int  # wall clock
+    spools: Mapping[str, Waiting] = field(default_factory=dict)  # sources whose spool is there
 
 
-@dataclass(frozen=True, slots=True)
-class KeptAside:
-    """A record that was not entered: `record` is its JSON."""
+class Accounts:
+    """Each is read a month at a time. A source or a replica is named once, in however many months it was seen."""
 
-    subject: str
-    reason: str
-    at_us: int
-    record: str
+    def __init__(self, connection: Connection, tenant: str, around: Surroundings) -> None:
+        self._connection = connection
+        self._tenant = tenant
+        self._around = around
+        self.rates = rates_of(connection, tenant, around.book)
+        self.compared = dict.fromkeys(Compared.__struct_fields__, 0)
+        self._sources: set[str] = set()  # that were compared: one may have recorded in several months
+        self._ended: set[str] = set()  # replicas without a lifetime that were named, likewise
+
+    def lives(self, month: str) -> Iterator[Finding]:
+        """Replicas that died in the month, beside the requests of all who may call them."""
+        compared = self.compared
+        for life in _lives(self._connection, self._tenant, month):
+            compared["replicas"] += 1
+            compared["served"] += life.requests
+            compared["recorded"] += life.recorded_requests
+            compared["lived_us"] += life.total_us
+            compared["attributed_us"] += life.parts_us
+            compared["active_us"] += life.active_us
+            compared["used_us"] += life.recorded_device_us
+            yield from of_life(life, self.rates)
+
+    def ended(self, open_ones: Iterable[OpenRuntime]) -> Iterator[Finding]:
+        """Of those without a lifetime record the ones that are dead, or silent, for so long that it should be here."""
+        live, now_us = self._around.live, self._around.now_us
+        for each in open_ones:
+            name = each.runtime_id
+            if name in self._ended:
+                continue
+            if each.told_us is not None:
+                if each.told_us + QUIET_US < now_us:
+                    self._ended.add(name)
+                    yield of_silent(name)
+            elif live is not None and name not in live and each.last_us + SETTLE_US < now_us:
+                self._ended.add(name)
+                yield of_gone(name, each.requests, each.device_us)
+
+    def gaps(self, month: str) -> Iterator[Finding]:
+        """Of each source that recorded anything in the month: a lost record may have been anybody's."""
+        for source, ranges in _received_ranges(self._connection, month):
+            if source not in self._sources:
+                self._sources.add(source)
+                self.compared["sources"] += 1
+                yield from of_gaps(source, ranges, self._around.spools.get(source))
+
+    def charged_orphans(self, month: str) -> Iterator[Finding]:
+        """Requests of the month that no activator recorded, charged by the record of the replica that lost it."""
+        c = request_records.c
+        query = (
+            select(c.request_id, c.runtime_id, c.ended_at_us, c.completion_tokens)
+            .where(c.tenant == self._tenant, c.month == month, c.origin == Origin.ORPHAN.value, c.stands.is_(True))
+            .order_by(c.ended_at_us, c.request_id)
+        )
+        for request_id, runtime_id, ended_at_us, tokens in streamed(self._connection, query, _ROWS):
+            self.compared["orphans"] += 1
+            yield of_orphan(request_id, runtime_id, ended_at_us, tokens, self.rates)
+
+    def kept_aside(self, month: str) -> Iterator[Finding]:
+        """Records of the tenant that the ledger did not enter."""
+        c = conflicts.c
+        query = (
+            select(c.subject, c.reason, c.at_us, c.record)
+            .where(owned_by(conflicts, self._tenant), c.month == month)
+            .order_by(c.at_us, c.digest)
+        )
+        for subject, reason, at_us, record in streamed(self._connection, query, _ROWS):
+            yield Finding(Kind.CONFLICT, subject, reason, partial(self._worth, record, at_us))
+
+    def _worth(self, raw: str, at_us: int) -> Size:
+        return worth(_record_of(raw), self.rates.prices(at_us))
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
-    """A request whose activator left no record."""
+def rates_of(connection: Connection, tenant: str, book: PriceBook) -> Rates:
+    """Prices of an instant are those of the book; of a closed month, those that were frozen with it."""
+    books: dict[str, PriceBook] = {}
 
-    request_id: str
-    runtime_id: str
-    ended_at_us: int
-    completion_tokens: int  # that were acknowledged
+    def prices(at_us: int) -> Prices:
+        month = month_of(at_us)
+        if month not in books:
+            books[month] = frozen_book(connection, tenant, month) or book
+        return books[month].at(at_us)
+
+    def positions(model: str, version: str | None) -> int | None:
+        c = versions.c
+        query = select(c.max_positions).where(c.tenant == tenant, c.model == model, c.version == (version or ""))
+        return connection.execute(query).scalar()
+
+    return Rates(prices, positions)
 
 
-def open_runtimes(connection: Connection, tenant: str, begin_us: int, end_us: int) -> list[OpenRuntime]:
+def open_runtimes(connection: Connection, tenant: str, month: str) -> list[OpenRuntime]:
     """The tenant's own that served around the month, whoever asked."""
+    begin_us, end_us = month_bounds_us(month)
     c, died, told = runtime_totals.c, lifetime_records.c, open_lives.c
     figures = (_sum(c.requests), _sum(c.device_us), func.max(c.last_at_us), func.max(told.told_at_us))
     query = (
@@ -90,8 +187,8 @@ def _sum(figures: Column[Any]) -> Cast[int]:
     return cast(func.sum(figures), BigInteger)
 
 
-def received_ranges(connection: Connection, begin_us: int, end_us: int) -> Iterator[tuple[str, list[Range]]]:
-    """What arrived of each source that recorded anything in the month: a lost record may have been anybody's."""
+def _received_ranges(connection: Connection, month: str) -> Iterator[tuple[str, list[Range]]]:
+    begin_us, end_us = month_bounds_us(month)
     query = (
         select(received.c.source, received.c.first, received.c.last)
         .join(sources, sources.c.source == received.c.source)
@@ -109,8 +206,7 @@ def received_ranges(connection: Connection, begin_us: int, end_us: int) -> Itera
         yield name, ranges
 
 
-def lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
-    """Replicas of the tenant that died in the month, beside the requests of all who may call them."""
+def _lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
     uses, died = runtime_totals.c, lifetime_records.c
     query: Select[Any] = (
         select(
@@ -136,30 +232,12 @@ def lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
         .group_by(died.runtime_id)  # which names the row
         .order_by(died.runtime_id)
     )
-    width = len(LifetimeFacts.__slots__)
     for row in streamed(connection, query, _ROWS):
-        yield Life(LifetimeFacts(*row[:width]), *row[width:])
+        yield Life(*row)
 
 
-def kept_aside(connection: Connection, tenant: str, month: str) -> Iterator[KeptAside]:
-    """Records of the tenant that the ledger did not enter."""
-    c = conflicts.c
-    query = (
-        select(c.subject, c.reason, c.at_us, c.record)
-        .where(owned_by(conflicts, tenant), c.month == month)
-        .order_by(c.at_us, c.digest)
-    )
-    for row in streamed(connection, query, _ROWS):
-        yield KeptAside(*row)
-
-
-def charged_orphans(connection: Connection, tenant: str, month: str) -> Iterator[Orphan]:
-    """Requests of the month that no activator recorded, charged by the record of the replica that lost it."""
-    c = request_records.c
-    query = (
-        select(c.request_id, c.runtime_id, c.ended_at_us, c.completion_tokens)
-        .where(c.tenant == tenant, c.month == month, c.origin == Origin.ORPHAN.value, c.stands.is_(True))
-        .order_by(c.ended_at_us, c.request_id)
-    )
-    for row in streamed(connection, query, _ROWS):
-        yield Orphan(*row)
+def _record_of(raw: str) -> RequestRecord | LifetimeRecord | None:
+    for kind in _RECORDS:
+        with suppress(BadJson):
+            return kind.decode(raw)
+    return None

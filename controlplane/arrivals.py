@@ -17,8 +17,8 @@ from controlplane.chains import Chains
 from controlplane.ledger_schema import conflicts, received, sources
 from controlplane.months import Closed
 from controlplane.nul import without_nul
-from controlplane.policy.balance import Range, add_to_ranges, covers
 from controlplane.policy.chain import Kind
+from controlplane.policy.ranges import Range, add_to_ranges, covers
 from controlplane.policy.standing import MAX_FIGURE, Conflict
 
 T = TypeVar("T")

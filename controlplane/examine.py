@@ -16,12 +16,13 @@ import msgspec
 from contracts.audit import AuditReport
 from contracts.billing import ReconcileReport, VerifyReport
 from contracts.wire import Wire, decode, encode
+from controlplane.accounts import Surroundings
 from controlplane.audit_verify import links_of as audit_links
 from controlplane.audit_verify import verify_audit
-from controlplane.policy.differences import Waiting
+from controlplane.policy.findings import Waiting
 from controlplane.policy.rating import PriceBook
 from controlplane.postgres_place import PostgresPlace, place_of
-from controlplane.reconcile import Surroundings, reconcile
+from controlplane.reconcile import reconcile
 from controlplane.store import disposing, reading_engine, snapshot
 from controlplane.verify import links_of, months_of, verify_ledger
 from spool.recovery import spools_of

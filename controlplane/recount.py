@@ -5,8 +5,6 @@ Rows may come in any order. As large as a month has days, models and outcomes, a
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, select
@@ -15,6 +13,7 @@ from contracts.ladder import step_of
 from contracts.usage import LifetimeRecord, Origin
 from controlplane.ledger_schema import device_totals, request_records, request_totals, runtime_totals, step_totals
 from controlplane.policy.booking import device_sums, unpacked
+from controlplane.policy.findings import Finding, Kind, Sums, Total
 from controlplane.policy.month import DAY_US
 from controlplane.store import streamed
 from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, STEP_FIGURES, USE_FIGURES
@@ -31,19 +30,12 @@ StepKey = tuple[int, str]  # day, step
 DeviceKey = tuple[int, str, str]  # day, model, device class
 Use = list[int]  # of a replica: USE_FIGURES, earliest and latest end
 
-
-@dataclass(frozen=True, slots=True)
-class Differing:
-    """A sum that is not what the rows make; None where there is none."""
-
-    key: tuple[Any, ...]
-    kept: Sequence[int] | None
-    made: Sequence[int] | None
-
-    @property
-    def off(self) -> list[int]:
-        """Figure by figure, what is kept less what the rows make."""
-        return [kept - made for kept, made in zip_longest(self.kept or (), self.made or (), fillvalue=0)]
+# Of each kind of sum that is kept by day: where, by what, and which figures.
+_KEPT: Final[Sequence[tuple[Sums, Table, Sequence[str], Sequence[str]]]] = (
+    (Sums.REQUESTS, request_totals, ("day", "model", "outcome", "billable"), REQUEST_FIGURES),
+    (Sums.STEPS, step_totals, ("day", "step"), STEP_FIGURES),
+    (Sums.DEVICE_TIME, device_totals, ("day", "model", "device_class"), DEVICE_FIGURES),
+)
 
 
 class Uses:
@@ -72,16 +64,16 @@ class Uses:
         use[3] = min(use[3], ended_at_us)
         use[4] = max(use[4], ended_at_us)
 
-    def differing(self) -> Iterator[Differing]:
+    def findings(self) -> Iterator[Finding]:
         """What is kept of replicas against these; each is forgotten as it is compared."""
         c = runtime_totals.c
         figures = [c[name] for name in USE_FIGURES]
         kept = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
         for runtime_id, *use in streamed(self._connection, kept.order_by(c.runtime_id), _ROWS):
             if (made := self._of.pop(runtime_id, None)) != use:
-                yield Differing((runtime_id,), use, made)
+                yield _wrong_replica(runtime_id, use, made)
         for runtime_id in sorted(self._of):
-            yield Differing((runtime_id,), None, self._of.pop(runtime_id))
+            yield _wrong_replica(runtime_id, None, self._of.pop(runtime_id))
 
     def _activators(self, request_id: str, runtime_id: str) -> tuple[int, int] | None:
         """Tokens and device us by the activator's record of the same request, where it names the same replica."""
@@ -142,17 +134,24 @@ class Recount:
             sums = self.devices[key.day, key.model, key.device_class]
             sums[:] = [old + new for old, new in zip(sums, figures, strict=True)]
 
-    def differing_requests(self) -> Iterator[Differing]:
-        """Yield the stored sums of requests that differ from those of the rows."""
-        return self._differing(request_totals, ("day", "model", "outcome", "billable"), REQUEST_FIGURES, self.requests)
+    def rows(self) -> list[list[tuple[Any, ...]]]:
+        """As the tables of totals would have them: requests, steps, device time."""
+        return [
+            [(*key, *figures) for key, figures in sums.items()] for sums in (self.requests, self.steps, self.devices)
+        ]
 
-    def differing_steps(self) -> Iterator[Differing]:
-        """Yield the stored counts of degraded requests that differ from those of the rows."""
-        return self._differing(step_totals, ("day", "step"), STEP_FIGURES, self.steps)
-
-    def differing_devices(self) -> Iterator[Differing]:
-        """Yield the stored sums of device time that differ from those of the rows."""
-        return self._differing(device_totals, ("day", "model", "device_class"), DEVICE_FIGURES, self.devices)
+    def findings(self) -> Iterator[Finding]:
+        """The sums that are kept, and that these are not."""
+        made: dict[Sums, Mapping[Any, list[int]]] = {
+            Sums.REQUESTS: self.requests,
+            Sums.STEPS: self.steps,
+            Sums.DEVICE_TIME: self.devices,
+        }
+        for of, table, names, figures in _KEPT:
+            for total in self._differing(of, table, names, figures, made[of]):
+                subject = f"total of day {', '.join(str(part) for part in total.key)}"
+                detail = f"{list(figures)} are {total.kept}; the rows make {total.made}"
+                yield Finding(Kind.TOTAL_WRONG, subject, detail, total=total)
 
     def _add_step(self, ended_at_us: int, degraded: str | None, sign: int) -> None:
         if degraded is not None:
@@ -174,8 +173,8 @@ class Recount:
             sums[:] = [old - new for old, new in zip(sums, (1, *tokens), strict=True)]
 
     def _differing(
-        self, table: Table, names: Sequence[str], figures: Sequence[str], sums: Mapping[Any, list[int]]
-    ) -> Iterator[Differing]:
+        self, of: Sums, table: Table, names: Sequence[str], figures: Sequence[str], sums: Mapping[Any, list[int]]
+    ) -> Iterator[Total]:
         query = select(table).where(table.c.tenant == self._tenant, table.c.month == self._month)
         kept = {
             tuple(row[name] for name in names): [row[name] for name in figures]
@@ -184,4 +183,10 @@ class Recount:
         made = {key: sum_ for key, sum_ in sums.items() if any(sum_)}
         for key in sorted(kept.keys() | made.keys()):
             if kept.get(key) != made.get(key):
-                yield Differing(key, kept.get(key), made.get(key))
+                yield Total(of, key, kept.get(key), made.get(key))
+
+
+def _wrong_replica(runtime_id: str, kept: Use | None, made: Use | None) -> Finding:
+    detail = "the totals of this replica's requests are not what the rows make"
+    total = Total(Sums.REPLICA, (runtime_id,), kept, made)
+    return Finding(Kind.TOTAL_WRONG, f"replica {runtime_id}", detail, total=total)

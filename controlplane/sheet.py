@@ -1,7 +1,9 @@
 """From a month's totals to its bill: every day at its own price, what came late for a closed month as an adjustment."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -40,6 +42,17 @@ class Sheet:
     steps: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     tokens: tuple[int, int, int] = (0, 0, 0)
     device: dict[str, list[int]] = field(default_factory=dict)
+
+    def add_totals(
+        self, requests: Iterable[Sequence[Any]], steps: Iterable[Sequence[Any]], devices: Iterable[Sequence[Any]]
+    ) -> None:
+        """All rows of a month's totals, whoever summed them up."""
+        for total in requests:
+            self.add_requests(*total)
+        for total in steps:
+            self.add_step(*total)
+        for total in devices:
+            self.add_device_time(*total)
 
     def add_requests(
         self, day: int, model: str, outcome: str, billable: bool, count: int, prompt: int, cached: int, completion: int

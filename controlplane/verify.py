@@ -5,8 +5,8 @@ Nothing that is kept beside the rows is trusted. Rows are streamed, each read on
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -34,25 +34,26 @@ from controlplane.ledger_schema import (
     step_totals,
 )
 from controlplane.months import Closed
-from controlplane.policy.chain import Kind, digest_of, genesis
+from controlplane.policy.chain import Kind as RowKind
+from controlplane.policy.chain import digest_of, genesis
+from controlplane.policy.findings import Finding, Kind
 from controlplane.policy.rating import is_charged
-from controlplane.recount import COUNTED, Differing, Recount, Uses
+from controlplane.recount import COUNTED, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
 from controlplane.store import streamed
-from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, STEP_FIGURES
 
 Tell = Callable[[int], None]  # that so many more rows are read
 
 _ROWS: Final = 2_000
 _MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
-_STREAMS: Final[Sequence[tuple[Kind, Table, Sequence[Column[Any]], Sequence[Column[Any]]]]] = (
-    (Kind.REQUEST, request_records, REQUEST_VALUES, _MARKS),
-    (Kind.LIFETIME, lifetime_records, LIFETIME_VALUES, ()),
-    (Kind.CONFLICT, conflicts, CONFLICT_VALUES, ()),
-    (Kind.CLOSING, closings, CLOSING_VALUES, ()),
+_STREAMS: Final[Sequence[tuple[RowKind, Table, Sequence[Column[Any]], Sequence[Column[Any]]]]] = (
+    (RowKind.REQUEST, request_records, REQUEST_VALUES, _MARKS),
+    (RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES, ()),
+    (RowKind.CONFLICT, conflicts, CONFLICT_VALUES, ()),
+    (RowKind.CLOSING, closings, CLOSING_VALUES, ()),
 )
-_SUBJECT: Final = {Kind.REQUEST: "request_id", Kind.LIFETIME: "runtime_id", Kind.CONFLICT: "subject"}
+_SUBJECT: Final = {RowKind.REQUEST: "request_id", RowKind.LIFETIME: "runtime_id", RowKind.CONFLICT: "subject"}
 # A row of a stream is its link, its digest, what that digest covers, and marks.
 _LINK, _CHAIN = 0, 1
 _COVERED: Final = {kind: slice(2, 2 + len(values)) for kind, _, values, _ in _STREAMS}
@@ -63,8 +64,10 @@ _judged: Final = itemgetter(
     *(_REQUEST_NAMES.index(name) for name in ("request_id", "origin", "outcome", "completion_tokens"))
 )
 _marked: Final = itemgetter(*(_REQUEST_NAMES.index(column.name) for column in _MARKS))
+_COUNTED: Final = tuple(request_records.c[name] for name in COUNTED)
+_REQUEST_ID, _RUNTIME_ID = COUNTED.index("request_id"), COUNTED.index("runtime_id")
 
-Link = tuple[int, Kind, Row[Any]]
+Link = tuple[int, RowKind, Row[Any]]
 
 
 def months_of(connection: Connection, tenant: str) -> list[str]:
@@ -91,157 +94,158 @@ def verify_ledger(
     found = tuple(verify_month(connection, tenant, each, uses, tell) for each in months)
     sound = not any(each.differences for each in found)
     # A month that is not sound was not read to its end: of its replicas nothing more can be said.
-    wrong = uses.differing() if uses is not None and sound else iter(())
-    replicas = tuple(_wrong_replica(each) for each in islice(wrong, 1))
+    replicas = _first("", uses.findings()) if uses is not None and sound else ()
     return VerifyReport(tenant=tenant, sound=sound and not replicas, months=found, replicas=replicas)
-
-
-def _wrong_replica(differing: Differing) -> LedgerDifference:
-    detail = "the totals of this replica's requests are not what the rows make"
-    return LedgerDifference(month="", subject=f"replica {differing.key[0]}", detail=detail)
 
 
 def verify_month(
     connection: Connection, tenant: str, month: str, uses: Uses | None = None, tell: Tell = lambda rows: None
 ) -> ChainReport:
     """Recompute a tenant's month ("" is the platform's own) from its rows."""
-    end = connection.execute(
-        select(chains.c.links, chains.c.chain).where(chains.c.tenant == tenant, chains.c.month == month)
-    ).first()
-    check = _Month(connection, tenant, month, uses)
-    difference = check.run((end.links, end.chain) if end else (0, genesis(tenant, month).hex()), tell)
+    rows = MonthRows(connection, tenant, month, uses, tell)
+    differences = _first(month, rows.findings())
     return ChainReport(
         month=month,
-        links=check.links,
-        chain=check.end.hex(),
-        closed=check.closing is not None,
-        differences=() if difference is None else (difference,),
+        links=rows.links,
+        chain=rows.end.hex(),
+        closed=rows.closing is not None,
+        differences=differences,
     )
 
 
-class _Month:
-    """One pass over the links."""
+def _first(month: str, findings: Iterator[Finding]) -> tuple[LedgerDifference, ...]:
+    return tuple(
+        LedgerDifference(month=month, subject=each.subject, detail=each.detail)
+        for each in itertools.islice(findings, 1)
+    )
 
-    def __init__(self, connection: Connection, tenant: str, month: str, uses: Uses | None) -> None:
+
+class MonthRows:
+    """One pass over the rows of a tenant's month: for all that they tell (`findings`), or for the sums alone."""
+
+    def __init__(
+        self, connection: Connection, tenant: str, month: str, uses: Uses | None, tell: Tell = lambda rows: None
+    ) -> None:
         self._connection = connection
         self._tenant = tenant
         self._month = month
-        self.links = 0
-        self.end = genesis(tenant, month)
-        self.closing: dict[str, Any] | None = None
-        self._shut = Closed(connection, {tenant})
+        self._tell = tell
         self._recount = Recount(connection, tenant, month, uses)
+        self.links = 0  # that hold
+        self.end = genesis(tenant, month)
+        self.closing: Mapping[str, Any] | None = None
+        self.rows = 0  # that were read
 
-    def run(self, written_end: tuple[int, str], tell: Tell) -> LedgerDifference | None:
-        """The first difference, in the order: links, end of the chain, totals, the closed bill."""
-        for link, kind, row in self._rows():
-            if (problem := self._check(link, kind, row)) is not None:
-                return problem
-            if link % _ROWS == 0:
-                tell(_ROWS)
-        if (self.links, self.end.hex()) != written_end:
-            return self._differs(
-                "end",
-                f"the chain ends with link {self.links}; {written_end[0]} links were written, or another last one",
-            )
-        return (
-            self._first(self._recount.differing_requests(), REQUEST_FIGURES)
-            or self._first(self._recount.differing_steps(), STEP_FIGURES)
-            or self._first(self._recount.differing_devices(), DEVICE_FIGURES)
-            or (None if self.closing is None else self._check_bill(self.closing))
-        )
+    def findings(self) -> Iterator[Finding]:
+        """What is wrong, in the order: links, end of the chain, totals, the closed bill. After a wrong link nothing
+        holds, and nothing is looked at.
+        """
+        written = self._connection.execute(
+            select(chains.c.links, chains.c.chain).where(chains.c.tenant == self._tenant, chains.c.month == self._month)
+        ).first()
+        shut = Closed(self._connection, {self._tenant})
+        streams = [
+            self._stream(kind, table, (table.c.chain, *values, *marks)) for kind, table, values, marks in _STREAMS
+        ]
+        for link, kind, row in self._read(heapq.merge(*streams, key=itemgetter(_LINK))):
+            if (problem := self._check(link, kind, row, shut)) is not None:
+                yield problem
+                return
+            if kind is RowKind.CLOSING:
+                self.closing = _named(CLOSING_VALUES, row[_COVERED[kind]])
+            elif kind is not RowKind.CONFLICT:
+                self._count(kind, _counted(row) if kind is RowKind.REQUEST else row[_COVERED[kind]])
+        links, end = written or (0, genesis(self._tenant, self._month).hex())
+        if (self.links, self.end.hex()) != (links, end):
+            detail = f"the chain ends with link {self.links}; {links} links were written, or another last one"
+            yield Finding(Kind.ROW_WRONG, "end", detail)
+            return
+        yield from self._recount.findings()
+        if self.closing is not None:
+            yield from self._check_bill(self.closing)
 
-    def _rows(self) -> Iterator[Link]:
-        streams = [self._stream(kind, table, (*values, *marks)) for kind, table, values, marks in _STREAMS]
-        return heapq.merge(*streams, key=itemgetter(0))
+    def totals(self, each_request: Callable[[str, str | None], None]) -> Iterator[Finding]:
+        """The totals that the rows don't make, whatever the chain is like. `each_request` gets a record's request and
+        replica.
+        """
+        requests = self._stream(RowKind.REQUEST, request_records, _COUNTED)
+        lives = self._stream(RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES)
+        for _, kind, row in self._read(itertools.chain(requests, lives)):
+            figures = row[1:]
+            self._count(kind, figures)
+            if kind is RowKind.REQUEST:
+                each_request(figures[_REQUEST_ID], figures[_RUNTIME_ID])
+        yield from self._recount.findings()
 
-    def _stream(self, kind: Kind, table: Table, columns: Sequence[Column[Any]]) -> Iterator[Link]:
+    def _read(self, links: Iterable[Link]) -> Iterator[Link]:
+        for each in links:
+            yield each
+            self.rows += 1
+            if self.rows % _ROWS == 0:
+                self._tell(_ROWS)
+
+    def _stream(self, kind: RowKind, table: Table, columns: Sequence[Column[Any]]) -> Iterator[Link]:
         query = (
-            select(table.c.link, table.c.chain, *columns)
+            select(table.c.link, *columns)
             .where(owned_by(table, self._tenant), table.c.month == self._month)
             .order_by(table.c.link)
         )
         for row in streamed(self._connection, query, _ROWS):
             yield row[_LINK], kind, row
 
-    def _check(self, link: int, kind: Kind, row: Row[Any]) -> LedgerDifference | None:
-        if link != self.links + 1:
-            return self._differs(
-                self._subject(kind, row),
-                f"link {link} comes after link {self.links}: a row is missing, or one too many",
-            )
-        if self.closing is not None:
-            return self._differs(self._subject(kind, row), f"link {link} was added after the month was closed")
-        values = row[_COVERED[kind]]
-        marks = marks_of(*row[_DIGESTED]) if kind is Kind.REQUEST else ()
-        self.end = digest_of(self.end, kind, (*values, *marks))
-        if self.end.hex() != row[_CHAIN]:
-            return self._differs(
-                self._subject(kind, row), f"link {link}: the row, or one before it, is not what was written"
-            )
-        self.links = link
-        match kind:
-            case Kind.REQUEST:
-                return self._check_request(row)
-            case Kind.LIFETIME:
-                named = {column.name: value for column, value in zip(LIFETIME_VALUES, values, strict=True)}
-                self._recount.add_lifetime(LifetimeRecord(**named))
-            case Kind.CLOSING:
-                self.closing = {column.name: value for column, value in zip(CLOSING_VALUES, values, strict=True)}
-            case Kind.CONFLICT:
-                pass
-        return None
+    def _count(self, kind: RowKind, figures: Sequence[Any]) -> None:
+        if kind is RowKind.REQUEST:
+            self._recount.add_request(*figures)
+        else:
+            self._recount.add_lifetime(LifetimeRecord(**_named(LIFETIME_VALUES, figures)))
 
-    def _check_request(self, row: Row[Any]) -> LedgerDifference | None:
+    def _check(self, link: int, kind: RowKind, row: Row[Any], shut: Closed) -> Finding | None:
+        if link != self.links + 1:
+            detail = f"link {link} comes after link {self.links}: a row is missing, or one too many"
+            return self._wrong(kind, row, detail)
+        if self.closing is not None:
+            return self._wrong(kind, row, f"link {link} was added after the month was closed")
+        marks = marks_of(*row[_DIGESTED]) if kind is RowKind.REQUEST else ()
+        self.end = digest_of(self.end, kind, (*row[_COVERED[kind]], *marks))
+        if self.end.hex() != row[_CHAIN]:
+            return self._wrong(kind, row, f"link {link}: the row, or one before it, is not what was written")
+        self.links = link
+        return self._check_charge(row, shut) if kind is RowKind.REQUEST else None
+
+    def _check_charge(self, row: Row[Any], shut: Closed) -> Finding | None:
         """Whether it is charged follows from all records of its request, and of those that are one with it; of an
         activator's alone there is one, and it is."""
         request_id, origin, outcome, tokens = _judged(row)
         stands, billable, replaces, once, _ = _marked(row)
         if billable is not is_charged(outcome, tokens):
-            return self._differs(
-                self._subject(Kind.REQUEST, row), f"billable is {billable}; its outcome and tokens say otherwise"
-            )
+            return self._wrong(RowKind.REQUEST, row, f"billable is {billable}; its outcome and tokens say otherwise")
         if origin == Origin.ORPHAN or replaces is not None or not stands or once is not None:
             name = self._tenant, request_id
             known = known_requests(self._connection, [name])
             known |= kin_of(self._connection, known)
-            if book_all(known, self._shut)[name] != known[name]:
-                return self._differs(
-                    self._subject(Kind.REQUEST, row),
-                    "which record of this request is charged is not what its records say",
+            if book_all(known, shut)[name] != known[name]:
+                return self._wrong(
+                    RowKind.REQUEST, row, "which record of this request is charged is not what its records say"
                 )
-        self._recount.add_request(*_counted(row))
         return None
 
-    def _first(self, differing: Iterable[Differing], figures: Sequence[str]) -> LedgerDifference | None:
-        """Of the totals that are kept, the first that the rows don't make."""
-        for each in differing:
-            what = ", ".join(str(part) for part in each.key)
-            detail = f"{list(figures)} are {each.kept}; the rows make {each.made}"
-            return self._differs(f"total of day {what}", detail)
-        return None
-
-    def _check_bill(self, closing: dict[str, Any]) -> LedgerDifference | None:
+    def _check_bill(self, closing: Mapping[str, Any]) -> Iterator[Finding]:
         """The bill that was frozen against the one that the rows make at the frozen prices."""
         report = decoder(BillingReport).decode(closing["report"])
         sheet = Sheet(Pricing(self._connection, prices_of(closing["prices"]), self._tenant, self._month))
-        for (day, model, outcome, billable), sums in self._recount.requests.items():
-            sheet.add_requests(day, model, outcome, billable, *sums)
-        for (day, step), sums in self._recount.steps.items():
-            sheet.add_step(day, step, *sums)
-        for (day, model, device_class), sums in self._recount.devices.items():
-            sheet.add_device_time(day, model, device_class, *sums)
+        sheet.add_totals(*self._recount.rows())
         wanted = sheet.report(self._tenant, self._month, report.balance, report.open_runtimes, report.closed_at_us)
         if report.degraded is UNSET:
             wanted = structs.replace(wanted, degraded=UNSET)
         if report != wanted:
             part = next(name for name in report.__struct_fields__ if getattr(report, name) != getattr(wanted, name))
-            return self._differs("closing", f"the closed bill's {part} is not what the rows make at its prices")
-        return None
+            detail = f"the closed bill's {part} is not what the rows make at its prices"
+            yield Finding(Kind.BILL_WRONG, "closing", detail)
 
-    def _subject(self, kind: Kind, row: Row[Any]) -> str:
-        name = self._month if kind is Kind.CLOSING else row._mapping[_SUBJECT[kind]]
-        return f"{kind} {name}"
+    def _wrong(self, kind: RowKind, row: Row[Any], detail: str) -> Finding:
+        name = self._month if kind is RowKind.CLOSING else row._mapping[_SUBJECT[kind]]
+        return Finding(Kind.ROW_WRONG, f"{kind} {name}", detail)
 
-    def _differs(self, subject: str, detail: str) -> LedgerDifference:
-        return LedgerDifference(month=self._month, subject=subject, detail=detail)
+
+def _named(columns: Sequence[Column[Any]], values: Sequence[Any]) -> dict[str, Any]:
+    return {column.name: value for column, value in zip(columns, values, strict=True)}

@@ -15,7 +15,7 @@ from contracts.errors import Conflict, Refused
 from contracts.usage import Origin
 from controlplane.billing import MAX_PROBLEMS, billing_report
 from controlplane.month_end import LATE_US, close_month
-from controlplane.policy.balance import SETTLE_US, Kind
+from controlplane.policy.findings import SETTLE_US, Kind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import PriceBook
 from tests.controlplane.backends import SQLITE, Backend

@@ -11,9 +11,10 @@ from sqlalchemy import Engine, text
 
 from contracts.billing import BillingReport
 from contracts.usage import Origin, RequestRecord
+from controlplane.accounts import Surroundings
 from controlplane.billing import billing_report
-from controlplane.policy.balance import Kind
-from controlplane.reconcile import Surroundings, reconcile
+from controlplane.policy.findings import Kind
+from controlplane.reconcile import reconcile
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import Backend
 from tests.controlplane.billing_ground import BOOK, Record, enter

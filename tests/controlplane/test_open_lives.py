@@ -13,11 +13,12 @@ from contracts.errors import Refused
 from contracts.usage import CUT, SO_FAR_S, LifetimeRecord
 from contracts.wire import encode
 from controlplane import open_lives
+from controlplane.accounts import Surroundings
 from controlplane.ledger import Ledger, append_lifetimes
 from controlplane.ledger_schema import conflicts, lifetime_records
 from controlplane.ledger_schema import open_lives as table
 from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
-from controlplane.reconcile import Surroundings, reconcile
+from controlplane.reconcile import reconcile
 from controlplane.verify import verify_ledger
 from service.loops import LoopHealth, Loops
 from tests.controlplane.backends import Backend

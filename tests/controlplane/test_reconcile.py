@@ -12,10 +12,11 @@ from sqlalchemy import Engine, insert, text
 
 from contracts.billing import Difference, ReconcileReport
 from contracts.usage import ACK_TOKENS, Origin
+from controlplane.accounts import Surroundings
 from controlplane.migrations import migrate
 from controlplane.month_end import LATE_US, close_month
-from controlplane.policy.differences import Waiting
-from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, Surroundings, reconcile
+from controlplane.policy.findings import Waiting
+from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, reconcile
 from controlplane.schema import models, tenants, versions
 from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.billing_ground import BOOK, ORPHANED, Record, enter, fresh_engine, good_month

@@ -1,0 +1,300 @@
+"""What two accounts of the ledger differ in: lost records, double ones, time that nobody accounts for, wrong sums.
+
+A bill asks what differs, `verify` what the rows don't make, `reconcile` all of it and how much it is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import zip_longest
+from signal import Signals
+from typing import Any, Final
+
+from contracts.usage import ACK_TOKENS, SO_FAR_S, LifetimeRecord, RequestRecord
+from controlplane.policy.ranges import Range, gaps
+from controlplane.policy.rating import ANY_CLASS, SECOND_US, DevicePrices, Prices, amount_micros
+
+TOLERANCE_US: Final = 100_000
+TOLERANCE_PERCENT: Final = 1
+SETTLE_US: Final = 60_000_000  # between a death and its record
+
+
+class Kind(StrEnum):
+    """What can be wrong, and what is known not to be exact."""
+
+    # A bill with one of these does not balance.
+    SEQUENCE_HOLE = "sequence_hole"
+    REQUESTS_MISSING = "requests_missing"
+    REQUESTS_EXTRA = "requests_extra"
+    TIME_UNACCOUNTED = "time_unaccounted"
+    DEVICE_TIME_OVER = "device_time_over"
+    LIFETIME_MISSING = "lifetime_missing"
+    CONFLICT = "conflict"
+    # The rows say otherwise.
+    ROW_WRONG = "row_wrong"
+    TOTAL_WRONG = "total_wrong"
+    BILL_WRONG = "bill_wrong"
+    # Known, and no failure.
+    CHARGED_BY_RECEIPT = "charged_by_receipt"
+    CHARGED_SO_FAR = "charged_so_far"
+    UNSHIPPED = "unshipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much a difference is, at most: 0 where there is nothing of it, None where nobody knows."""
+
+    requests: int | None = 0
+    tokens: int | None = 0
+    device_us: int | None = 0
+    amount_micros: int | None = 0
+    least: str = ""  # what is known of it
+    ids: tuple[str, ...] = ()  # of requests
+
+
+class Sums(StrEnum):
+    """What a total sums up."""
+
+    REQUESTS = "requests"
+    STEPS = "steps"
+    DEVICE_TIME = "device_time"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A sum that is kept beside the rows, and the one that they make; None where there is none."""
+
+    of: Sums
+    key: tuple[Any, ...]
+    kept: Sequence[int] | None
+    made: Sequence[int] | None
+
+    @property
+    def off(self) -> list[int]:
+        """Figure by figure, how much the two are apart."""
+        return [abs(kept - made) for kept, made in zip_longest(self.kept or (), self.made or (), fillvalue=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A difference. Its size is computed where it is asked for: it needs prices, and a bill has no use for it."""
+
+    kind: Kind
+    subject: str  # the replica, request, source, row or total that it is about
+    detail: str
+    size: Callable[[], Size] = Size
+    fails: bool = True
+    cause: str = ""  # where it is known
+    total: Total | None = None  # of TOTAL_WRONG
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Looks up what a size is made of."""
+
+    prices: Callable[[int], Prices]  # of an instant
+    positions: Callable[[str, str | None], int | None]  # that a request of a model's version can have, if registered
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A replica's record beside what the ledger has of its requests, whenever they ended and whoever asked."""
+
+    runtime_id: str
+    total_us: int
+    standby_us: int
+    restore_us: int
+    active_us: int
+    idle_us: int
+    requests: int  # that it says must exist
+    recorded_requests: int  # that exist
+    answered_requests: int  # of these, that cost device time or delivered tokens
+    recorded_device_us: int
+    is_cut: bool  # its end was never told: its figures are those of its last word
+    model: str
+    version: str | None
+    device_class: str
+    died_at_us: int
+    exit_status: int
+
+    @property
+    def parts_us(self) -> int:
+        """Its time by its own account."""
+        return self.standby_us + self.restore_us + self.active_us + self.idle_us
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A source's spool that is still there."""
+
+    acknowledged: int
+    last: int
+
+
+def tolerance_us(total_us: int) -> int:
+    """1 % or 100 ms, whichever is more."""
+    return max(TOLERANCE_US, total_us * TOLERANCE_PERCENT // 100)
+
+
+def of_life(life: Life, rates: Rates) -> Iterator[Finding]:
+    """The runtime's own four parts against the supervisor's total; its requests against those in the ledger."""
+    found = partial(Finding, subject=life.runtime_id, cause=_end_of(life.exit_status))
+    allowed_us = tolerance_us(life.total_us)
+    if abs(life.parts_us - life.total_us) > allowed_us:
+        yield found(
+            kind=Kind.TIME_UNACCOUNTED,
+            detail=f"standby, restore, active and idle are {life.parts_us} us; it lived {life.total_us} us",
+            size=partial(_device_time, life, abs(life.parts_us - life.total_us), rates),
+        )
+    if life.recorded_device_us > life.active_us + allowed_us and not life.is_cut:
+        # Billed is the replica's life, and not its requests' share of it.
+        yield found(
+            kind=Kind.DEVICE_TIME_OVER,
+            detail=f"its requests used {life.recorded_device_us} us of device time; "
+            f"it was active for {life.active_us} us",
+            size=partial(Size, device_us=life.recorded_device_us - life.active_us),
+        )
+    if life.recorded_requests < life.requests:
+        yield found(
+            kind=Kind.REQUESTS_MISSING,
+            detail=f"it served {life.requests} requests; {life.recorded_requests} request records name it",
+            size=partial(_missing, life, rates),
+        )
+    # A record that cost nothing may name a replica that never saw the request: its caller left on the way there.
+    if life.answered_requests > life.requests and not life.is_cut:
+        yield found(
+            kind=Kind.REQUESTS_EXTRA,
+            detail=f"it served {life.requests} requests; {life.answered_requests} request records have its answers",
+            size=partial(Size, life.answered_requests - life.requests, None, life.recorded_device_us, None),
+        )
+    if life.is_cut:  # its pod ended with all that it had to tell: what it lived after its last word is not charged
+        yield found(
+            kind=Kind.CHARGED_SO_FAR,
+            detail="charged up to its last word of its life",
+            size=partial(_device_time, life, SO_FAR_S * SECOND_US, rates),
+            fails=False,
+            cause="its pod, or its node, ended at once",
+        )
+
+
+def of_gaps(source: str, received: Sequence[Range], waiting: Waiting | None) -> Iterator[Finding]:
+    """Records that `source` wrote and that never arrived: whose they were nobody knows. `received` is normal."""
+    cause = "its spool is gone, and they with it" if waiting is None else "its spool is there, and can't be read there"
+    for first, last in gaps(received):
+        which = f"record {first}" if first == last else f"records {first} to {last}"
+        detail = f"{which} of this source never arrived; record {last + 1} did"
+        size = partial(Size, last - first + 1, None, None, None)
+        yield Finding(Kind.SEQUENCE_HOLE, source, detail, size, cause=cause)
+
+
+def of_gone(runtime_id: str, requests: int, device_us: int) -> Finding:
+    """A replica that is not alive, whose death nobody recorded: its requests' device time is the least of it."""
+    return Finding(
+        Kind.LIFETIME_MISSING,
+        runtime_id,
+        f"{requests} request records name it; it has no lifetime record and is gone",
+        partial(Size, requests, 0, None, None, f"they used {device_us} us of device time"),
+        cause="the machine lost its power, or its supervisor's spool was destroyed",
+    )
+
+
+def of_silent(runtime_id: str) -> Finding:
+    """A replica that has been silent for a while, and may still report. After an hour its last word is charged."""
+    return Finding(
+        Kind.CHARGED_SO_FAR,
+        runtime_id,
+        "has said nothing of its life lately; an hour after its last word it is charged up to there",
+        partial(Size, 0, 0, SO_FAR_S * SECOND_US, None),
+        fails=False,
+        cause="its pod ended at once, or can't reach the control plane",
+    )
+
+
+def of_waiting(source: str, waiting: Waiting) -> Finding:
+    """Records that will come."""
+    count = waiting.last - waiting.acknowledged
+    detail = f"{count} records wait in its spool; they may be any tenant's"
+    return Finding(Kind.UNSHIPPED, source, detail, partial(Size, count, None, None, None), fails=False)
+
+
+def of_orphan(request_id: str, runtime_id: str, ended_at_us: int, tokens: int, rates: Rates) -> Finding:
+    """A request whose activator died: what it delivered after its last word to the replica is not charged."""
+
+    def size() -> Size:
+        prices = rates.prices(ended_at_us)
+        return Size(tokens=ACK_TOKENS, amount_micros=amount_micros(ACK_TOKENS, prices.completion, prices.per_tokens))
+
+    detail = f"charged for the {tokens} tokens that were acknowledged to replica {runtime_id}"
+    return Finding(Kind.CHARGED_BY_RECEIPT, request_id, detail, size, fails=False, cause="its activator died")
+
+
+def worth(record: RequestRecord | LifetimeRecord | None, prices: Prices) -> Size:
+    """What a record that was kept aside would be charged; None is one that can't be read."""
+    match record:
+        case RequestRecord():
+            tokens = record.prompt_tokens + record.completion_tokens
+            figures = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+            micros = requests_micros(prices, 1, *figures)
+            return Size(1, tokens, record.device_us, micros, ids=(record.request_id,))
+        case LifetimeRecord():
+            parts = (record.restore_us, record.active_us, record.idle_us)
+            return Size(0, 0, record.total_us, life_micros(prices, record.device_class, *parts))
+        case None:
+            return Size(None, None, None, None)
+
+
+def tokens_micros(prices: Prices, tokens: int) -> int:
+    """The most that so many tokens of any kind may cost."""
+    return amount_micros(tokens, max(prices.prompt, prices.cached, prices.completion), prices.per_tokens)
+
+
+def device_micros(prices: Prices, device_class: str, time_us: int) -> int:
+    """The most that so much device time may cost, whatever the replica was doing."""
+    rate = _rate(prices, device_class)
+    return amount_micros(time_us, max(rate.restore, rate.active, rate.idle), SECOND_US)
+
+
+def life_micros(prices: Prices, device_class: str, restore_us: int, active_us: int, idle_us: int) -> int:
+    """What that device time costs."""
+    rate = _rate(prices, device_class)
+    pairs = ((restore_us, rate.restore), (active_us, rate.active), (idle_us, rate.idle))
+    return sum(amount_micros(time_us, price, SECOND_US) for time_us, price in pairs)
+
+
+def requests_micros(prices: Prices, requests: int, prompt: int, cached: int, completion: int) -> int:
+    """What these requests cost if they are charged; `prompt` includes `cached`."""
+    pairs = ((prompt - cached, prices.prompt), (cached, prices.cached), (completion, prices.completion))
+    tokens = sum(amount_micros(quantity, price, prices.per_tokens) for quantity, price in pairs)
+    return tokens + requests * prices.request
+
+
+def _device_time(life: Life, off_us: int, rates: Rates) -> Size:
+    micros = device_micros(rates.prices(life.died_at_us), life.device_class, off_us)
+    return Size(device_us=off_us, amount_micros=micros)
+
+
+def _missing(life: Life, rates: Rates) -> Size:
+    """Each at most a whole context of its version, in the active time that no request has."""
+    count = life.requests - life.recorded_requests
+    left_us = max(0, life.active_us - life.recorded_device_us)
+    positions = rates.positions(life.model, life.version)
+    if positions is None:
+        return Size(count, None, left_us, None)
+    prices, tokens = rates.prices(life.died_at_us), count * positions
+    return Size(count, tokens, left_us, tokens_micros(prices, tokens) + count * prices.request)
+
+
+def _rate(prices: Prices, device_class: str) -> DevicePrices:
+    return prices.device.get(device_class) or prices.device.get(ANY_CLASS) or DevicePrices(0, 0, 0)
+
+
+_NAMES: Final = {number.value: number.name for number in Signals}
+
+
+def _end_of(exit_status: int) -> str:
+    """As Popen.returncode."""
+    if exit_status < 0:
+        return f"the replica was killed by {_NAMES.get(-exit_status, f'signal {-exit_status}')}"
+    return f"the replica ended with status {exit_status}" if exit_status else ""

@@ -1,0 +1,30 @@
+"""Which sequences of a source arrived, as ranges. Normal form: ascending, disjoint, never adjacent."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+Range = tuple[int, int]  # first and last sequence, both included
+
+
+def add_to_ranges(received: Sequence[Range], sequences: Iterable[int]) -> list[Range]:
+    """Return the normal form of both. `received` is normal; `sequences` are any."""
+    merged: list[Range] = []
+    for first, last in sorted([*received, *((sequence, sequence) for sequence in set(sequences))]):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def covers(received: Sequence[Range], sequence: int) -> bool:
+    """Whether it arrived."""
+    return any(first <= sequence <= last for first, last in received)
+
+
+def gaps(received: Sequence[Range]) -> Iterator[Range]:
+    """What is not there before the last that is: sequences begin at 1. `received` is normal."""
+    expected = 1
+    for first, last in received:
+        if first > expected:
+            yield expected, first - 1
+        expected = last + 1
