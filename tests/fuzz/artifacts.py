@@ -3,12 +3,11 @@
 import io
 import json
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis.strategies import DrawFn
 
 from blobstore.file_packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index, padded
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
@@ -39,8 +38,8 @@ from service.signing import Signer
 from snapshotter.policy.onnx_graph import read_graph
 from snapshotter.policy.predictor import admit_predictor
 from tests.controlplane.usage_records import lifetime_record, request_record
-from tests.fuzz.fuzzer import Target
-from tests.fuzz.mutate import Pool, mutate_bytes, mutate_json, mutate_tree
+from tests.fuzz.changes import Inputs, change_bytes, change_json, happens
+from tests.fuzz.judge import Target
 from tests.runtime.predictor.models import classifier, picky, regression, request_of, signature_of
 from tests.weightcache.kit import attestation_of
 
@@ -181,15 +180,11 @@ def _backup_holds(data: bytes, _: Any) -> None:
 BACKUPS: Final = (_backup(), _backup(contents=b""))
 
 
-def _mutate_entry(random: Random, data: bytes, pool: Pool) -> bytes:
+def _change_entry(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
     """The kind stays mostly, and what follows is changed as the tree that it is."""
-    if random.random() < 0.2 or data[:1] not in (b"R", b"L"):
-        return mutate_bytes(random, data, pool)
-    try:
-        tree, other = json.loads(data[1:]), json.loads(random.choice(pool)[1:])
-        return data[:1] + msgspec.json.encode(mutate_tree(random, tree, other))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return mutate_bytes(random, data, pool)
+    if happens(draw, 2):
+        return change_bytes(draw, data, inputs)
+    return data[:1] + change_json(draw, data[1:], [other[1:] for other in inputs])
 
 
 def _entry_holds(_: bytes, entry: Any) -> None:
@@ -200,33 +195,33 @@ def _entry_holds(_: bytes, entry: Any) -> None:
 
 TARGETS: Final = (
     Target(
-        "envelope", lambda data: open_envelope(data, VERSION), (AttestationInvalid,), SIGNED, mutate_json,
+        "envelope", lambda data: open_envelope(data, VERSION), (AttestationInvalid,), SIGNED, change_json,
         holds=_only_what_was_signed,
     ),
     Target(
         "statement", _read_statement, (AttestationInvalid,),
         (statement(VERSION, ORIGIN, SAID), statement(VERSION, SEAL, attestation_of(VERSION))),
-        mutate_json, _statement_of,
+        change_json, _statement_of,
     ),
     Target(
         "file-index", lambda data: decode_file_index(data, "p"), (PackCorrupt,), (encode_file_index(INDEX),),
-        mutate_json, encode_file_index, _index_holds,
+        change_json, encode_file_index, _index_holds,
     ),
     Target(
         "onnx-graph", read_graph, (ArtifactRejected,),
-        (_CLASSIFIER, regression().SerializeToString(), picky().SerializeToString()), mutate_bytes, holds=_graph_holds,
+        (_CLASSIFIER, regression().SerializeToString(), picky().SerializeToString()), change_bytes, holds=_graph_holds,
     ),
     Target(
-        "signature-file", _signature, (ArtifactRejected,), (json.dumps(SIGNATURE_FILE).encode(), b"{}"), mutate_json,
+        "signature-file", _signature, (ArtifactRejected,), (json.dumps(SIGNATURE_FILE).encode(), b"{}"), change_json,
         holds=_signature_holds,
     ),
     Target(
         "prediction-request", _ask, (InvalidRequest, LimitExceeded, SchemaMismatch),
-        tuple(json.dumps(body).encode() for body in ASKED), mutate_json, holds=_ask_holds,
+        tuple(json.dumps(body).encode() for body in ASKED), change_json, holds=_ask_holds,
     ),
-    Target("backup", _unpacked, (BadBackup,), BACKUPS, mutate_bytes, holds=_backup_holds),
+    Target("backup", _unpacked, (BadBackup,), BACKUPS, change_bytes, holds=_backup_holds),
     Target(
         "journal-entry", entry_of, (InvalidRequest, ValueError),
-        (payload_of(request_record(1)), payload_of(lifetime_record(1))), _mutate_entry, payload_of, _entry_holds,
+        (payload_of(request_record(1)), payload_of(lifetime_record(1))), _change_entry, payload_of, _entry_holds,
     ),
 )  # fmt: skip

@@ -1,10 +1,12 @@
 """Targets for what lies on disks and in stores: manifests, headers of models, packs, spools, meters, price books."""
 
 import json
-from base64 import b64encode
-from random import Random
+from base64 import b64decode, b64encode
 from typing import Any, Final
 from zlib import crc32
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from blobstore.packs import PackEntry, decode_footer, decode_table, encode_footer, encode_table, place
 from contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, PackCorrupt
@@ -34,8 +36,8 @@ from snapshotter.policy.strict_json import parse_object
 from snapshotter.policy.tensors_index import Entry, parse_index
 from spool.frame import Frame, decode_frame, encode_frame
 from spool.reader import encode_position
-from tests.fuzz.fuzzer import Target
-from tests.fuzz.mutate import Pool, dumped, mutate_bytes, mutate_json, mutate_tree, mutate_words
+from tests.fuzz.changes import Inputs, change_bytes, change_json, change_tree, change_words, dumped, happens
+from tests.fuzz.judge import Target
 from tests.snapshotter.models import Model, default_weights, resharded, safetensors
 from tests.snapshotter.tensors_files import TensorsFile
 
@@ -92,14 +94,14 @@ def _header_holds(data: bytes, tensors: tuple[SourceTensor, ...]) -> None:
     assert at == size
 
 
-def _mutate_header(random: Random, data: bytes, pool: Pool) -> bytes:
+def _change_header(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
     raw, size = unsized(data)
     before = size - len(raw)
-    body = mutate_json(random, raw[8:], [unsized(other)[0][8:] for other in pool[:8]])
-    if random.random() < 0.15:
+    body = change_json(draw, raw[8:], [unsized(other)[0][8:] for other in inputs])
+    if happens(draw, 1):
         return sized(raw[:8] + body, size)
     changed = len(body).to_bytes(8, "little") + body
-    return sized(changed, max(0, before) + len(changed)) if random.random() < 0.9 else sized(changed, size)
+    return sized(changed, size if happens(draw, 1) else max(0, before) + len(changed))
 
 
 def _safetensors(weights: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
@@ -148,11 +150,11 @@ def _entries_hold(data: bytes, entries: tuple[PackEntry, ...]) -> None:
     assert len({entry.digest for entry in entries}) == len(entries)
 
 
-def _mutate_footer(random: Random, data: bytes, pool: Pool) -> bytes:
+def _change_footer(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
     raw, size = unsized(data)
-    if random.random() < 0.4 or len(raw) < 16:
-        return mutate_bytes(random, data, pool)
-    table = mutate_json(random, raw[:-16], [unsized(other)[0][:-16] for other in pool[:8]])
+    if happens(draw, 4):
+        return change_bytes(draw, data, inputs)
+    table = change_json(draw, raw[:-16], [unsized(other)[0][:-16] for other in inputs])
     return sized(table + len(table).to_bytes(8, "little") + raw[-8:], size - len(raw) + 16 + len(table))
 
 
@@ -175,9 +177,9 @@ def _segment_holds(data: bytes, frames: tuple[Frame, ...]) -> None:
     assert data.startswith(_segment_of(frames)), "what was read is not what lies there"
 
 
-def _mutate_segment(random: Random, data: bytes, pool: Pool) -> bytes:
-    changed = bytearray(mutate_bytes(random, data, pool))
-    if random.random() < 0.7:
+def _change_segment(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
+    changed = bytearray(change_bytes(draw, data, inputs))
+    if not happens(draw, 3):
         at = 0
         while at + 16 <= len(changed):
             length = int.from_bytes(changed[at : at + 4], "little")
@@ -194,19 +196,16 @@ def _admit(data: bytes) -> Intake:
     return admit(decode(data, PlanRequest))
 
 
-def _mutate_request(random: Random, data: bytes, pool: Pool) -> bytes:
-    if random.random() < 0.3:
-        return mutate_json(random, data, pool[:8])
+def _change_request(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
+    if happens(draw, 3):
+        return change_json(draw, data, inputs)
     try:
-        request = decode(data, PlanRequest)
-        at = random.randrange(len(request.small_files))
-        file = request.small_files[at]
-        tree = json.loads(file.content)
-        content = dumped(random, mutate_tree(random, tree, tree))
-    except Exception:
-        return mutate_json(random, data, pool[:8])
-    fields = json.loads(data)
-    fields["small_files"][at]["content"] = b64encode(content).decode()
+        fields = json.loads(data)
+        file = draw(st.sampled_from(fields["small_files"]))
+        tree = json.loads(b64decode(file["content"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return change_json(draw, data, inputs)
+    file["content"] = b64encode(dumped(draw, change_tree(draw, tree, tree))).decode()
     return json.dumps(fields).encode()
 
 
@@ -271,7 +270,7 @@ _METER = Meter(Phase.ACTIVE, 5, 7, (1, 2, 3, 4), 9, "acme", "chat", "ab" * 32, "
 TARGETS: Final = (
     Target(
         "manifest", lambda data: decode_manifest(data, version_of(data)), (ManifestCorrupt,),
-        (encode_manifest(MANIFEST),), mutate_json, encode_manifest, _manifest_holds,
+        (encode_manifest(MANIFEST),), change_json, encode_manifest, _manifest_holds,
     ),
     Target(
         "safetensors-header", _parse_header, (ArtifactRejected,),
@@ -279,28 +278,28 @@ TARGETS: Final = (
             _safetensors(default_weights(layers=1)), _safetensors({}, {"format": "pt"}),
             _safetensors({dtype: default_weights()["model.norm.weight"] for dtype in DTYPE_BYTES}),
         ),
-        _mutate_header, holds=_header_holds,
+        _change_header, holds=_header_holds,
     ),
     Target(
         "tensors-index", _parse_index, (ArtifactRejected,),
-        (_tensors(), _tensors(version=5, flags=2)), mutate_bytes, holds=_index_holds,
+        (_tensors(), _tensors(version=5, flags=2)), change_bytes, holds=_index_holds,
     ),
     Target(
         "pack-index", lambda data: decode_table(data, "p"), (PackCorrupt,),
-        (encode_table(ENTRIES), b"[]"), mutate_json, encode_table, _entries_hold,
+        (encode_table(ENTRIES), b"[]"), change_json, encode_table, _entries_hold,
     ),
     Target(
         "pack-footer", lambda data: decode_footer(*unsized(data), "p"), (PackCorrupt,),
-        (_footer(ENTRIES), _footer(())), _mutate_footer, holds=_entries_hold,
+        (_footer(ENTRIES), _footer(())), _change_footer, holds=_entries_hold,
     ),
     Target(
         "spool-segment", _frames_of, (),
         (encode_frame(1, b"{}") + encode_frame(2, b"x" * 300) + bytes(64), encode_position(7)),
-        _mutate_segment, _segment_of, _segment_holds,
+        _change_segment, _segment_of, _segment_holds,
     ),
     Target(
         "meter-page", decode_meter, (ValueError,),
-        (encode_meter(_METER, 2) * 2, encode_meter(_METER, 3) + encode_meter(_METER, 2)), mutate_bytes,
+        (encode_meter(_METER, 2) * 2, encode_meter(_METER, 3) + encode_meter(_METER, 2)), change_bytes,
         lambda meter: encode_meter(meter, 2),
     ),
     Target(
@@ -310,15 +309,15 @@ TARGETS: Final = (
             encode(Model(shards=resharded(default_weights(), 3, 1)).request()),
             encode(Model(without=frozenset({"config.json"})).request()),
         ),
-        _mutate_request, holds=_intake_holds,
+        _change_request, holds=_intake_holds,
     ),
     Target(
-        "embedding-recipe", _recipe, (ArtifactRejected,), (json.dumps(RECIPE).encode(),), mutate_json,
+        "embedding-recipe", _recipe, (ArtifactRejected,), (json.dumps(RECIPE).encode(),), change_json,
     ),
     Target(
         "price-book", lambda data: parse_price_book(data.decode("utf-8", "replace"), "book.toml"), (BadPriceBook,),
         (BOOK,),
-        mutate_words(
+        change_words(
             b"[[prices]]\n", b'[prices.device."cpu-4"]\n', b"from = 0001-01-01\n", b"= 9999-12-31\n", b"= true", b"[",
             b"= 1e3", b"= 0x" + b"f" * 5000, b"= " + b"9" * 5000, b"[" * 3000, b"= inf", b'"""',
             b"= 2026-01-01T00:00:00Z", b"{ a = 1 }", b"prompt.cached = 1\n", b"\xff",

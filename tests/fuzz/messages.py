@@ -6,6 +6,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
 from activator.policy.body import CompletionBody, PredictionBody
 from activator.routes import Wrong, host_of, route
 from blobstore.s3_place import parse_place
@@ -34,8 +37,8 @@ from runtime.openai_requests import Ask, decode_chat, decode_completion
 from runtime.zygote import Fork, Ping, Reply
 from service.zygote import _Reply
 from telemetry.settings import read_settings as read_telemetry
-from tests.fuzz.fuzzer import Target
-from tests.fuzz.mutate import mutate_json, mutate_words
+from tests.fuzz.changes import Inputs, change_json, change_words, happens
+from tests.fuzz.judge import Target
 from weightcache.wire import Layout, LeaseReply, LeaseRequest, SlabFact
 
 # A replica's answer: frames mean the same wherever the socket cuts them.
@@ -167,9 +170,12 @@ def _telling(word: Any) -> bytes:
     return bytes([at]) + encode(word)
 
 
-def _mutate_told(random: Random, data: bytes, pool: Any) -> bytes:
-    first = data[:1] if random.random() < 0.9 else bytes([random.randrange(len(KINDS))])
-    return first + mutate_json(random, data[1:], [other[1:] for other in pool[:16]])
+def _change_told(draw: DrawFn, data: bytes, inputs: Inputs) -> bytes:
+    first = draw(_ANY_KIND) if happens(draw, 1) else data[:1]
+    return first + change_json(draw, data[1:], [other[1:] for other in inputs])
+
+
+_ANY_KIND: Final = st.sampled_from([bytes([at]) for at in range(len(KINDS))])
 
 
 # Texts of one line: the first byte chooses who reads them, so that a new reader stands last.
@@ -239,21 +245,21 @@ TARGETS: Final = (
         "sse", _said, (),
         (b"plain", b"data: [DONE]\n\n\r\rid: 1\nevent: error\n\n", "\u2028\u0085é💥".encode()), holds=_said_holds,
     ),
-    Target("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), mutate_json, holds=_ask_holds),
+    Target("chat-request", decode_chat, (InvalidRequest,), _json(CHAT), change_json, holds=_ask_holds),
     Target(
-        "completion-request", decode_completion, (InvalidRequest,), _json(COMPLETION), mutate_json, holds=_ask_holds,
+        "completion-request", decode_completion, (InvalidRequest,), _json(COMPLETION), change_json, holds=_ask_holds,
     ),
     Target(
         "embeddings-request", lambda data: decode_embeddings(data, 32), (InvalidRequest, LimitExceeded),
-        _json(EMBEDDINGS, {"input": "a"}), mutate_json, holds=_inputs_hold,
+        _json(EMBEDDINGS, {"input": "a"}), change_json, holds=_inputs_hold,
     ),
     Target(
-        "wire", _told, (InvalidRequest,), tuple(map(_telling, WORDS)), _mutate_told,
+        "wire", _told, (InvalidRequest,), tuple(map(_telling, WORDS)), _change_told,
         lambda told: bytes([told[0]]) + encode(told[1]),
     ),
     Target(
         "lines", _read_line, (BadSetting, InvalidRequest, ArtifactRejected),
         (*(bytes([at]) + line.encode() for at, line in enumerate(LINES)), bytes([len(READERS) - 1]) + POLICY),
-        mutate_words(*_TOKENS), holds=_line_holds,
+        change_words(*_TOKENS), holds=_line_holds,
     ),
 )  # fmt: skip

@@ -1,10 +1,10 @@
-"""All targets by name, and their corpora: inputs that led somewhere new or were wrong once, kept in the repository."""
+"""All targets by name, and their corpora: inputs that were wrong once, kept in the repository."""
 
 from pathlib import Path
 from typing import Final
 
 from tests.fuzz import artifacts, formats, messages, tokens
-from tests.fuzz.fuzzer import Target
+from tests.fuzz.judge import Target
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 ALL: Final = (*formats.TARGETS, *messages.TARGETS, *artifacts.TARGETS, *tokens.TARGETS)
@@ -12,5 +12,5 @@ TARGETS: Final = {target.name: target for target in ALL}
 
 
 def corpus_of(target: Target) -> dict[str, bytes]:
-    """By file name, the regressions among them."""
+    """By file name."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))}

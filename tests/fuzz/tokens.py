@@ -8,8 +8,8 @@ import msgspec
 from activator.policy.claims import Identity, Issuer, Why, judge, read
 from activator.policy.key_sets import KINDS, MAX_KEYS, Jwk, Name, usable
 from contracts.control import Scope
-from tests.fuzz.fuzzer import Target
-from tests.fuzz.mutate import mutate_json
+from tests.fuzz.changes import change_json
+from tests.fuzz.judge import Target
 
 NOW_S: Final = 1_800_000_000.0
 ISSUER: Final = Issuer(
@@ -75,6 +75,6 @@ def _json(value: Any) -> tuple[bytes, ...]:
 
 
 TARGETS: Final = (
-    Target("token", _read, (), _json(TOKEN), mutate_json, holds=_identity_holds),
-    Target("key-set", _keys, (ValueError,), _json(KEYS), mutate_json, holds=_keys_hold),
+    Target("token", _read, (), _json(TOKEN), change_json, holds=_identity_holds),
+    Target("key-set", _keys, (ValueError,), _json(KEYS), change_json, holds=_keys_hold),
 )
