@@ -5,21 +5,38 @@ bill what was delivered. Pure codec; sockets are the callers'.
 """
 
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 import msgspec
 
+from contracts.errors import Failure
 from contracts.problem import WireFailure
 from contracts.timeline import Span
 from contracts.wire import Fact
 
 CONTENT_TYPE: Final = "application/x-kelvin-frames"
 ENCODED: Final = "x-kelvin-encoded-tokens"  # of a refusal, which has no frames: `Refused.encoded_tokens`
+WANTS: Final = "x-kelvin-wants"  # of a request: how many its activator would have at this replica, it included
+CREDIT: Final = "x-kelvin-credit"  # of an answer's head and of `no_credit`: how many its activator may have there
 MAX_PAYLOAD: Final = 16 << 20
 _HEADER: Final = struct.Struct("<BxxxIIIIQ")  # kind, payload length, prompt, cached, completion tokens, device us
 _HEADER_BYTES: Final = _HEADER.size
 _unpack: Final = _HEADER.unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class NoCredit(Failure):
+    """A replica has as many requests as it takes. No caller sees this: its activator sends the request again later."""
+
+    limit: int
+    credit: int  # requests that the activator may have there
+    code, status, retryable = "no_credit", 503, True
+
+    @property
+    def message(self) -> str:
+        return f"this replica is full (limit of streams: {self.limit})"
 
 
 class FrameKind(IntEnum):

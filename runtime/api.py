@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.ceiling import CAP, CONTEXT, NO_CEILING, OUTPUT, Ceiling, read_tokens
 from contracts.errors import BodyTooLarge, Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
-from contracts.frames import ENCODED
+from contracts.frames import CREDIT, ENCODED, WANTS, NoCredit
 from contracts.jobs import Bind
 from contracts.kinds import PATHS, other_kind
 from contracts.ladder import RECORDED
@@ -29,9 +29,10 @@ from runtime.accounts import Account
 from runtime.delivery import Delivery, Exchange, watch_connection
 from runtime.engine.interface import Request
 from runtime.orphans import Orphans
+from runtime.policy.credit import Credits
 from runtime.policy.schedule import OWNER
 from runtime.replica import Replica
-from runtime.serving import INLINE_CHARACTERS
+from runtime.serving import INLINE_CHARACTERS, Served
 from runtime.stream import Streams
 from service.first import while_asked
 
@@ -68,6 +69,32 @@ class Call:
     started_at_us: int  # wall clock
     once: str  # what the record is one with, or ""
     degraded: str  # what its model's ladder gave up for it, or ""
+    wants: int | None  # requests that the activator would have here; None: it is of a build that knows no credit
+
+
+class Stay:
+    """A request inside, as its activator's credit counts it: until it has left."""
+
+    def __init__(self, credits: Credits, call: Call) -> None:
+        """Raises `Refused(NoCredit)` where the replica has as many as it takes."""
+        self._credits = credits
+        self._source = call.source
+        if call.wants is None:
+            credits.enter(call.source, time.monotonic())
+        elif not credits.try_enter(call.source, call.wants, time.monotonic()):
+            raise Refused(NoCredit(credits.streams, self.credit))
+        self._is_inside = True
+
+    @property
+    def credit(self) -> int:
+        """How many requests the activator may have here now."""
+        return self._credits.credit_of(self._source, time.monotonic())
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._is_inside:
+            self._is_inside = False
+            self._credits.leave(self._source)
 
 
 class ServingApi:
@@ -123,9 +150,18 @@ class ServingApi:
             await _refuse(send, Internal(), request_id)
 
     async def _answer(self, call: Call, path: str, receive: Receive, send: Send) -> None:
-        serving, streams = self._replica.serving()
+        serving, _ = self._replica.serving()
         if _KINDS[path] != serving.kind:
             raise Refused(other_kind(serving.bind.model, serving.kind))
+        stay = Stay(self._replica.credits, call)
+        try:
+            await self._answer_inside(call, path, serving, stay, receive, send)
+        finally:
+            stay.leave()
+
+    async def _answer_inside(
+        self, call: Call, path: str, serving: Served, stay: Stay, receive: Receive, send: Send
+    ) -> None:
         limit = self._preparing[call.request_id] = asyncio.timeout_at(call.deadline_s)
         try:
             async with limit:
@@ -150,7 +186,11 @@ class ServingApi:
         with self._exchange(call, streams, prepared.request, serving.bind, prepared.stream) as exchange:
             count = self._replica.meter.count_request
             exchange.unfiltered = prepared.unfiltered
-            delivery = Delivery(exchange, prepared.answer, send, count, self._fields)
+
+            def fields() -> tuple[tuple[bytes, bytes], ...]:
+                return (*self._fields, (CREDIT.encode(), str(stay.credit).encode()))
+
+            delivery = Delivery(exchange, prepared.answer, send, count, fields, stay.leave)
             watcher = asyncio.create_task(watch_connection(receive, exchange), name=f"watch-{call.request_id}")
             expired = DeadlineExceeded(call.timeout_s, "generating")
             timer = asyncio.get_running_loop().call_at(call.deadline_s, exchange.stream.abandon, expired)
@@ -247,6 +287,7 @@ def _call(scope: Scope) -> Call:
         started_at_us=time.time_ns() // 1000,
         once=_header(scope, ONCE) or "",
         degraded=_header(scope, RECORDED) or "",
+        wants=_wants(scope),
     )
 
 
@@ -261,6 +302,11 @@ def _tokens(scope: Scope, name: str) -> int | None:
     if raw is not None and tokens is None:
         raise Refused(InvalidRequest(name, raw[:20], "must be a whole number of tokens"))
     return tokens
+
+
+def _wants(scope: Scope) -> int | None:
+    raw = _header(scope, WANTS)
+    return None if raw is None else max(1, whole_number(raw, 9) or 1)
 
 
 def _header(scope: Scope, name: str) -> str | None:
@@ -291,6 +337,8 @@ async def _refuse(send: Send, failure: Failure, request_id: str | None, encoded_
     headers = headers_of(failure)
     if encoded_tokens:
         headers[ENCODED] = str(encoded_tokens)
+    if isinstance(failure, NoCredit):
+        headers[CREDIT] = str(failure.credit)
     await _respond(send, status_of(failure), openai_error(failure, request_id), headers)
 
 

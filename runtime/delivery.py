@@ -83,14 +83,16 @@ class Delivery:
         answer: Feed,
         send: Send,
         on_commit: Callable[[], None],
-        fields: Sequence[tuple[bytes, bytes]] = (),
+        fields: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
+        on_last: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fields` are in the answer's head, too."""
+        """`fields` are in the answer's head, too. `on_last` is called before the last frame is written."""
         self._exchange = exchange
         self._answer = answer
         self._send = send
         self._on_commit = on_commit
         self._fields = fields
+        self._on_last = on_last
         self._prefilled_us: int | None = None
         self._sent_at = time.monotonic()
 
@@ -160,9 +162,11 @@ class Delivery:
             if not self._exchange.committed:
                 self._exchange.committed = True
                 self._on_commit()
-                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields]
+                headers = [(b"content-type", CONTENT_TYPE.encode()), *self._fields()]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             self._exchange.ended = last and not self._exchange.disconnected
+            if last:  # once it is read, the activator sends the next request
+                self._on_last()
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
         self._sent_at = time.monotonic()
 

@@ -24,6 +24,7 @@ from contracts.timeline import Span
 from runtime.engine.interface import Event
 from runtime.handover import Handover
 from runtime.metering import MeterPage
+from runtime.policy.credit import Credits
 from runtime.serving import Kept, Served, Wiring
 from runtime.stream import Streams
 from runtime.threads import run_in_thread
@@ -77,6 +78,7 @@ class Replica:
         self._bind: Bind | None = None
         self._serving: Served | None = None
         self._streams: Streams | None = None
+        self.credits = Credits(1)  # of what it serves
         self._handover: Handover | None = None
         self._kept: Kept | None = None  # while it sleeps
         self._stages: list[Span] = []  # of the restore that is under way, or was last
@@ -231,6 +233,7 @@ class Replica:
             self.fail(Internal())
             raise
         self._serving, self._streams = serving, Streams(serving.thread)
+        self.credits = Credits(serving.limits.max_streams)
         self.meter.enter(Phase.IDLE)
         self._move(RuntimeState.READY)
         return serving

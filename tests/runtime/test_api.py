@@ -18,7 +18,7 @@ from contracts.traffic_errors import Overloaded
 from runtime.serving import Serving
 from runtime.tokenizer import TextCodec
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import BIND, CODEC, DEADLINE_S, Bench, frames_until, saying
+from tests.runtime.fakes import BIND, CODEC, DEADLINE_S, LIMITS, Bench, frames_until, saying
 from tests.runtime.scenes import TEXT, data_of, events_of, play
 
 
@@ -378,3 +378,46 @@ def test_long_prompt_of_a_cancelled_request_ends_at_once(
         assert encoding.began == (["a"] if letter == "b" else ["a", "b"])
 
     play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+
+
+def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
+    """One more than it takes: with a code and a credit, before its body is looked at. The next one is let in as soon as
+    an answer's last frame is there.
+    """
+
+    async def scene(each: Bench) -> None:
+        taken = [each.open(request_id=f"r{n}", wants="9") for n in range(LIMITS.max_streams)]
+        opened = [asyncio.ensure_future(answer.__aenter__()) for answer in taken]
+        await each.until("all are inside", lambda: each.replica.credits.inside == LIMITS.max_streams)
+        async with each.open(body=b"no JSON", request_id="more", wants="9") as refused:
+            assert refused.status == 503
+            assert refused.headers["x-kelvin-credit"] == str(LIMITS.max_streams)
+            error = (await refused.json())["error"]
+            assert (error["code"], error["request_id"]) == ("no_credit", "more")
+        assert len(each.engine.admitted) <= LIMITS.max_streams
+        each.engine.free_running()
+        for answer in await asyncio.gather(*opened):
+            assert answer.headers["x-kelvin-credit"] == str(LIMITS.max_streams)
+            await answer.read()
+        assert each.replica.credits.inside == 0
+        assert await each.frames(request_id="last", wants="1")
+        await each.quiet()
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
+    """It names no want, and would show its caller the refusal."""
+
+    async def scene(each: Bench) -> None:
+        answers = [each.open(request_id=f"r{n}") for n in range(LIMITS.max_streams + 1)]
+        opened = [asyncio.ensure_future(answer.__aenter__()) for answer in answers]
+        await each.until("all are inside", lambda: each.replica.credits.inside == LIMITS.max_streams + 1)
+        each.engine.free_running()
+        for answer in await asyncio.gather(*opened):
+            assert answer.status == 200
+            await answer.read()
+        assert each.replica.credits.inside == 0
+        await each.quiet()
+
+    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)

@@ -1,0 +1,122 @@
+"""Divide a replica's streams among the activators that send it requests: who may have one more inside, and how many.
+
+The limit is the replica's alone: a request beyond it is refused, and its activator sends it again later. So that few
+are refused, each activator is told its credit, the streams that it may have at once: its max-min fair part (Bertsekas
+and Gallager, "Data Networks", 1992). What the others want is what they said with their last request; what the asker
+wants counts as everything, so one that is busy alone has all streams from its first answer on.
+
+Nobody starves where there are more activators than streams. One that has nothing inside and is refused has a claim: the
+streams that come free are kept for claims, oldest first, before any activator has a second one. A claim ends when its
+activator doesn't ask again within `CLAIM_S`.
+
+Pure state; times are monotonic seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+WANTS_S: Final = 2.0  # for which a want stands that is not said again
+CLAIM_S: Final = 1.0  # longer than an activator waits before it asks again (`activator/policy/credit.py`)
+TURN_S: Final = 2.0  # for which streams that don't divide stay with the same activators
+
+
+@dataclass(slots=True)
+class _Activator:
+    """`wants` is how many requests it would have inside, as it said last."""
+
+    inside: int = 0
+    wants: int = 0
+    asked_s: float = -inf
+
+    def wanted(self, now_s: float) -> int:
+        return max(self.inside, self.wants if now_s - self.asked_s < WANTS_S else 0)
+
+
+@dataclass(slots=True)
+class Credits:
+    """Of one replica, which takes so many streams at once."""
+
+    streams: int
+    inside: int = 0  # requests of all activators
+    _known: dict[str, _Activator] = field(default_factory=dict)  # in the order in which they came
+    _claims: dict[str, float] = field(default_factory=dict)  # until when, oldest first
+
+    def try_enter(self, name: str, wants: int, now_s: float) -> bool:
+        """Let a request of this activator in, or return False. `wants` includes it. Each that enters must `leave`."""
+        self._forget(now_s)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = _Activator()
+        known.wants, known.asked_s = wants, now_s
+        if self.inside + self._kept_for_others(name, known) < self.streams:
+            self._enter(name, known)
+            return True
+        if not known.inside:
+            self._claims[name] = now_s + CLAIM_S  # one that has a claim keeps its place
+        return False
+
+    def enter(self, name: str, now_s: float) -> None:
+        """Let a request in whatever there is: its activator is of a build that knows no credit."""
+        self._forget(now_s)
+        known = self._known.setdefault(name, _Activator())
+        known.asked_s = now_s
+        self._enter(name, known)
+
+    def leave(self, name: str) -> None:
+        """A request has ended."""
+        self._known[name].inside -= 1
+        self.inside -= 1
+
+    def credit_of(self, name: str, now_s: float) -> int:
+        """Return how many requests the activator may have inside: one at least."""
+        if len(self._known) <= 1:
+            return self.streams
+        wants = [self.streams if each == name else known.wanted(now_s) for each, known in self._known.items()]
+        return max(1, part_of(self.streams, wants, list(self._known).index(name), int(now_s / TURN_S)))
+
+    def check_integrity(self) -> None:
+        """Counts add up; who has a claim has nothing inside."""
+        assert self.inside == sum(known.inside for known in self._known.values())
+        assert all(known.inside >= 0 for known in self._known.values())
+        assert all(not self._known[name].inside for name in self._claims)
+
+    def _enter(self, name: str, known: _Activator) -> None:
+        self._claims.pop(name, None)
+        known.inside += 1
+        self.inside += 1
+
+    def _kept_for_others(self, name: str, known: _Activator) -> int:
+        """Streams that are free and kept for claims before this activator's."""
+        if known.inside or name not in self._claims:
+            return len(self._claims)
+        return list(self._claims).index(name)
+
+    def _forget(self, now_s: float) -> None:
+        """Drop claims that are over, and activators that have nothing inside and want nothing."""
+        for name in [name for name, until_s in self._claims.items() if now_s >= until_s]:
+            del self._claims[name]
+        if len(self._known) > 1:
+            for name in [name for name, known in self._known.items() if not known.wanted(now_s)]:
+                del self._known[name]
+
+
+def part_of(streams: int, wants: Sequence[int], index: int, turn: int) -> int:
+    """Return the max-min fair part of the one at `index`. Streams that don't divide go round with `turn`.
+
+    8 streams and wants of 1, 6 and 9: the first has 1, and the others share 7: 4 and 3, in the next turn 3 and 4.
+    """
+    left, sharers = streams, len(wants)
+    for want in sorted(wants):
+        if want * sharers > left:
+            break
+        left -= want
+        sharers -= 1
+    if not sharers:
+        return wants[index]
+    level, odd = divmod(left, sharers)
+    if wants[index] <= level:
+        return wants[index]
+    above = [at for at, want in enumerate(wants) if want > level]
+    return level + int((above.index(index) + turn) % sharers < odd)
