@@ -64,7 +64,7 @@ from activator.shares import Room
 from activator.sinks import choose_sink
 from activator.stand_in import StandIn
 from activator.table import Table
-from activator.throttler import Throttler
+from activator.throttler import Peers, Throttler
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
 from activator.usage import Usage, poster
@@ -127,9 +127,7 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         post = poster(control)
         shipper = await ladder.enter_async_context(Shipper(spool, post))
         ladder.push_async_callback(_flush, shipper)
-        counted = await ladder.enter_async_context(
-            open_rates(settings.redis, name, telemetry.page, subsets=settings.subsets)
-        )
+        counted = await ladder.enter_async_context(open_rates(settings.redis, name, telemetry.page))
         errands = Errands()
         upstreams = Upstreams(ways, errands)
         ladder.push_async_callback(upstreams.close)
@@ -157,9 +155,8 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         ladder.push_async_callback(stand_in.close)
         waker = Waker(stand_in)
         ladder.push_async_callback(waker.close)
-        throttler = Throttler(
-            settings.queue, waker, longest_rest_s=settings.breaker_s, turns=counted.turns, slots=counted.slots
-        )
+        peers = Peers(name, counted.names, settings.subsets)
+        throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=peers)
         meters = Meters(telemetry.page)
         usage = Usage(spool, timelines, ended=Endings(meters, telemetry))
         budgets = Budgets(name, counted.budgets)

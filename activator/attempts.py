@@ -104,17 +104,30 @@ class Attempts:
         """Make one attempt. Raises Refused and NoSlotInTime; Lost and Declined, after which the account names no
         replica.
         """
-        waits_since_us = now_us()
-        call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
+        waits_since_us = self._begin_wait(key, call)
         async with self._throttler.slot(key, ask, call.deadline, again_by_s) as slot:
-            replica = slot.replica
-            _dispatched(call, replica, waits_since_us)
-            upstream = self._sender.send(key, call, replica)
-            race = None if self._hedges is None else self._hedges.race(key, ask, call, replica, upstream)
-            if race is None:
-                await self._at(call, answer, slot, upstream)
-            else:
-                await self._race(race, call, answer, slot, upstream)
+            while True:
+                replica = slot.replica
+                _dispatched(call, replica, waits_since_us)
+                upstream = self._sender.send(key, call, replica)
+                race = None if self._hedges is None else self._hedges.race(key, ask, call, replica, upstream)
+                try:
+                    if race is None:
+                        await self._at(call, answer, slot, upstream)
+                    else:
+                        await self._race(race, call, answer, slot, upstream)
+                    return
+                except Declined as declined:
+                    if not declined.is_full:
+                        raise
+                # The replica did nothing for the request, so this was no attempt.
+                waits_since_us = self._begin_wait(key, call)
+                await slot.exchange()
+
+    def _begin_wait(self, key: VersionKey, call: Call) -> int:
+        """Return when the request begins to wait for a slot: now."""
+        call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
+        return now_us()
 
     async def _at(self, call: Call, answer: Answer, slot: Slot, upstream: Upstream, race: Race | None = None) -> None:
         """Relay the whole answer of this slot's replica. Raises Refused, Lost, Declined."""
@@ -124,7 +137,7 @@ class Attempts:
             async with upstream:
                 if upstream.runtime_id is not None:  # a pod has one name, and each of its lives another
                     call.account.runtime_id = upstream.runtime_id
-                self._throttler.report_began(replica)
+                self._throttler.report_began(replica, upstream.credit)
                 await _relay(call, answer, upstream, slot, await upstream.some(), race)
             self._throttler.report_answered(replica)
         except (Refused, Lost, Declined) as failed:
@@ -236,7 +249,7 @@ def _take_cost(call: Call, slot: Slot, upstream: Upstream, cost: Counts) -> None
 
 def _may_follow(failed: Lost | Declined) -> bool:
     """Return whether another replica may answer after this failure."""
-    return failed.untouched if isinstance(failed, Lost) else code_of(failed.failure) in ELSEWHERE
+    return failed.untouched if isinstance(failed, Lost) else failed.is_full or code_of(failed.failure) in ELSEWHERE
 
 
 async def _relay(

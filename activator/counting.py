@@ -9,12 +9,10 @@ from activator.rates import REQUESTS, TOKENS, Rates
 from activator.shared_budgets import SharedBudgets
 from activator.shared_places import SharedPlaces
 from activator.shared_rates import Shared
-from activator.shared_slots import SharedSlots
-from activator.shared_turns import SharedTurns
 from activator.shares import Entrance, Shares
 from contracts.settings import BadSetting
 from service.loops import Body
-from telemetry.policy.instruments import Kind, Page
+from telemetry.policy.instruments import Page
 
 if TYPE_CHECKING:
     from activator.shared_store import RedisStore
@@ -28,9 +26,11 @@ class Counted:
     entrance: Entrance
     store: "RedisStore | None" = None
     budgets: SharedBudgets | None = None
-    turns: SharedTurns | None = None
-    slots: SharedSlots | None = None
     loops: Mapping[str, Body] = field(default_factory=dict)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the activators that share the store, as far as is known; () without a store."""
+        return () if self.store is None else self.store.names
 
     def alive(self) -> int | None:
         """How many activators share the store, this one included; None where nobody can say it now."""
@@ -38,7 +38,7 @@ class Counted:
 
 
 @asynccontextmanager
-async def open_rates(url: str | None, name: str, page: Page, *, subsets: bool = True) -> AsyncIterator[Counted]:
+async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Counted]:
     """As the settings say. Raises BadSetting. The library is imported only where there is a Redis."""
     if url is None:
         yield Counted(Rates(), Shares())
@@ -55,23 +55,15 @@ async def open_rates(url: str | None, name: str, page: Page, *, subsets: bool = 
         page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
         page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
         requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
-        budgets, turns, slots = SharedBudgets(store), SharedTurns(store), SharedSlots(store, subsets=subsets)
-        help = "Replicas whose slots other activators have, too, by whether this one prefers them."
-        page.read("kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",), lambda: _by_preference(slots))
+        budgets = SharedBudgets(store)
         loops: dict[str, Body] = {
             "redis members": store.run, "request rates": requests.run, "token rates": tokens.run,
-            "places": places.run, "budgets": budgets.run, "turns": turns.run, "slots": slots.run,
+            "places": places.run, "budgets": budgets.run,
         }  # fmt: skip
         try:
-            yield Counted(Rates(requests, tokens), places, store, budgets, turns, slots, loops)
+            yield Counted(Rates(requests, tokens), places, store, budgets, loops)
         finally:
-            await slots.close()
-            await turns.close()
             await budgets.close()
             await places.close()
             await requests.close()
             await tokens.close()
-
-
-def _by_preference(slots: SharedSlots) -> dict[tuple[str, ...], float]:
-    return {("yes" if is_preferred else "no",): count for is_preferred, count in slots.replicas.items()}

@@ -17,11 +17,14 @@ ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another
 
 
 def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Declined) -> None:
-    """Report to the throttler what is the replica's fault. A refusal is not its fault, and a drain is not its
-    version's.
+    """Report to the throttler that the replica is full, or what is its fault. Another refusal is not its fault, and a
+    drain is not its version's.
     """
     if isinstance(failed, Lost) and failed.has_ended:
         throttler.report_ended(replica)
+        return
+    if isinstance(failed, Declined) and failed.is_full:
+        throttler.report_full(replica, failed.credit or 1)
         return
     code = ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure)
     if code in INTEGRITY or code == ReplicaLost.code:

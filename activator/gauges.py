@@ -35,6 +35,12 @@ def describe(
     page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
     help = "Requests that got no slot although they had time, by why and how urgent they were."
     page.read("kelvin_requests_shed_total", help, Kind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
+    page.read(
+        "kelvin_replica_refusals_total", "Requests that a full replica refused, and that waited again.",
+        Kind.COUNTER, (), lambda: {(): throttler.refusals},
+    )  # fmt: skip
+    help = "Replicas that other activators use, too, by whether this one prefers them."
+    page.read("kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",), lambda: _preferences(throttler))
     help = "Since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
 
@@ -48,6 +54,10 @@ def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
 
 def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
     return {(why.value, rank.name.lower()): count for (why, rank), count in throttler.shedding.counts.items()}
+
+
+def _preferences(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    return {("yes" if is_preferred else "no",): count for is_preferred, count in throttler.preferences().items()}
 
 
 def _age(seconds: float) -> dict[tuple[str, ...], float]:

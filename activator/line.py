@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from activator.policy.affinity import Ring
 from activator.policy.ask import Ask
 from activator.policy.breaker import Breaker
+from activator.policy.credit import Credit
 from activator.policy.expected import Pace
 from activator.policy.fair import FairQueue
-from activator.policy.slot_parts import SlotLease
 from activator.policy.slot_shares import SlotShares
+from activator.policy.subsets import Subset
 from contracts.control import ReplicaRow
 from contracts.errors import Failure
 
@@ -25,24 +27,34 @@ class Replica:
     running: int = 0
     owner_running: int = 0  # of these, requests of the version's owner
     breaker: Breaker | None = None  # since it was lost, until it answers
-    lease: SlotLease | None = None  # of its slots, where other activators have some
+    credit: Credit = field(default_factory=Credit)
+    most: int | None = None  # requests that it may have at once from here, where that is not all that it takes
+    wants: int = 1  # that it would have from here, as it is told with the next one
     is_preferred: bool = True  # to those that others prefer
     gone: bool = False
 
     @property
     def slots(self) -> int:
         """Requests that it may have at once from here."""
-        most = self.row.max_streams
-        return most if self.lease is None else min(most, self.lease.slots)
+        return self.row.max_streams if self.most is None else self.most
 
     @property
     def free(self) -> int:
         """Requests that it may take now."""
         row = self.row
-        free = (row.max_streams if self.lease is None else self.slots) - self.running
+        free = (row.max_streams if self.most is None else self.most) - self.running
         if free < 0 or self.gone or row.draining:
             return 0
         return free if self.breaker is None else min(free, 1) if self.is_open else 0
+
+    def review(self, members: int, running: int, now_s: float) -> float:
+        """Decide how many requests it may have from here, which has so many there, of so many activators. Return when
+        to decide again.
+        """
+        streams = self.row.max_streams
+        limit = self.credit.limit(streams, members, running, now_s)
+        self.most = limit if limit < streams else None
+        return self.credit.changes_s(now_s)
 
     @property
     def is_open(self) -> bool:
@@ -72,9 +84,11 @@ class Line:
     replicas: dict[str, Replica] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)  # of all of them
     pace: Pace = field(default_factory=Pace)
-    is_grant_due: bool = False  # a grant is scheduled for the next window of `shares`
+    due_s: float = inf  # for when a grant is scheduled: a window of `shares` begins, a credit changes
+    due: asyncio.TimerHandle | None = None
     swept_s: float = 0.0  # when it was last looked for those who are late
-    most: int = 0  # requests that its replicas had at once from here, since somebody asked for that
+    subset: Subset = field(default_factory=Subset)
+    review_s: float = -inf  # when to look again how many requests each replica may have
 
     @property
     def free(self) -> int:
@@ -85,7 +99,7 @@ class Line:
 
     @property
     def slots(self) -> int:
-        """Of replicas that take requests, taken or free; of one whose slots others have by now, one at least."""
+        """Of replicas that take requests, taken or free; of one that just refused a request, one at least."""
         return sum(0 if replica.is_closed else max(1, replica.slots) for replica in self.replicas.values())
 
     @property

@@ -17,9 +17,10 @@ from activator.sessions import Session
 from activator.upstream_http import Answer
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import Failure, RemoteFailure, Unavailable
-from contracts.frames import CONTENT_TYPE, ENCODED, Counts, Frame, FrameDecoder, FrameKind
+from contracts.frames import CONTENT_TYPE, CREDIT, ENCODED, WANTS, Counts, Frame, FrameDecoder, FrameKind, NoCredit
 from contracts.ladder import RECORDED
 from contracts.numbers import whole_number
+from contracts.problem import code_of
 from contracts.roles import Role
 from contracts.usage import Receipt
 from contracts.wire import BadJson, decoder
@@ -32,6 +33,7 @@ ERRAND_S: Final = dependencies.RECEIPTS.timeout_s
 MAX_ERROR_BYTES: Final = 64 << 10  # of a response that is no stream of frames
 _FRAMES: Final = CONTENT_TYPE.encode()
 _ENCODED: Final = ENCODED.encode()
+_CREDIT: Final = CREDIT.encode()
 _BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
@@ -53,10 +55,16 @@ class Lost(Exception):
 class Declined(Exception):
     """The replica refused before any compute; it may have encoded the prompt."""
 
-    def __init__(self, failure: Failure, encoded_tokens: int = 0) -> None:
+    def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.encoded_tokens = encoded_tokens
+        self.credit = credit
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the replica was full, and the request waits again as if it had not been sent."""
+        return code_of(self.failure) == NoCredit.code
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +74,7 @@ class Told(msgspec.Struct, frozen=True, gc=False):
     key_id: str
     source: str  # our spool: while we live, we owe the record
     remaining_ms: int
+    wants: int  # requests that this activator would have at the replica, this one included
     ceiling: Ceiling = NO_CEILING
     guest: str | None = None  # the caller's tenant, where the version is another's
     once: str = ""  # for the record of an orphan, too
@@ -118,6 +127,7 @@ class Upstream:
             "x-kelvin-key-id": told.key_id,
             "x-kelvin-source": told.source,
             "x-kelvin-deadline-ms": str(told.remaining_ms),
+            WANTS: str(told.wants),
         }
         if told.ceiling is not NO_CEILING:
             self._headers.update(told.ceiling.headers())
@@ -136,6 +146,7 @@ class Upstream:
         self._delivered = 0
         self.cost: Counts | None = None  # of a cancelled answer, as the replica reported it
         self.runtime_id: str | None = None  # as the replica calls itself, with its 200
+        self.credit: int | None = None  # as the replica tells it with its 200
         self.is_left = False
         self.telling: asyncio.Task[None] | None = None  # a replica that was disowned
 
@@ -147,6 +158,7 @@ class Upstream:
             if self._answer.status != 200 or self._answer.fields.get(b"content-type") != _FRAMES:
                 self._over = True
                 raise await self._rejection(self._answer)
+            self.credit = _credit(self._answer)
             if RUNTIME in self._answer.fields:
                 self._name_runtime(self._answer)
         except OSError as error:
@@ -294,11 +306,16 @@ class Upstream:
                     error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
                 ),
                 encoded_tokens,
+                _credit(answer),
             )
         log.warning("what answered is no runtime", extra={"request_id": self._request_id, "status": answer.status})
         if answer.status in _BUSY:
             return Declined(Unavailable("this replica"))
         return Lost(untouched=True)
+
+
+def _credit(answer: Answer) -> int | None:
+    return whole_number(answer.fields.get(_CREDIT, b""), 9)
 
 
 class _Error(msgspec.Struct):

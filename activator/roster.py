@@ -1,6 +1,7 @@
 """Which replicas serve which version, and what has failed, as the feed tells it: who waits is woken, or refused."""
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Protocol
 
 from activator.breakers import Breakers
@@ -126,6 +127,7 @@ class Roster:
                 self._where[row.runtime_id] = key
             else:
                 known.row = row
+            line.review_s = -inf
             self._keeper.grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)

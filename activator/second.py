@@ -59,7 +59,7 @@ class Second:
         replica = self.slot.replica
         try:
             async with self.upstream:
-                self._throttler.report_began(replica)
+                self._throttler.report_began(replica, self.upstream.credit)
                 frames = await self.upstream.some()
                 while not speaks(frames):
                     frames = await self.upstream.some()

@@ -26,6 +26,7 @@ class Sender:
         guest = None if caller.tenant == key.tenant else caller.tenant
         degraded = None if account.degraded is None else account.degraded.recorded
         told = Told(
-            account.request_id, caller.key_id, self._source, remaining_ms, call.ceiling, guest, account.once, degraded
+            account.request_id, caller.key_id, self._source, remaining_ms, replica.wants, call.ceiling, guest,
+            account.once, degraded,
         )  # fmt: skip
         return self._upstreams.send(replica, call.path, call.body, told)

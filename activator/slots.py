@@ -6,7 +6,7 @@ from typing import Protocol
 
 from activator.keys import VersionKey
 from activator.line import Line, Replica
-from activator.policy.affinity import Affinity, choose
+from activator.policy.affinity import choose
 from activator.policy.ask import Ask
 from activator.policy.balance import Occupancy, less_loaded
 from contracts.deadline import Deadline
@@ -27,6 +27,12 @@ class Slots(Protocol):
         """Take the slot back. The request took `tokens`, None if that is unknown."""
         ...
 
+    async def take_again(
+        self, key: VersionKey, replica: Replica, ask: Ask, deadline: Deadline, came_s: float, again_by_s: float | None
+    ) -> Replica:
+        """Exchange the slot, whose replica refused the request, for another one. Raises as `acquire`."""
+        ...
+
     def give_back(self, key: VersionKey, replica: Replica, ask: Ask, took: int) -> None:
         """Take the slot back without settling the request's cost, which another slot of it does. `took` is 0 if this
         slot had no answer.
@@ -37,7 +43,7 @@ class Slots(Protocol):
 class Slot:
     """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
 
-    __slots__ = ("_again_by_s", "_ask", "_deadline", "_key", "_replica", "_slots", "tokens")
+    __slots__ = ("_again_by_s", "_ask", "_came_s", "_deadline", "_key", "_replica", "_slots", "tokens")
 
     def __init__(
         self,
@@ -45,6 +51,7 @@ class Slot:
         key: VersionKey,
         ask: Ask,
         deadline: Deadline,
+        came_s: float,
         again_by_s: float | None = None,
         held: Replica | None = None,
     ) -> None:
@@ -52,6 +59,7 @@ class Slot:
         self._key = key
         self._ask = ask
         self._deadline = deadline
+        self._came_s = came_s
         self._again_by_s = again_by_s
         self._replica = held
         self.tokens: int | None = None
@@ -68,6 +76,15 @@ class Slot:
 
     async def __aexit__(self, *_: object) -> None:
         self.release()
+
+    async def exchange(self) -> None:
+        """Wait for another slot, because the replica of this one refused the request before it did anything for it: at
+        the request's former place in the queue. Raises as entering.
+        """
+        replica, self._replica, self.tokens = self.replica, None, None
+        self._replica = await self._slots.take_again(
+            self._key, replica, self._ask, self._deadline, self._came_s, self._again_by_s
+        )
 
     def release(self) -> None:
         """Give the slot back. Idempotent."""
@@ -110,18 +127,8 @@ def _taken_by_one_more(line: Line, replica: Replica, tenant: str) -> Replica:
     if tenant == line.shares.owner:
         replica.owner_running += 1
         line.shares.owner_running += 1
-    if replica.lease is not None:
-        replica.lease.used(replica.running)
-        line.most = max(line.most, line.pace.running)
+    line.subset.most = max(line.subset.most, line.pace.running)
     return replica
-
-
-def where_it_belongs(line: Line, affinity: Affinity) -> Replica | None:
-    """Return the replica that the request belongs to, also if other activators hold some of its slots. Return None if
-    every replica already runs all that it takes from here.
-    """
-    name = choose(affinity, line.ring, _open_ones(line))
-    return None if name is None else line.replicas[name]
 
 
 def _choose(line: Line, ask: Ask, draw: Callable[[int], int]) -> Replica:

@@ -11,36 +11,42 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
 
 from activator.breakers import INTEGRITY, LONGEST_S, Breakers
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
-from activator.policy.affinity import Affinity
 from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, for_caller, wait_s
-from activator.policy.fair import Counters, FairQueue, Place, cost
+from activator.policy.fair import FairQueue, Place, cost
+from activator.policy.places import RENEW_S
 from activator.policy.shed import Reason, ends_in_s
 from activator.policy.slot_shares import SlotShares
 from activator.policy.traffic import Standing
-from activator.policy.turns import SharedCounters
 from activator.resting import Resting
 from activator.roster import Roster, Waking, key_of
-from activator.shared_slots import SharedSlots
-from activator.shared_turns import SharedTurns
 from activator.shedding import Shedding
-from activator.slots import NoSlotInTime, Slot, take_other, take_slot, where_it_belongs
+from activator.slots import NoSlotInTime, Slot, take_other, take_slot
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.errors import Failure, Refused
 from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The activators that share the replicas, by their names."""
+
+    me: str = ""
+    names: Callable[[], tuple[str, ...]] = tuple  # of all, this one included, in order; () where nobody knows
+    prefer: bool = True  # whether each prefers some of the replicas
+
+
 class Throttler:
-    """Slots of all versions. With `turns` and `slots` other activators share the queues and the replicas. `clock`
-    returns monotonic seconds.
-    """
+    """Slots of all versions. `clock` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -48,26 +54,23 @@ class Throttler:
         waking: Waking,
         *,
         longest_rest_s: float = LONGEST_S,
-        turns: SharedTurns | None = None,
-        slots: SharedSlots | None = None,
+        peers: Peers = Peers(),
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = random.randrange,
     ) -> None:
         self._limits = limits
         self._waking = waking
-        self._turns = turns
-        self._slots = slots
+        self._peers = peers
         self._clock = clock
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
-        if slots is not None:
-            slots.attach(self._lines, self._regrant)
         self._starts: Starts[VersionKey] = Starts()
         self.resting = Resting(longest_rest_s, clock, self._reopen)
         self.breakers = Breakers(longest_rest_s)
         self.shedding = Shedding(limits)
         self._everyone: Crowd[Place[Waiter]] = Crowd(limits.in_all)
         self.loads = self._everyone.loads
+        self.refusals = 0  # requests that full replicas refused
         self._roster = Roster(self._lines, self, self._starts, self.breakers, waking, clock)
 
     def __repr__(self) -> str:
@@ -81,7 +84,7 @@ class Throttler:
         NoSlotInTime if no slot came until `again_by_s` (monotonic), unless the request waits for a start. Cancelling a
         wait leaves nothing behind.
         """
-        return Slot(self, key, ask, deadline, again_by_s)
+        return Slot(self, key, ask, deadline, self._clock(), again_by_s)
 
     def try_other(self, key: VersionKey, ask: Ask, deadline: Deadline, than: Replica) -> Slot | None:
         """Return a slot of another replica than `than` if one is free now, else None. The replica has no failures. The
@@ -93,8 +96,10 @@ class Throttler:
         self._count_request(key, line, ask)
         if not line.may_take(ask.tenant, ask.weight) or (other := take_other(line, than, ask.tenant)) is None:
             return None
-        line.pace.took(self._clock())
-        return Slot(self, key, ask, deadline, held=other)
+        now = self._clock()
+        line.pace.took(now)
+        other.credit.sent(now)
+        return Slot(self, key, ask, deadline, now, held=other)
 
     def has_several(self, key: VersionKey) -> bool:
         """Whether the version has more than one replica."""
@@ -182,10 +187,24 @@ class Throttler:
         """
         self._roster.remove(replica.row.runtime_id)
 
-    def report_began(self, replica: Replica) -> None:
-        """Record that the replica began an answer, so it takes requests."""
+    def report_began(self, replica: Replica, credit: int | None) -> None:
+        """Record that the replica began an answer, so it takes requests, and the credit that it told with it."""
         if replica.breaker is not None:
             self.resting.answered(replica)
+        now = self._clock()
+        replica.credit.taken(credit, now)
+        if replica.most is not None or (credit is not None and credit < replica.row.max_streams):
+            self._review(replica, replica.running, now)
+            line = self._lines.get(key := key_of(replica.row))
+            if line is not None and len(line.waiting):
+                self.grant(key, line)
+
+    def report_full(self, replica: Replica, credit: int) -> None:
+        """Record that the replica refused a request, whose slot is not given back yet, because it is full."""
+        self.refusals += 1
+        now = self._clock()
+        replica.credit.refused(credit, now)
+        self._review(replica, replica.running - 1, now)
 
     def report_answered(self, replica: Replica) -> None:
         """Record that the replica answered. That clears its version too, because a faulty one fails before its first
@@ -196,12 +215,15 @@ class Throttler:
 
     async def acquire(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Replica:
         """Wait for a slot, and return its replica. Raises as entering `slot`. The caller must call `release` once."""
-        if self._slots is not None and ask.affinity is not None:
-            await self._fetch(self._slots, key, ask.affinity)
         now = self._clock()
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now, self._why(key, ask))
         line = self.line_of(key)
+        if now >= line.review_s:
+            if line.waiting:
+                self.grant(key, line)  # a slot that is free now is theirs
+            else:
+                self._review_all(line, now)
         if line.waiting:
             self._count_request(key, line, ask)
         else:
@@ -215,13 +237,25 @@ class Throttler:
             case Admit():
                 line.waiting.pass_by(ask)
                 line.pace.took(now)
-                return self._take_slot(line, ask)
+                return self._take_slot(line, ask, now)
             case Shed(failure):
                 self.tidy(key, line)
                 raise Refused(failure)
             case Hold(until_s) as held:
                 self._check_time(key, line, ask, until_s, now)
                 return await self._wait(key, line, ask, held, now, again_by_s)
+
+    async def take_again(
+        self, key: VersionKey, replica: Replica, ask: Ask, deadline: Deadline, came_s: float, again_by_s: float | None
+    ) -> Replica:
+        """Give a slot back whose replica refused the request, and wait for another one. Raises as `acquire`.
+
+        The request came at `came_s`, and is where it was in the queue, also in one that is full meanwhile.
+        """
+        line = self.line_of(key)
+        self._leave_slot(key, line, replica, ask, 0)
+        held = Hold(min(deadline.at_s, came_s + self._limits.wait_s))
+        return await self._wait(key, line, ask, held, came_s, again_by_s, is_back=True)
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
         """Give back the slot of `ask`, which took `tokens` (None: as estimated). The next waiting request has it on
@@ -236,19 +270,21 @@ class Throttler:
         """Give back the slot without settling in the queue: that is done already, or another slot of the request does
         it.
         """
+        line = self._lines.get(key)
+        self._leave_slot(key, line, replica, ask, took)
+        if line is not None and (len(line.waiting) or not line.replicas):
+            self.grant(key, line)
+
+    def _leave_slot(self, key: VersionKey, line: Line | None, replica: Replica, ask: Ask, took: int) -> None:
         assert replica.running > 0
         replica.running -= 1
         is_owner = ask.tenant == key.tenant
         replica.owner_running -= is_owner
         if replica.breaker is not None:
             replica.breaker.leave(ask)
-        line = self._lines.get(key)
-        if line is not None:
-            if not replica.gone:
-                line.shares.owner_running -= is_owner
-                line.pace.came_back(self._clock(), cost(ask.tokens), took)
-            if len(line.waiting) or not line.replicas:
-                self.grant(key, line)
+        if line is not None and not replica.gone:
+            line.shares.owner_running -= is_owner
+            line.pace.came_back(self._clock(), cost(ask.tokens), took)
 
     def _count_request(self, key: VersionKey, line: Line, ask: Ask) -> None:
         """Count a new request in the slot shares, and give out the slots that this frees for others."""
@@ -294,19 +330,26 @@ class Throttler:
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
     async def _wait(
-        self, key: VersionKey, line: Line, ask: Ask, held: Hold, began_s: float, again_by_s: float | None
+        self,
+        key: VersionKey,
+        line: Line,
+        ask: Ask,
+        held: Hold,
+        began_s: float,
+        again_by_s: float | None,
+        *,
+        is_back: bool = False,
     ) -> Replica:
         waiter, until_s = Waiter(asyncio.get_running_loop().create_future(), began_s, held.until_s), held.until_s
         # The entry joins the queue inside the block that removes it: whatever fails here, no entry stays behind.
         try:
-            if held.full is None:
+            if is_back:
+                line.waiting.put_first(waiter, ask, until_s)
+                self.grant(key, line)
+            elif held.full is None:
                 line.waiting.put(waiter, ask, until_s)
             elif not self.shedding.try_enter(line, waiter, ask):
                 raise Refused(held.full)
-            if self._turns is not None:
-                self._turns.waits(key, line.waiting)
-            if self._slots is not None:
-                self._slots.lacks(key, line)
             self._grant_later(key, line)
             if line.is_asleep:
                 self.breakers.enter(key, waiter, began_s)
@@ -351,34 +394,36 @@ class Throttler:
 
     def grant(self, key: VersionKey, line: Line) -> None:
         """Assign free slots to the next waiting requests."""
-        if self._slots is not None:
-            self._slots.see(key, line)
         now = self._clock()
+        if now >= line.review_s:
+            self._review_all(line, now)
         line.shares.refresh(now, line.waiting.waiting_of(key.tenant))
         if len(line.waiting):
             self.shedding.sweep(line, now)
         while len(line.waiting) and line.free and (found := self.shedding.next_in_time(line, now)) is not None:
             line.pace.took(now)
-            found[0].granted.set_result(self._take_slot(line, found[1]))
-            if self._turns is not None:
-                self._turns.gave(key, line.waiting)
-        if self._slots is not None and len(line.waiting):
-            self._slots.lacks(key, line)
+            found[0].granted.set_result(self._take_slot(line, found[1], now))
         self._grant_later(key, line)
         self.tidy(key, line)
 
     def _grant_later(self, key: VersionKey, line: Line) -> None:
-        """Grant again in the next window of the shares, where a slot is free that is reserved for the owner.
-
-        No other event may come: the owner sends no more requests, and other answers may be long.
+        """Grant again when requests that wait may have a slot without any other event: in the next window of the
+        shares, where a slot is free that is reserved for the owner, and when a replica may have more from here.
         """
-        if len(line.waiting) and line.free and not line.is_grant_due:
-            line.is_grant_due = True
-            delay_s = line.shares.refresh_in_s(self._clock())
-            asyncio.get_running_loop().call_later(delay_s, self._grant_due, key, line)
+        if not len(line.waiting):
+            return
+        now = self._clock()
+        due_s = now + line.shares.refresh_in_s(now) if line.free else inf
+        if any(replica.most is not None and not replica.is_closed for replica in line.replicas.values()):
+            due_s = min(due_s, line.review_s)
+        if due_s < line.due_s:
+            if line.due is not None:
+                line.due.cancel()
+            line.due_s = due_s
+            line.due = asyncio.get_running_loop().call_later(max(0.0, due_s - now), self._grant_due, key, line)
 
     def _grant_due(self, key: VersionKey, line: Line) -> None:
-        line.is_grant_due = False
+        line.due_s, line.due = inf, None
         if self._lines.get(key) is line:
             self.grant(key, line)
 
@@ -391,33 +436,48 @@ class Throttler:
         """Return the version's queue. Creates it if needed."""
         line = self._lines.get(key)
         if line is None:
-            counters = Counters if self._turns is None else SharedCounters
-            line = self._lines[key] = Line(
-                FairQueue(self._everyone, self._limits.per_version, counters), SlotShares(key.tenant)
-            )
+            queue: FairQueue[Waiter] = FairQueue(self._everyone, self._limits.per_version)
+            line = self._lines[key] = Line(queue, SlotShares(key.tenant))
         return line
 
-    async def _fetch(self, slots: SharedSlots, key: VersionKey, affinity: Affinity) -> None:
-        """If the replica that the request belongs to has no slot of ours, try to get one: elsewhere the work would be
-        done anew. Does nothing while others wait.
-        """
-        line = self._lines.get(key)
-        if line is None or len(line.waiting):
-            return
-        replica = where_it_belongs(line, affinity)
-        if replica is not None and not replica.free:
-            await slots.fetch(key, line, replica)
-
-    def _take_slot(self, line: Line, ask: Ask) -> Replica:
+    def _take_slot(self, line: Line, ask: Ask, now: float) -> Replica:
         replica = take_slot(line, ask, self._draw)
+        replica.credit.sent(now)
+        replica.wants = replica.running + -(-len(line.waiting) // len(line.replicas))
         if replica.breaker is not None:
-            replica.breaker.enter(ask, self._clock())
+            replica.breaker.enter(ask, now)
         return replica
 
-    def _regrant(self, key: VersionKey) -> None:
-        """Grant slots of the version, some of which may have come free."""
-        if (line := self._lines.get(key)) is not None:
-            self.grant(key, line)
+    def preferences(self) -> dict[bool, int]:
+        """Return the number of replicas that this activator prefers, and of the others; {} without other activators."""
+        if self._members < 2:
+            return {}
+        every = [replica.is_preferred for line in self._lines.values() for replica in line.replicas.values()]
+        return {True: sum(every), False: len(every) - sum(every)}
+
+    @property
+    def _members(self) -> int:
+        return max(1, len(self._peers.names()))
+
+    def _review(self, replica: Replica, running: int, now: float) -> None:
+        """Decide how many requests the replica may have, because it told a credit."""
+        again_s = replica.review(self._members, running, now)
+        if (line := self._lines.get(key_of(replica.row))) is not None:
+            line.review_s = min(line.review_s, again_s)
+
+    def _review_all(self, line: Line, now: float) -> None:
+        """Decide how many requests each replica may have, and which of them are preferred."""
+        members = self._members
+        line.review_s = now + RENEW_S
+        for replica in line.replicas.values():
+            line.review_s = min(line.review_s, replica.review(members, replica.running, now))
+        if not self._peers.prefer:
+            return
+        slots = {name: each.row.max_streams for name, each in line.replicas.items() if not each.row.draining}
+        near = line.subset.choose(self._peers.names(), slots, self._peers.me, line.pace.running, now)
+        if near is not None:
+            for name, replica in line.replicas.items():
+                replica.is_preferred = name in near
 
     def _reopen(self, replica: Replica) -> None:
         key = key_of(replica.row)

@@ -12,7 +12,7 @@ weight is given twice as much.
 from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from activator.policy.ask import WEIGHTS, Ask, Rank
 from activator.policy.bounds import UNBOUNDED, Bound, Load
@@ -133,17 +133,15 @@ class FairQueue(Generic[T]):
 
     shared: Crowd[Place[T]]  # of all queues together
     bound: InitVar[Bound] = UNBOUNDED
-    counters: "InitVar[type[Counters[Any]]]" = Counters  # others, where they are shared: `turns`
     crowd: Crowd[Place[T]] = field(init=False)
     _places: dict[T, Place[T]] = field(default_factory=dict)
     _lanes: dict[Rank, _Lane[T]] = field(init=False)
-    _given: Counters[Rank] = field(init=False)
+    _given: Counters[Rank] = field(default_factory=Counters)
     _arrivals: int = 0
 
-    def __post_init__(self, bound: Bound, counters: "type[Counters[Any]]") -> None:
+    def __post_init__(self, bound: Bound) -> None:
         self.crowd = Crowd(bound)
-        self._lanes = {rank: _Lane(given=counters()) for rank in Rank}
-        self._given = counters()
+        self._lanes = {rank: _Lane() for rank in Rank}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -158,6 +156,15 @@ class FairQueue(Generic[T]):
         assert entry not in self._places
         self._arrivals += 1
         self._stand(Place(entry, ask, deadline_s, self._arrivals, self))
+
+    def put_first(self, entry: T, ask: Ask, deadline_s: float) -> None:
+        """An entry that was taken, and charged, and had no use of it: undo the charge. It is before all of its tenant,
+        rank and deadline.
+        """
+        assert entry not in self._places
+        self._given.correct(ask.rank, -cost(ask.tokens) / WEIGHTS[ask.rank])
+        self._lanes[ask.rank].given.correct(ask.tenant, -cost(ask.tokens) / ask.weight)
+        self._stand(Place(entry, ask, deadline_s, 0, self))
 
     def put_back(self, place: Place[T]) -> None:
         """One that was discarded is where it was, as if it had not left; for shedding it is the newest."""
@@ -221,12 +228,6 @@ class FairQueue(Generic[T]):
         more = cost(tokens) - cost(ask.tokens)
         self._given.correct(ask.rank, more / WEIGHTS[ask.rank])
         self._lanes[ask.rank].given.correct(ask.tenant, more / ask.weight)
-
-    def groups(self) -> "Iterator[tuple[str, Counters[Any], set[Any]]]":
-        """Counters by a name, with those that wait: of ranks, and of tenants in each rank."""
-        yield "ranks", self._given, {rank for rank, lane in self._lanes.items() if lane.tenants}
-        for rank, lane in self._lanes.items():
-            yield rank.name.lower(), lane.given, set(lane.tenants)
 
     def discard(self, entry: T) -> bool:
         """Take it out wherever it stands; whether it was waiting."""

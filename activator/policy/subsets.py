@@ -1,19 +1,46 @@
 """Which replicas of a version an activator prefers, where many activators share them. Pure.
 
-What an activator uses of a replica now and then it holds for a second each time, and asks for anew; so many that use
-little of every replica hold much, and keep a row and a connection of each. So one that has fewer requests at once than
-there are replicas keeps to some of them as long as those have a free slot; what belongs to a replica goes there all the
-same. Each replica is preferred by a few activators, and each activator prefers as many replicas as any other.
+Many activators that use each replica now and then keep a connection to each, and each replica divides its streams
+among all of them. So one that has fewer requests at once than there are replicas keeps to some of them as long as those
+have a free slot; what belongs to a replica goes there all the same. Each replica is preferred by a few activators, and
+each activator prefers as many replicas as any other.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from typing import Final
 
+from activator.policy.places import RENEW_S
+
 LEAST: Final = 2  # replicas of one activator: of two the less loaded is chosen
-MOST: Final = 4  # activators of one replica: the rows of more cost Redis more than they even out
+MOST: Final = 4  # activators of one replica: of more the connections cost more than they even out
 SHARE: Final = 4  # parts of a replica's slots, one of which those that use little may need: one slot each
+
+
+@dataclass(slots=True)
+class Subset:
+    """One activator's of one version, as activators and replicas come and go."""
+
+    most: int = 0  # requests that it had at once, of late
+    _is_busy: bool = False
+    _judged_s: float = -inf
+    _of: tuple[tuple[str, ...], Mapping[str, int], bool] | None = None
+
+    def choose(
+        self, doors: tuple[str, ...], slots: Mapping[str, int], me: str, running: int, now_s: float
+    ) -> Set[str] | None:
+        """Return the replicas that `me` prefers, of these with so many slots each; None if nothing has changed."""
+        if now_s - self._judged_s >= RENEW_S:
+            self._judged_s, self._is_busy = now_s, uses_all(self.most, len(slots))
+            self.most = running
+        of = (doors, slots, self._is_busy)
+        if of == self._of:
+            return None
+        self._of = of
+        return slots.keys() if self._is_busy or not slots else preferred(doors, slots, me, min(slots.values()))
 
 
 def sharers(slots: int) -> int:

@@ -2,18 +2,32 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import web
 
 from contracts.errors import Failure
-from contracts.frames import CONTENT_TYPE, ENCODED, Counts, End, Frame, FrameKind, encode_frame, failed_frame
+from contracts.frames import (
+    CONTENT_TYPE,
+    CREDIT,
+    ENCODED,
+    WANTS,
+    Counts,
+    End,
+    Frame,
+    FrameKind,
+    NoCredit,
+    encode_frame,
+    failed_frame,
+)
 from contracts.problem import headers_of, openai_error, status_of, to_wire
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Cancelled
 from contracts.usage import Receipts
 from contracts.wire import decode, encode
+from runtime.policy.credit import Credits
 from tests.listening import Listening
 
 Script = Callable[["Call"], Awaitable[None]]
@@ -59,7 +73,7 @@ class Call:
     async def open(self) -> None:
         """The 200 and its head."""
         if self.answer is None:
-            self.answer = web.StreamResponse(headers={"content-type": CONTENT_TYPE})
+            self.answer = web.StreamResponse(headers={"content-type": CONTENT_TYPE, **self.replica.credit_of(self)})
             await self.answer.prepare(self.request)
             await self.replica.changed()
 
@@ -157,6 +171,8 @@ class FakeReplica:
 
     def __init__(self, script: Script = hello) -> None:
         self.script = script
+        self.credits: Credits | None = None  # by which it divides its streams, if it is no older build
+        self.refused = 0  # as it was full
         self.calls: list[Call] = []
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
@@ -207,6 +223,29 @@ class FakeReplica:
             self.events.notify_all()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if self.credits is None:
+            return await self._answer(request)
+        source, wants = request.headers["x-kelvin-source"], int(request.headers[WANTS])
+        if not self.credits.try_enter(source, wants, time.monotonic()):
+            self.refused += 1
+            await self.changed()
+            full = NoCredit(self.credits.streams, self.credits.credit_of(source, time.monotonic()))
+            return web.Response(
+                status=status_of(full), body=openai_error(full, request.headers["x-kelvin-request-id"]),
+                headers={CREDIT: str(full.credit)},
+            )  # fmt: skip
+        try:
+            return await self._answer(request)
+        finally:
+            self.credits.leave(source)
+
+    def credit_of(self, call: Call) -> dict[str, str]:
+        """The credit in an answer's head."""
+        if self.credits is None:
+            return {}
+        return {CREDIT: str(self.credits.credit_of(call.headers["x-kelvin-source"], time.monotonic()))}
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         call = Call(self, request, await request.read())
         transport = request.transport
         assert transport is not None

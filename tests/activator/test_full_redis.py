@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from activator import shared_answers, shared_budgets, shared_store, shared_turns, slot_script
+from activator import shared_answers, shared_budgets, shared_store
 from activator.policy.once import ENTRY_BYTES
 from activator.shared_rates import Away, Full
 from activator.shared_store import RedisStore, open_store
@@ -20,8 +20,6 @@ CONTROL: Final = {
     "beat": (shared_store.BEAT, (shared_store.MEMBERS,), ("one", 5)),
     "budget": (shared_budgets.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 0, 1, 1, 1, 60)),
     "idempotency claim": (shared_answers.CLAIM, ("kelvin:{a}:once:b",), (b"token", b"fingerprint", 10_000)),
-    "slots": (slot_script.LEASE, ("kelvin:{a/v}:slots",), ("one", "5", "1", "r", 8, 0, 1, 0)),
-    "turns": (shared_turns.MEET, ("kelvin:{a/v}:turns",), ("", "epoch", 60_000, 9, 1, "g", "0", 1, "x", "1", "1", "")),
 }
 
 

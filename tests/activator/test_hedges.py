@@ -14,7 +14,7 @@ from activator.policy.retries import RetryLimits
 from contracts.artifact_errors import WeightsDamaged
 from contracts.control import Feed
 from contracts.errors import InvalidRequest, Refused, Unavailable
-from contracts.frames import FrameKind
+from contracts.frames import FrameKind, NoCredit
 from contracts.problem import code_of
 from tests.activator.control import replica_row
 from tests.activator.hedging import AT_ONCE, KEY, Asked, Ground, ground, outcome
@@ -49,6 +49,10 @@ async def cut(call: Call) -> None:
 
 async def decline(call: Call) -> None:
     call.refuse(Unavailable("this replica"))
+
+
+async def full(call: Call) -> None:
+    call.refuse(NoCredit(8, 8))
 
 
 async def damaged(call: Call) -> None:
@@ -129,6 +133,7 @@ def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: Script
     "second",
     [
         pytest.param(decline, id="it drains"),
+        pytest.param(full, id="it is full"),
         pytest.param(bad, id="it says what another replica may not say"),
         pytest.param(cut, id="it is lost"),
         pytest.param(damaged, id="its weights are damaged"),
@@ -152,6 +157,7 @@ def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) -> Non
     ("first", "begun", "want"),
     [
         pytest.param(decline, None, "bbb", id="it drains"),
+        pytest.param(full, None, "bbb", id="it is full"),
         pytest.param(cut, None, "bbb", id="it is lost before its head"),
         pytest.param(bad, None, "invalid_request", id="it says that the request is wrong"),
         pytest.param(cut, beat, "replica_lost", id="it is lost once it has counted the request"),
@@ -192,6 +198,26 @@ def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
             first.gate.set()
             assert await outcome(asked) is OK
             assert heard(asked) == "ccc"
+
+    asyncio.run(scenario())
+
+
+def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
+    """No retry is spent, neither replica rests, and it is sent again at once where there is a stream."""
+
+    async def scenario() -> None:
+        async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
+            asked, at_a, at_b = await late(here, first := Turn(full), second := Turn(full))
+            at_a.script = at_b.script = full
+            second.gate.set()
+            first.gate.set()
+            await at_a.until(lambda replica: len(at_a.calls) + len(at_b.calls) >= 6)
+            at_b.script = says("b")
+            assert await outcome(asked) is OK
+            assert heard(asked) == "bbb"
+            assert here.throttler.resting.openings == 0
+            (family,) = [each for each in here.page.families() if each.name == "kelvin_retries_total"]
+            assert not family.values
 
     asyncio.run(scenario())
 

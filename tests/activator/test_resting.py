@@ -70,7 +70,7 @@ def test_one_request_tries_it_and_the_others_go_elsewhere(affine: bool) -> None:
         await asyncio.sleep(0)
         replica = ground.throttler._lines[KEY].replicas["a"]
         ground.throttler.check_integrity()
-        ground.throttler.report_began(replica)
+        ground.throttler.report_began(replica, None)
         assert (await waiting).row.runtime_id == "a"
         assert replica.breaker is None
 
