@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests.faults.buckets import Buckets, serving
 from tests.house.capabilities import TABLE, capabilities, not_shown
 from tests.together import KEPT, Together, is_deep, shared_by
+from tests.virtual_loop import VirtualLoop
 
 # How long an example takes says more about the machine's neighbours than about the example.
 settings.register_profile("kelvin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -73,6 +74,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     red = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ()) if hasattr(report, "nodeid")]
     for row in not_shown(capabilities(TABLE.read_text()), red) if red else ():
         terminalreporter.write_line(f"not shown: {row}")
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
+    """The event loop of an async test: asyncio's own, or the one that its marker names."""
+    if request.node.get_closest_marker("virtual_time") is not None:
+        return "asyncio", {"loop_factory": VirtualLoop}
+    return "asyncio", {"use_uvloop": request.node.get_closest_marker("uvloop") is not None}
 
 
 @pytest.fixture(scope="session")

@@ -35,21 +35,17 @@ def test_results(count: int) -> None:
     assert calls.most == min(4, count)
 
 
-def test_failure() -> None:
+async def test_failure() -> None:
     """Is raised as it was; nothing new begins, nothing runs on."""
-    calls = Calls(failing=5)
-
-    async def scenario() -> None:
-        with pytest.raises(KeyError):
-            await abreast(calls, range(100), 4)
-        assert calls.running == 0
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(scenario())
+    calls, tasks = Calls(failing=5), asyncio.all_tasks()
+    with pytest.raises(KeyError):
+        await abreast(calls, range(100), 4)
+    assert calls.running == 0
+    assert asyncio.all_tasks() == tasks
     assert calls.begun < 20
 
 
-def test_cancelled() -> None:
+async def test_cancelled() -> None:
     """Who waits leaves nothing behind."""
     running = 0
 
@@ -61,13 +57,10 @@ def test_cancelled() -> None:
         finally:
             running -= 1
 
-    async def scenario() -> None:
-        task = asyncio.create_task(abreast(hang, range(10), 4))
-        while running < 4:
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert running == 0
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(abreast(hang, range(10), 4))
+    while running < 4:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert running == 0

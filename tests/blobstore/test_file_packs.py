@@ -135,16 +135,12 @@ def test_reading(lengths: list[int], gaps: list[int], order: object, gap_bytes: 
         assert asyncio.run(scenario()) == want
 
 
-def test_neighbours_are_one_read() -> None:
+async def test_neighbours_are_one_read() -> None:
     """Small tensors with their headers between cost one round trip, not one each; a file that is cut is told."""
-
-    async def scenario() -> None:
-        store = Counting()
-        await store.put_if_absent("t/packs/p", bytes(50_000))
-        near = Place("p", tuple((n * 150, 32) for n in range(300)))
-        assert await read_place(store, "t/packs/p", near) == bytes(300 * PAGE)
-        assert store.reads == 1
-        with pytest.raises(BlobShort):
-            await read_place(store, "t/packs/p", Place("p", ((49_000, 2000),)))
-
-    asyncio.run(scenario())
+    store = Counting()
+    await store.put_if_absent("t/packs/p", bytes(50_000))
+    near = Place("p", tuple((n * 150, 32) for n in range(300)))
+    assert await read_place(store, "t/packs/p", near) == bytes(300 * PAGE)
+    assert store.reads == 1
+    with pytest.raises(BlobShort):
+        await read_place(store, "t/packs/p", Place("p", ((49_000, 2000),)))

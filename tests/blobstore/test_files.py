@@ -27,16 +27,13 @@ def files_under(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def test_nothing_stays_staged(tmp_path: Path) -> None:
+async def test_nothing_stays_staged(tmp_path: Path) -> None:
     """Whether a put wins, loses or breaks, the staging directory is empty afterwards."""
     store = FileStore(tmp_path)
 
-    async def scenario() -> None:
-        await store.put_if_absent("t/a", BODY)
-        await store.put_if_absent("t/a", pieces())
-        await asyncio.gather(*(store.put_if_absent("t/b", pieces()) for _ in range(4)))
-
-    asyncio.run(scenario())
+    await store.put_if_absent("t/a", BODY)
+    await store.put_if_absent("t/a", pieces())
+    await asyncio.gather(*(store.put_if_absent("t/b", pieces()) for _ in range(4)))
     assert files_under(tmp_path) == ["t/a", "t/b"]
 
 
@@ -163,25 +160,22 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(store.put_if_absent("t/a", BODY))
 
 
-def test_key_and_parent(tmp_path: Path) -> None:
+async def test_key_and_parent(tmp_path: Path) -> None:
     """A key that is a parent of another is refused here, either way round, and harms neither."""
     store = FileStore(tmp_path)
 
-    async def scenario() -> None:
-        await store.put_if_absent("t/a/b", b"x")
-        with pytest.raises(BadKey):
-            await store.put_if_absent("t/a", b"y")
-        with pytest.raises(BadKey):
-            await store.put_if_absent("t/a/b/c", b"y")
-        assert await keys_of(store) == ["t/a/b"]
-
-    asyncio.run(scenario())
+    await store.put_if_absent("t/a/b", b"x")
+    with pytest.raises(BadKey):
+        await store.put_if_absent("t/a", b"y")
+    with pytest.raises(BadKey):
+        await store.put_if_absent("t/a/b/c", b"y")
+    assert await keys_of(store) == ["t/a/b"]
 
 
-def test_cancelled_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled `read_into` ends only when its thread does, so that the memory is the caller's again."""
     store = FileStore(tmp_path)
-    asyncio.run(store.put_if_absent("t/a", BODY))
+    await store.put_if_absent("t/a", BODY)
     reading, proceed = threading.Event(), threading.Event()
     real = os.preadv
 
@@ -192,19 +186,16 @@ def test_cancelled_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(os, "preadv", slow)
 
-    async def scenario() -> None:
-        into = bytearray(100)
-        task = asyncio.create_task(store.read_into("t/a", 0, memoryview(into)))
-        await asyncio.to_thread(reading.wait, 30)
-        task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=0.05)
-        assert not done
-        proceed.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert bytes(into) == BODY[:100]
-
-    asyncio.run(scenario())
+    into = bytearray(100)
+    task = asyncio.create_task(store.read_into("t/a", 0, memoryview(into)))
+    await asyncio.to_thread(reading.wait, 30)
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=0.05)
+    assert not done
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert bytes(into) == BODY[:100]
 
 
 def test_foreign_files_are_not_objects(tmp_path: Path) -> None:

@@ -97,17 +97,14 @@ def test_facts_are_not_retried() -> None:
     assert pauses.seconds == []
 
 
-def test_broken_listing() -> None:
+async def test_broken_listing() -> None:
     """A listing that breaks again and again yields each key once, in order, as long as it gets on."""
     inner = FlakyStore(failures=3)
     keys = [f"t/{n}" for n in range(8)]
 
-    async def scenario() -> None:
-        for key in keys:
-            await inner.put_if_absent(key, b"x")
-        assert await keys_of(RetryingStore(inner, RetryBudget(attempts=5), sleep=Pauses())) == keys
-
-    asyncio.run(scenario())
+    for key in keys:
+        await inner.put_if_absent(key, b"x")
+    assert await keys_of(RetryingStore(inner, RetryBudget(attempts=5), sleep=Pauses())) == keys
     assert inner.calls == 3
 
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -39,14 +38,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30):
-            await scenario()
-
-    asyncio.run(main())
-
-
 async def given_up(calls: RangeCalls, endpoint: Endpoint, moment: threading.Event) -> asyncio.Task[list[str]]:
     """Cancelled once it is there."""
     task = asyncio.create_task(calls.run([endpoint.get], endpoint.halt))
@@ -56,93 +47,78 @@ async def given_up(calls: RangeCalls, endpoint: Endpoint, moment: threading.Even
     return task
 
 
-def test_results_and_errors(threads: ThreadPoolExecutor) -> None:
+async def test_results_and_errors(threads: ThreadPoolExecutor) -> None:
     """In order; the first error is raised, and halts the others."""
 
-    async def scenario() -> None:
-        calls = RangeCalls(threads)
-        assert await calls.run([lambda: 1, lambda: 2], Halt()) == [1, 2]
-        assert await calls.run([], Halt()) == []
-        halt = Halt()
-        endpoint = Endpoint(halt)
+    calls = RangeCalls(threads)
+    assert await calls.run([lambda: 1, lambda: 2], Halt()) == [1, 2]
+    assert await calls.run([], Halt()) == []
+    halt = Halt()
+    endpoint = Endpoint(halt)
 
-        def fail() -> str:
-            assert endpoint.asked.wait(30)
-            raise KeyError("first")
+    def fail() -> str:
+        assert endpoint.asked.wait(30)
+        raise KeyError("first")
 
-        with pytest.raises(KeyError, match="first"):
-            await calls.run([endpoint.get, fail], halt)
-        endpoint.head.set()
-
-    run(scenario)
+    with pytest.raises(KeyError, match="first"):
+        await calls.run([endpoint.get, fail], halt)
+    endpoint.head.set()
 
 
-def test_before_the_head(threads: ThreadPoolExecutor) -> None:
+async def test_before_the_head(threads: ThreadPoolExecutor) -> None:
     """It ends at once, and the answer that comes later is not read."""
 
-    async def scenario() -> None:
-        endpoint = Endpoint(Halt())
-        task = await given_up(RangeCalls(threads), endpoint, endpoint.asked)
-        assert task.cancelled()
-        endpoint.head.set()
-        endpoint.body.set()
-        threads.shutdown()
-        assert endpoint.written == []
-        with pytest.raises(Halted):
-            endpoint.halt.check()
-
-    run(scenario)
+    endpoint = Endpoint(Halt())
+    task = await given_up(RangeCalls(threads), endpoint, endpoint.asked)
+    assert task.cancelled()
+    endpoint.head.set()
+    endpoint.body.set()
+    threads.shutdown()
+    assert endpoint.written == []
+    with pytest.raises(Halted):
+        endpoint.halt.check()
 
 
-def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
+async def test_while_the_body_is_read(threads: ThreadPoolExecutor) -> None:
     """It ends when the reading has."""
 
-    async def scenario() -> None:
-        endpoint = Endpoint(Halt())
-        endpoint.head.set()
-        task = await given_up(RangeCalls(threads), endpoint, endpoint.reading)
-        assert not task.done()
-        assert endpoint.written == []
-        endpoint.body.set()
-        await asyncio.wait({task})
-        assert task.cancelled()
-        assert endpoint.written == ["body"]
-
-    run(scenario)
+    endpoint = Endpoint(Halt())
+    endpoint.head.set()
+    task = await given_up(RangeCalls(threads), endpoint, endpoint.reading)
+    assert not task.done()
+    assert endpoint.written == []
+    endpoint.body.set()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert endpoint.written == ["body"]
 
 
-def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a body that is read were left as well, its memory would change behind the caller's back."""
     monkeypatch.setattr(Halt, "is_quiet", True)
 
-    async def scenario() -> None:
-        endpoint = Endpoint(Halt())
-        endpoint.head.set()
-        task = await given_up(RangeCalls(threads), endpoint, endpoint.reading)
-        assert task.cancelled()
-        endpoint.body.set()
-        threads.shutdown()
-        assert endpoint.written == ["body"], "after the end"
-
-    run(scenario)
+    endpoint = Endpoint(Halt())
+    endpoint.head.set()
+    task = await given_up(RangeCalls(threads), endpoint, endpoint.reading)
+    assert task.cancelled()
+    endpoint.body.set()
+    threads.shutdown()
+    assert endpoint.written == ["body"], "after the end"
 
 
-def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take up threads: the next one waits, until one of them has ended."""
     monkeypatch.setattr(s3_calls, "STRAYS", 1)
 
-    async def scenario() -> None:
-        calls = RangeCalls(threads)
-        first, second, third = (Endpoint(Halt()) for _ in range(3))
-        assert (await given_up(calls, first, first.asked)).cancelled()
-        waiting = await given_up(calls, second, second.asked)
-        assert not waiting.done()
-        second.head.set()
-        await asyncio.wait({waiting})
-        first.head.set()
-        while "strays=0" not in repr(calls):
-            await asyncio.sleep(0.001)
-        assert (await given_up(calls, third, third.asked)).cancelled()
-        third.head.set()
-
-    run(scenario)
+    calls = RangeCalls(threads)
+    first, second, third = (Endpoint(Halt()) for _ in range(3))
+    assert (await given_up(calls, first, first.asked)).cancelled()
+    waiting = await given_up(calls, second, second.asked)
+    assert not waiting.done()
+    second.head.set()
+    await asyncio.wait({waiting})
+    first.head.set()
+    while "strays=0" not in repr(calls):
+        await asyncio.sleep(0.001)
+    assert (await given_up(calls, third, third.asked)).cancelled()
+    third.head.set()

@@ -275,94 +275,79 @@ def test_silence_ends(world: World, fault: Fault) -> None:
         asyncio.run(store.read_into("t/a", 0, memoryview(bytearray(1000))))
 
 
-def test_a_cancelled_read_ends_at_once(world: World) -> None:
+async def test_a_cancelled_read_ends_at_once(world: World) -> None:
     """Its connections are shut although the client would wait for a minute; nothing writes to the memory any more."""
     world.plant("t/a")
     store = world.store(read_bytes=2500)
     into = bytearray(10_000)
 
-    async def scenario() -> None:
-        await store.stat("t/a")  # the ETag: all ranges at once
-        world.proxy.inject(Stalled(300), method="GET", times=None)
-        read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
-        await asyncio.to_thread(world.proxy.wait_until_seen, 4, "GET")
-        read.cancel()
-        await asyncio.wait({read}, timeout=30)
-        assert read.cancelled()
-
-    asyncio.run(scenario())
+    await store.stat("t/a")  # the ETag: all ranges at once
+    world.proxy.inject(Stalled(300), method="GET", times=None)
+    read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(into)))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 4, "GET")
+    read.cancel()
+    await asyncio.wait({read}, timeout=30)
+    assert read.cancelled()
     found = bytes(into)
     world.proxy.lift()
-    assert asyncio.run(store.read("t/a")) == BODY
+    assert await store.read("t/a") == BODY
     assert bytes(into) == found
 
 
-def test_control_without_the_halt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_without_the_halt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same read waits for as long as the client does."""
     monkeypatch.setattr(Halt, "set", lambda halt: None)
     world.plant("t/a")
     store = world.store()
 
-    async def scenario() -> None:
-        world.proxy.inject(Stalled(300), method="GET", times=None)
-        read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(bytearray(1000))))
-        await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
-        read.cancel()
-        await asyncio.wait({read}, timeout=0.2)
-        assert not read.done()
-        world.proxy.lift()
-        with pytest.raises(asyncio.CancelledError):
-            await read
-
-    asyncio.run(scenario())
+    world.proxy.inject(Stalled(300), method="GET", times=None)
+    read = asyncio.ensure_future(store.read_into("t/a", 0, memoryview(bytearray(1000))))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 1, "GET")
+    read.cancel()
+    await asyncio.wait({read}, timeout=0.2)
+    assert not read.done()
+    world.proxy.lift()
+    with pytest.raises(asyncio.CancelledError):
+        await read
 
 
-def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:
+async def test_a_read_that_fails_ends_its_other_ranges(world: World) -> None:
     """One range is refused while the others stall: the error comes at once."""
     world.plant("t/a")
     store = world.store(read_bytes=2500)
-    asyncio.run(store.stat("t/a"))
+    await store.stat("t/a")
     world.proxy.inject(Stalled(300), method="GET", times=3)
     world.proxy.inject(SLOW_DOWN, method="GET")
 
-    async def scenario() -> None:
-        with pytest.raises(BlobUnavailable, match="unavailable"):
-            await asyncio.wait_for(store.read_into("t/a", 0, memoryview(bytearray(10_000))), 30)
-
-    asyncio.run(scenario())
+    with pytest.raises(BlobUnavailable, match="unavailable"):
+        await asyncio.wait_for(store.read_into("t/a", 0, memoryview(bytearray(10_000))), 30)
 
 
-def test_no_connection_is_left(world: World) -> None:
+async def test_no_connection_is_left(world: World) -> None:
     """After cuts, failures and retries as many are open as there are threads at most, after `close` none."""
     world.plant("t/a")
     with FaultProxy(*world.proxy.upstream) as proxy:
         store = world.store(endpoint=proxy.url, connections=3, read_bytes=500)
 
-        async def scenario() -> None:
-            for fault in (Cut(3), truncated(5), SLOW_DOWN, Refused()):
-                proxy.inject(fault, method="GET")
-                with contextlib.suppress(BlobUnavailable):
-                    await store.read("t/a")
-            for _ in range(3):
-                assert await store.read("t/a") == BODY
-
-        asyncio.run(scenario())
+        for fault in (Cut(3), truncated(5), SLOW_DOWN, Refused()):
+            proxy.inject(fault, method="GET")
+            with contextlib.suppress(BlobUnavailable):
+                await store.read("t/a")
+        for _ in range(3):
+            assert await store.read("t/a") == BODY
         wait(lambda: 0 < proxy.connections <= 3, "at most three connections stay")
-        asyncio.run(store.close())
+        await store.close()
         gc.collect()  # urllib3 closes a pool with its last reference
         wait(lambda: proxy.connections == 0, "no connection stays")
 
 
-def test_a_connection_is_used_again(world: World) -> None:
+async def test_a_connection_is_used_again(world: World) -> None:
     """Many calls one after another are one connection."""
     world.plant("t/a")
     with FaultProxy(*world.proxy.upstream) as proxy:
         store = world.store(endpoint=proxy.url, connections=3)
 
-        async def scenario() -> None:
-            for _ in range(5):
-                assert await store.read("t/a") == BODY
-                assert await store.read("t/a", 5, 10) == BODY[5:15]
-
-        asyncio.run(scenario())
+        for _ in range(5):
+            assert await store.read("t/a") == BODY
+            assert await store.read("t/a", 5, 10) == BODY[5:15]
         assert proxy.connections == 1

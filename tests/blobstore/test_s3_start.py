@@ -73,18 +73,14 @@ def test_no_such_profile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [Refused(), SLOW_DOWN], ids=["closed", "slow down"])
-def test_what_may_pass_is_waited_for(world: World, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_may_pass_is_waited_for(world: World, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     """A store that is away is handed out, with a warning, and works when it is back."""
-
-    async def scenario() -> None:
-        world.proxy.inject(fault, times=None)
-        async with opened(world.url(), writes=False) as store:
-            with pytest.raises(BlobUnavailable):
-                await store.read("t/a")
-            world.proxy.lift()
-            assert await store.put_if_absent("t/a", BODY)
-
-    asyncio.run(scenario())
+    world.proxy.inject(fault, times=None)
+    async with opened(world.url(), writes=False) as store:
+        with pytest.raises(BlobUnavailable):
+            await store.read("t/a")
+        world.proxy.lift()
+        assert await store.put_if_absent("t/a", BODY)
     assert "the store does not answer yet" in caplog.text
 
 

@@ -59,26 +59,23 @@ def test_a_source_that_breaks_leaves_no_upload(world: World) -> None:
     assert world.uploads() == []
 
 
-def test_cancelled_while_parts_are_on_their_way(world: World) -> None:
+async def test_cancelled_while_parts_are_on_their_way(world: World) -> None:
     """All of them end, and the upload with them."""
     store = world.store(part_bytes=PART)
     world.proxy.inject(Late(), method="PUT", times=None)
 
-    async def scenario() -> None:
-        put = asyncio.create_task(store.put_if_absent("t/a", pieces()))
-        await asyncio.to_thread(world.proxy.wait_until_seen, 3, "PUT")
-        put.cancel()
-        put.cancel()
-        world.proxy.lift()
-        with pytest.raises(asyncio.CancelledError):
-            await put
-
-    asyncio.run(scenario())
+    put = asyncio.create_task(store.put_if_absent("t/a", pieces()))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 3, "PUT")
+    put.cancel()
+    put.cancel()
+    world.proxy.lift()
+    with pytest.raises(asyncio.CancelledError):
+        await put
     assert world.proxy.count("PUT") <= PARTS
     assert world.uploads() == []
 
 
-def test_few_parts_are_in_memory(world: World) -> None:
+async def test_few_parts_are_in_memory(world: World) -> None:
     """A source is asked no further than four parts ahead of what was taken."""
     store = world.store(part_bytes=PART)
     given = 0
@@ -89,17 +86,14 @@ def test_few_parts_are_in_memory(world: World) -> None:
             given += 1
             yield bytes(PART)
 
-    async def scenario() -> None:
-        world.proxy.inject(Late(), method="PUT", times=None)
-        put = asyncio.create_task(store.put_if_absent("t/a", counted()))
-        await asyncio.to_thread(world.proxy.wait_until_seen, 4, "PUT")
-        for _ in range(100):  # were it to go on, it would now
-            await asyncio.sleep(0)
-        assert given <= 6
-        world.proxy.lift()
-        assert await put
-
-    asyncio.run(scenario())
+    world.proxy.inject(Late(), method="PUT", times=None)
+    put = asyncio.create_task(store.put_if_absent("t/a", counted()))
+    await asyncio.to_thread(world.proxy.wait_until_seen, 4, "PUT")
+    for _ in range(100):  # were it to go on, it would now
+        await asyncio.sleep(0)
+    assert given <= 6
+    world.proxy.lift()
+    assert await put
     assert given == 40
 
 
@@ -263,7 +257,7 @@ def test_too_large_for_s3(threads: ThreadPoolExecutor) -> None:
     assert client.object == bytes(100)
 
 
-def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one goes up that is larger than all the memory of an upload, the next one is not gathered."""
     monkeypatch.setattr(s3_upload, "EQUAL_PARTS", 2)
     monkeypatch.setattr(s3_upload, "DOUBLED_EVERY", 1)
@@ -278,15 +272,12 @@ def test_a_large_part_is_alone_in_memory(threads: ThreadPoolExecutor, monkeypatc
             given += len(piece)
             yield piece
 
-    async def scenario() -> None:
-        uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16)
-        put = asyncio.create_task(uploads.put("t/a", counted()))
-        await asyncio.to_thread(client.reached.wait, 30)
-        for _ in range(100):  # were it to go on, it would now
-            await asyncio.sleep(0)
-        assert given == 16 + 16 + 32 + 64 + 128 + 8  # the piece by which it is known that more comes
-        client.free.set()
-        assert await put
-
-    asyncio.run(scenario())
+    uploads = Uploads(client, S3Place("bucket"), threads, QUICK, part_bytes=16)
+    put = asyncio.create_task(uploads.put("t/a", counted()))
+    await asyncio.to_thread(client.reached.wait, 30)
+    for _ in range(100):  # were it to go on, it would now
+        await asyncio.sleep(0)
+    assert given == 16 + 16 + 32 + 64 + 128 + 8  # the piece by which it is known that more comes
+    client.free.set()
+    assert await put
     assert client.object == data

@@ -18,7 +18,6 @@ from filters.app import make_app
 from filters.meters import Meters
 from filters.scanner import MAX_WAITING_OF_TENANT, Scanner
 from telemetry.policy.instruments import Page
-from tests.loops import in_loop
 
 RULES = (Rule(filter="pii", actions={"EMAIL_ADDRESS": "redact"}),)
 REGIONS = ("US", "DE", "FR", "GB", "IT", "ES", "NL", "BE", "AT", "CH", "SE", "NO", "DK", "PL", "PT", "IE")
@@ -40,7 +39,6 @@ async def _scanner() -> AsyncIterator[Scanner]:
         executor.shutdown(cancel_futures=True)
 
 
-@in_loop
 async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> None:
     """While one tenant has many seconds of work in the queue, another one's short texts take milliseconds."""
     async with _scanner() as scanner:
@@ -57,7 +55,6 @@ async def test_short_text_of_another_tenant_is_looked_at_between_slices() -> Non
         await asyncio.wait(hostile)
 
 
-@in_loop
 async def test_short_text_of_another_tenant_is_looked_at_between_many_short_ones() -> None:
     """A question of thousands of short texts is cut into slices, as one long text is."""
     async with _scanner() as scanner:
@@ -68,7 +65,6 @@ async def test_short_text_of_another_tenant_is_looked_at_between_many_short_ones
         assert len(await hostile) == 4096
 
 
-@in_loop
 async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
     """Beyond it that tenant is refused at once, and another one is not."""
     async with _scanner() as scanner:
@@ -83,7 +79,6 @@ async def test_tenant_fills_no_more_than_its_part_of_the_queue() -> None:
         await asyncio.wait(hostile)
 
 
-@in_loop
 async def test_looking_ends_with_the_time_of_whoever_asked() -> None:
     """The scan ends after its current step, so the thread is free for the next one."""
     async with _scanner() as scanner:
@@ -95,7 +90,6 @@ async def test_looking_ends_with_the_time_of_whoever_asked() -> None:
         assert time.monotonic() - began < 1.0
 
 
-@in_loop
 async def test_slices_give_what_one_look_gives() -> None:
     """However often it is put aside, a text is looked at once, and whole."""
     async with _scanner() as scanner:
@@ -106,7 +100,6 @@ async def test_slices_give_what_one_look_gives() -> None:
         assert none == Looked(decided=4)
 
 
-@in_loop
 async def test_loop_answers_while_a_text_is_looked_at() -> None:
     """Scans run off the event loop, and a header names their tenant."""
     tenants: list[str] = []
@@ -133,14 +126,10 @@ async def test_loop_answers_while_a_text_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "1.5"])
-def test_time_that_is_none_is_refused_by_name(said: str) -> None:
+async def test_time_that_is_none_is_refused_by_name(said: str) -> None:
     """Whole milliseconds alone."""
-
-    async def main() -> None:
-        async with _scanner() as scanner:
-            transport = httpx.ASGITransport(app=make_app(Meters(Page("filters")), scanner))
-            async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
-                answer = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: said})
-                assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE)
-
-    asyncio.run(main())
+    async with _scanner() as scanner:
+        transport = httpx.ASGITransport(app=make_app(Meters(Page("filters")), scanner))
+        async with httpx.AsyncClient(transport=transport, base_url="http://filters") as client:
+            answer = await client.post(CHECK, content=encode(SHORT), headers={DEADLINE: said})
+            assert (answer.status_code, answer.json()["param"]) == (400, DEADLINE)

@@ -80,36 +80,33 @@ async def _cut_body(each: Bench, request_id: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_nothing_is_left_of_clients_that_come_and_go(tmp_path: Path, seed: int) -> None:
+async def test_nothing_is_left_of_clients_that_come_and_go(tmp_path: Path, seed: int) -> None:
     """A hundred and more requests at once in all ways of ending, then none: everything is as before."""
     chance = random.Random(seed)
 
-    async def main() -> None:
-        async with bench(tmp_path, ScriptedEngine(saying(TEXT), step_s=0.001), grace_s=0.01) as each:
-            await each.frames(body={"max_tokens": 1})  # every lazy thing has happened
-            await each.quiet()
-            await _reconnect(each)
-            files, tasks = _open_files(), len(asyncio.all_tasks())
-            many = asyncio.Semaphore(24)
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), step_s=0.001), grace_s=0.01) as each:
+        await each.frames(body={"max_tokens": 1})  # every lazy thing has happened
+        await each.quiet()
+        await _reconnect(each)
+        files, tasks = _open_files(), len(asyncio.all_tasks())
+        many = asyncio.Semaphore(24)
 
-            async def bounded(number: int) -> str:
-                async with many:
-                    return await _one(each, number, chance)
+        async def bounded(number: int) -> str:
+            async with many:
+                return await _one(each, number, chance)
 
-            ways = await asyncio.gather(*(bounded(number) for number in range(REQUESTS)))
-            assert set(ways) == set(WAYS)
-            await each.quiet()
-            await each.orphans.flush()
-            await _reconnect(each)
-            await each.until("connections and watchers are gone", lambda: _open_files() <= files)
-            await each.until("tasks are gone", lambda: len(asyncio.all_tasks()) <= tasks)
-            ids = [record.request_id for record in each.records.records]
-            assert len(ids) == len(set(ids)), "one record for one orphan"
-            lost = {f"r{number}" for number, way in enumerate(ways) if way in ("close", "close early")}
-            assert set(ids) <= lost, "only a lost connection makes an orphan"
-            assert each.engine.running == 0
-
-    asyncio.run(main())
+        ways = await asyncio.gather(*(bounded(number) for number in range(REQUESTS)))
+        assert set(ways) == set(WAYS)
+        await each.quiet()
+        await each.orphans.flush()
+        await _reconnect(each)
+        await each.until("connections and watchers are gone", lambda: _open_files() <= files)
+        await each.until("tasks are gone", lambda: len(asyncio.all_tasks()) <= tasks)
+        ids = [record.request_id for record in each.records.records]
+        assert len(ids) == len(set(ids)), "one record for one orphan"
+        lost = {f"r{number}" for number, way in enumerate(ways) if way in ("close", "close early")}
+        assert set(ids) <= lost, "only a lost connection makes an orphan"
+        assert each.engine.running == 0
 
 
 async def _reconnect(each: Bench) -> None:
@@ -120,97 +117,82 @@ async def _reconnect(each: Bench) -> None:
     await asyncio.sleep(0.05)  # the server's side notices
 
 
-def test_a_leak_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leak_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where a disconnect does not cancel, the engine still runs when the answer is over."""
     monkeypatch.setattr("runtime.stream.Stream.stop", lambda self: None)
 
-    async def main() -> None:
-        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
-            async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
-                each.engine.allow(3)
-                await answer.content.readany()
-                answer.close()
-            await each.until("no exchange", lambda: each.api.exchanges == 0)
-            assert each.engine.running == 1
-            assert each.engine.cancelled == []
-
-    asyncio.run(main())
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
+            each.engine.allow(3)
+            await answer.content.readany()
+            answer.close()
+        await each.until("no exchange", lambda: each.api.exchanges == 0)
+        assert each.engine.running == 1
+        assert each.engine.cancelled == []
 
 
-def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None:
+async def test_a_disconnect_cancels_before_the_next_step(tmp_path: Path) -> None:
     """The engine is told while the step runs, and does not begin another for the request."""
-
-    async def main() -> None:
-        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
-            async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
-                each.engine.allow(1)
-                await answer.content.readany()
-                answer.close()
-            await each.until("no exchange", lambda: each.api.exchanges == 0)
-            each.engine.allow(1)  # the step that was running
-            await each.until("it was cancelled", lambda: len(each.engine.cancelled) == 1)
-            assert len(each.engine.admitted) == 1
-            await each.quiet()
-
-    asyncio.run(main())
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        async with each.open(body={"stream": True, "max_tokens": 100}) as answer:
+            each.engine.allow(1)
+            await answer.content.readany()
+            answer.close()
+        await each.until("no exchange", lambda: each.api.exchanges == 0)
+        each.engine.allow(1)  # the step that was running
+        await each.until("it was cancelled", lambda: len(each.engine.cancelled) == 1)
+        assert len(each.engine.admitted) == 1
+        await each.quiet()
 
 
 @pytest.mark.parametrize("is_over", [pytest.param(False, id="under way"), pytest.param(True, id="all of it sent")])
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_what_another_replica_answered_is_recorded_here(tmp_path: Path, elsewhere: bool, is_over: bool) -> None:
+async def test_what_another_replica_answered_is_recorded_here(tmp_path: Path, elsewhere: bool, is_over: bool) -> None:
     """As cancelled, with its cost and nothing delivered, though its activator lives. Its control is a DELETE without
     that word, after which the activator owes the record.
     """
-
-    async def main() -> None:
-        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
-            async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
-                each.engine.allow()
-                await frames_until(answer, FrameDecoder(), 1)
-                if is_over:
-                    each.engine.free_running()
-                    await answer.read()
-                headers = {"x-kelvin-elsewhere": "1"} if elsewhere else {}
-                async with each.session.delete("http://rt/v1/requests/r1", headers=headers) as deleted:
-                    assert deleted.status == 204
-            await each.quiet()
-            assert each.meter.meter.requests == 1
-            assert len(each.orphans) == (not elsewhere)
-            if elsewhere:
-                await each.until("a record", lambda: len(each.records.records) == 1)
-                (record,) = each.records.records
-                assert (record.request_id, record.outcome, record.completion_tokens) == ("r1", "cancelled", 0)
-                assert record.prompt_tokens > 0
-
-    asyncio.run(main())
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
+        async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
+            each.engine.allow()
+            await frames_until(answer, FrameDecoder(), 1)
+            if is_over:
+                each.engine.free_running()
+                await answer.read()
+            headers = {"x-kelvin-elsewhere": "1"} if elsewhere else {}
+            async with each.session.delete("http://rt/v1/requests/r1", headers=headers) as deleted:
+                assert deleted.status == 204
+        await each.quiet()
+        assert each.meter.meter.requests == 1
+        assert len(each.orphans) == (not elsewhere)
+        if elsewhere:
+            await each.until("a record", lambda: len(each.records.records) == 1)
+            (record,) = each.records.records
+            assert (record.request_id, record.outcome, record.completion_tokens) == ("r1", "cancelled", 0)
+            assert record.prompt_tokens > 0
 
 
 @pytest.mark.parametrize("seen", [pytest.param(3, id="after its head"), pytest.param(0, id="before its head")])
-def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_path: Path, seen: int) -> None:
+async def test_cut_answer_costs_what_was_computed_until_the_cut_took_effect(tmp_path: Path, seen: int) -> None:
     """The last frame of an answer that is deleted counts the step during which that happened, too: the activator
     charges a whole answer by it. Where nothing had gone out by then that frame is the whole answer.
     """
-
-    async def main() -> None:
-        async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
-            opening = asyncio.create_task(_opened(each))
-            each.engine.allow(3)
-            await each.until("three tokens", lambda: each.engine.generated == 3)
-            decoder, frames = FrameDecoder(), []
-            if seen:
-                frames += await frames_until(await opening, decoder, seen)
-            await _delete(each)
-            answer = await opening
-            assert answer.status == 200
-            frames += decoder.feed(await answer.read())
-            assert len(frames) == (2 if seen else 1)
-            assert frames[-1].kind is FrameKind.FAILED
-            assert (frames[-1].counts.prompt_tokens > 0, frames[-1].counts.completion_tokens) == (True, 4)
-            assert each.meter.meter.requests == 1
-            await each.told("r1", 0, recorded=True)
-            await each.quiet()
-
-    asyncio.run(main())
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
+        opening = asyncio.create_task(_opened(each))
+        each.engine.allow(3)
+        await each.until("three tokens", lambda: each.engine.generated == 3)
+        decoder, frames = FrameDecoder(), []
+        if seen:
+            frames += await frames_until(await opening, decoder, seen)
+        await _delete(each)
+        answer = await opening
+        assert answer.status == 200
+        frames += decoder.feed(await answer.read())
+        assert len(frames) == (2 if seen else 1)
+        assert frames[-1].kind is FrameKind.FAILED
+        assert (frames[-1].counts.prompt_tokens > 0, frames[-1].counts.completion_tokens) == (True, 4)
+        assert each.meter.meter.requests == 1
+        await each.told("r1", 0, recorded=True)
+        await each.quiet()
 
 
 async def _opened(each: Bench) -> aiohttp.ClientResponse:

@@ -15,7 +15,7 @@ def _batch(number: int) -> list[Event]:
     return [Generated("r", number, Counts())]
 
 
-def test_batches_arrive_in_order() -> None:
+async def test_batches_arrive_in_order() -> None:
     """As they were posted, from the other thread."""
     seen: list[int] = []
     done = asyncio.Event()
@@ -25,46 +25,40 @@ def test_batches_arrive_in_order() -> None:
         if len(seen) == 500:
             done.set()
 
-    async def main() -> None:
-        handover = Handover(asyncio.get_running_loop(), take, max_batches=4)
+    handover = Handover(asyncio.get_running_loop(), take, max_batches=4)
 
-        def post() -> None:
-            for number in range(500):
-                handover.post(_batch(number))
+    def post() -> None:
+        for number in range(500):
+            handover.post(_batch(number))
 
-        poster = threading.Thread(target=post)
-        poster.start()
-        async with asyncio.timeout(20):
-            await done.wait()
-        poster.join(20)
-
-    asyncio.run(main())
+    poster = threading.Thread(target=post)
+    poster.start()
+    async with asyncio.timeout(20):
+        await done.wait()
+    poster.join(20)
     assert seen == list(range(500))
 
 
-def test_the_engine_waits_for_a_loop_that_is_behind() -> None:
+async def test_the_engine_waits_for_a_loop_that_is_behind() -> None:
     """No more batches are under way than there are places."""
     posted: list[int] = []
     full = threading.Event()
 
-    async def main() -> None:
-        handover = Handover(asyncio.get_running_loop(), lambda _: None, max_batches=3)
+    handover = Handover(asyncio.get_running_loop(), lambda _: None, max_batches=3)
 
-        def post() -> None:
-            for number in range(5):
-                if number == 3:
-                    full.set()
-                handover.post(_batch(number))
-                posted.append(number)
+    def post() -> None:
+        for number in range(5):
+            if number == 3:
+                full.set()
+            handover.post(_batch(number))
+            posted.append(number)
 
-        poster = threading.Thread(target=post)
-        poster.start()
-        assert full.wait(20)  # the loop stands still meanwhile
-        assert posted == [0, 1, 2]
-        await asyncio.to_thread(poster.join, 20)
-        assert posted == [0, 1, 2, 3, 4]
-
-    asyncio.run(main())
+    poster = threading.Thread(target=post)
+    poster.start()
+    assert full.wait(20)  # the loop stands still meanwhile
+    assert posted == [0, 1, 2]
+    await asyncio.to_thread(poster.join, 20)
+    assert posted == [0, 1, 2, 3, 4]
 
 
 def test_nobody_waits_for_a_loop_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

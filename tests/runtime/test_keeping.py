@@ -76,50 +76,38 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_PAUSES_S", (0.001, 0.001))
 
 
-def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:
+async def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:
     """With the tenant's name; a snapshotter that is away is asked again."""
-
-    async def main() -> None:
-        engine = Prover()
-        async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
-            failures.append(Refused(Unavailable("the snapshotter")))
-            assert replica.recorded is None
-            assert replica.to_prove
-            assert kept.empty()
-            engine.go_on.set()
-            assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
+    engine = Prover()
+    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
+        failures.append(Refused(Unavailable("the snapshotter")))
+        assert replica.recorded is None
+        assert replica.to_prove
         assert kept.empty()
-        assert failures == []
+        engine.go_on.set()
+        assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
+    assert kept.empty()
+    assert failures == []
 
-    asyncio.run(main())
 
-
-def test_nothing_to_keep(tmp_path: Path) -> None:
+async def test_nothing_to_keep(tmp_path: Path) -> None:
     """What was known before is not told again."""
-
-    async def main() -> None:
-        engine = Prover()
-        async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
-            engine.go_on.set()
-        assert kept.empty()
-
-    asyncio.run(main())
+    engine = Prover()
+    async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
+        engine.go_on.set()
+    assert kept.empty()
 
 
-def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
+async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
     """The control: a replica that failed its own known answers tells nobody of them."""
-
-    async def main() -> None:
-        engine = Prover()
-        engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
-        async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
-            engine.go_on.set()
-            watch = asyncio.create_task(replica.watch())
-            await asyncio.wait_for(replica.over.wait(), DEADLINE_S)
-            watch.cancel()
-        assert kept.empty()
-
-    asyncio.run(main())
+    engine = Prover()
+    engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
+    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
+        engine.go_on.set()
+        watch = asyncio.create_task(replica.watch())
+        await asyncio.wait_for(replica.over.wait(), DEADLINE_S)
+        watch.cancel()
+    assert kept.empty()
 
 
 @pytest.mark.parametrize(
@@ -129,15 +117,11 @@ def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
         pytest.param(NotFound("version", "x"), 3, id="it does not want it"),
     ],
 )
-def test_it_is_given_up(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
+async def test_it_is_given_up(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
     """After three tries, or at once where none would help."""
-
-    async def main() -> None:
-        engine = Prover()
-        async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
-            failures.extend(Refused(failure) for _ in range(4))
-            engine.go_on.set()
-        assert kept.empty()
-        assert len(failures) == left
-
-    asyncio.run(main())
+    engine = Prover()
+    async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
+        failures.extend(Refused(failure) for _ in range(4))
+        engine.go_on.set()
+    assert kept.empty()
+    assert len(failures) == left

@@ -58,29 +58,26 @@ def test_a_restore_that_hangs_ends(tmp_path: Path) -> None:
     play(tmp_path, scene, within_s=0.05)
 
 
-def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> None:
+async def test_a_warm_up_that_hangs_keeps_no_order_waiting(tmp_path: Path) -> None:
     """A driver may hang when it is first used. The process has failed then, too, though nothing was begun."""
     goes_on = threading.Event()
 
     def hang() -> None:
         assert goes_on.wait(DEADLINE_S)
 
-    async def scene() -> None:
-        replica = replica_of(tmp_path, replace(fake_work(ScriptedEngine(saying("hello"))), warm_up=(hang,)))
-        warming = asyncio.create_task(replica.warm_up(0))
-        try:
-            await asyncio.sleep(0)
-            with pytest.raises(Refused) as caught:
-                await Orders(PARKED, replica, asyncio.Event(), 0.05).bind(TAKE)
-            assert isinstance(caught.value.failure, DeadlineExceeded)
-            assert replica.state is RuntimeState.FAILED
-            assert replica.over.is_set()
-        finally:
-            goes_on.set()
-            await warming
-            await replica.close()
-
-    asyncio.run(scene())
+    replica = replica_of(tmp_path, replace(fake_work(ScriptedEngine(saying("hello"))), warm_up=(hang,)))
+    warming = asyncio.create_task(replica.warm_up(0))
+    try:
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as caught:
+            await Orders(PARKED, replica, asyncio.Event(), 0.05).bind(TAKE)
+        assert isinstance(caught.value.failure, DeadlineExceeded)
+        assert replica.state is RuntimeState.FAILED
+        assert replica.over.is_set()
+    finally:
+        goes_on.set()
+        await warming
+        await replica.close()
 
 
 def test_who_asked_is_cut(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from runtime.accounts import Account
 from runtime.orphans import Orphans, orphanage
 from spool import recover
 from tests.runtime.fakes import MemoryRecords
-from tests.virtual_loop import run_virtually
 
 LIVE = "activator-lives"
 
@@ -45,29 +44,26 @@ def _account(request_id: str, delivered: int = 0, activator: str = "activator-de
     )
 
 
-def test_an_orphan_is_written_after_a_moment() -> None:
+async def test_an_orphan_is_written_after_a_moment() -> None:
     """Not at once: a DELETE may be on its way. What was acknowledged meanwhile counts."""
-
-    async def main() -> None:
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, _lives, grace_s=0.02)
-        orphans.keep(_account("a", 2), lost=True)
-        for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
-            orphans.take(Receipt(request_id=name, completion_tokens=tokens))
-        assert records.records == []
-        async with asyncio.timeout(30):
-            await records.written.wait()
-        (record,) = records.records
-        assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (5, 7, 500)
-        await orphans.flush()
-        assert len(records.records) == 1
-
-    asyncio.run(main())
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, _lives, grace_s=0.02)
+    orphans.keep(_account("a", 2), lost=True)
+    for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
+        orphans.take(Receipt(request_id=name, completion_tokens=tokens))
+    assert records.records == []
+    async with asyncio.timeout(30):
+        await records.written.wait()
+    (record,) = records.records
+    assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (5, 7, 500)
+    await orphans.flush()
+    assert len(records.records) == 1
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("lost", [True, False])
 @pytest.mark.parametrize("dies", [True, pytest.param(False, id="the control")])
-def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> None:
+async def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> None:
     """No DELETE will come, and a replica that dies, too, has said what it knew. What was acknowledged still counts.
 
     A process that was killed holds its lock until it has ended, which is after its connections have.
@@ -79,60 +75,49 @@ def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> None:
         looks += 1
         return not dies or looks < 3
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, lives, grace_s=60)
-        orphans.keep(_account("a", 2), lost=lost)
-        began_s = loop.time()
-        orphans.take(Receipt(request_id="a", completion_tokens=5))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(50):
-                await records.written.wait()
-        assert [record.completion_tokens for record in records.records] == ([5] if dies else [])
-        assert (loop.time() - began_s <= 5 * module.LOOK_S) is dies
-
-    run_virtually(main())
-
-
-def test_one_that_is_recorded_is_not_written() -> None:
-    """Its activator's record is durable; the other one's is owed by nobody else."""
-
-    async def main() -> None:
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, _lives, grace_s=60)
-        orphans.keep(_account("a"), lost=True)
-        orphans.keep(_account("b"), lost=True)
-        for name in ("a", "nobody"):
-            orphans.take(Receipt(request_id=name, completion_tokens=0, recorded=True))
-        await orphans.flush()
-        assert [record.request_id for record in records.records] == ["b"]
-
-    asyncio.run(main())
-
-
-def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_delivered() -> None:
-    """By whoever did the work: its activator's record names the other replica. Nobody else's is touched."""
-
-    async def main() -> None:
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, _lives, grace_s=60)
-        for name in ("a", "b"):
-            orphans.keep(replace(_account(name, 2, LIVE), once="digest"), lost=False)
-        orphans.disown("a")
-        orphans.disown("nobody")
-        async with asyncio.timeout(30):
+    loop = asyncio.get_running_loop()
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, lives, grace_s=60)
+    orphans.keep(_account("a", 2), lost=lost)
+    began_s = loop.time()
+    orphans.take(Receipt(request_id="a", completion_tokens=5))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(50):
             await records.written.wait()
-        (record,) = records.records
-        assert (record.request_id, record.outcome, record.runtime_id) == ("a", "cancelled", "rt1")
-        assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (0, 7, 500)
-        assert record.once is msgspec.UNSET, "it is no charge, so it is one with none"
-        assert len(orphans) == 1
-
-    asyncio.run(main())
+    assert [record.completion_tokens for record in records.records] == ([5] if dies else [])
+    assert (loop.time() - began_s <= 5 * module.LOOK_S) is dies
 
 
-def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
+async def test_one_that_is_recorded_is_not_written() -> None:
+    """Its activator's record is durable; the other one's is owed by nobody else."""
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    orphans.keep(_account("a"), lost=True)
+    orphans.keep(_account("b"), lost=True)
+    for name in ("a", "nobody"):
+        orphans.take(Receipt(request_id=name, completion_tokens=0, recorded=True))
+    await orphans.flush()
+    assert [record.request_id for record in records.records] == ["b"]
+
+
+async def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_delivered() -> None:
+    """By whoever did the work: its activator's record names the other replica. Nobody else's is touched."""
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    for name in ("a", "b"):
+        orphans.keep(replace(_account(name, 2, LIVE), once="digest"), lost=False)
+    orphans.disown("a")
+    orphans.disown("nobody")
+    async with asyncio.timeout(30):
+        await records.written.wait()
+    (record,) = records.records
+    assert (record.request_id, record.outcome, record.runtime_id) == ("a", "cancelled", "rt1")
+    assert (record.completion_tokens, record.prompt_tokens, record.device_us) == (0, 7, 500)
+    assert record.once is msgspec.UNSET, "it is no charge, so it is one with none"
+    assert len(orphans) == 1
+
+
+async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
     """A lock that can't be looked at, for want of descriptors, is no death."""
     alive = True
 
@@ -141,23 +126,19 @@ def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
             raise OSError
         return False
 
-    async def main() -> None:
-        nonlocal alive
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, lives, grace_s=0.001)
-        orphans.keep(_account("a"), lost=True)
-        orphans.claimed("a")
-        orphans.keep(_account("lost"), lost=True)
-        async with asyncio.timeout(30):
-            await records.written.wait()
-        assert [record.request_id for record in records.records] == ["lost"]
-        alive = False
-        async with asyncio.timeout(30):
-            while len(records.records) < 2:
-                await asyncio.sleep(0.001)
-        assert len(orphans) == 0
-
-    asyncio.run(main())
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, lives, grace_s=0.001)
+    orphans.keep(_account("a"), lost=True)
+    orphans.claimed("a")
+    orphans.keep(_account("lost"), lost=True)
+    async with asyncio.timeout(30):
+        await records.written.wait()
+    assert [record.request_id for record in records.records] == ["lost"]
+    alive = False
+    async with asyncio.timeout(30):
+        while len(records.records) < 2:
+            await asyncio.sleep(0.001)
+    assert len(orphans) == 0
 
 
 @pytest.mark.parametrize(
@@ -167,61 +148,51 @@ def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
         pytest.param(0.0, ["dead", "far"], id="it did not ask for a while"),
     ],
 )
-def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(far_s: float, want: list[str]) -> None:
+async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_request(
+    far_s: float, want: list[str]
+) -> None:
     """Its spool is not here to be looked at."""
-
-    async def main() -> None:
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=far_s)
-        orphans.heard_from_afar("activator-far")
-        orphans.keep(_account("far", activator="activator-far"), lost=False)
-        orphans.keep(_account("dead"), lost=False)
-        async with asyncio.timeout(30):
-            while len(records.records) < len(want):
-                await asyncio.sleep(0.001)
-        assert sorted(record.request_id for record in records.records) == want
-        assert len(orphans) == 2 - len(want)
-
-    asyncio.run(main())
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=far_s)
+    orphans.heard_from_afar("activator-far")
+    orphans.keep(_account("far", activator="activator-far"), lost=False)
+    orphans.keep(_account("dead"), lost=False)
+    async with asyncio.timeout(30):
+        while len(records.records) < len(want):
+            await asyncio.sleep(0.001)
+    assert sorted(record.request_id for record in records.records) == want
+    assert len(orphans) == 2 - len(want)
 
 
-def test_activators_on_other_hosts_are_bounded() -> None:
+async def test_activators_on_other_hosts_are_bounded() -> None:
     """The one that was heard longest ago is forgotten, and then looked for here."""
-
-    async def main() -> None:
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=3600.0)
-        for number in range(module.MAX_FAR):
-            orphans.heard_from_afar(f"activator-{number}")
-        orphans.heard_from_afar("activator-new")
-        orphans.keep(_account("first", activator="activator-0"), lost=False)
-        orphans.keep(_account("last", activator="activator-new"), lost=False)
-        async with asyncio.timeout(30):
-            while not records.records:
-                await asyncio.sleep(0.001)
-        assert [record.request_id for record in records.records] == ["first"]
-
-    asyncio.run(main())
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=3600.0)
+    for number in range(module.MAX_FAR):
+        orphans.heard_from_afar(f"activator-{number}")
+    orphans.heard_from_afar("activator-new")
+    orphans.keep(_account("first", activator="activator-0"), lost=False)
+    orphans.keep(_account("last", activator="activator-new"), lost=False)
+    async with asyncio.timeout(30):
+        while not records.records:
+            await asyncio.sleep(0.001)
+    assert [record.request_id for record in records.records] == ["first"]
 
 
-def test_the_pending_are_bounded() -> None:
+async def test_the_pending_are_bounded() -> None:
     """One more than may wait, and the oldest is written at once."""
-
-    async def main() -> None:
-        records = MemoryRecords()
-        orphans = Orphans("rt1", records, _lives, grace_s=60)
-        for number in range(module.MAX_KEPT + 1):
-            orphans.keep(_account(f"r{number}"), lost=True)
-        async with asyncio.timeout(30):
-            await records.written.wait()
-        assert [record.request_id for record in records.records] == ["r0"]
-        await orphans.flush()
-        assert len(records.records) == module.MAX_KEPT + 1
-
-    asyncio.run(main())
+    records = MemoryRecords()
+    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    for number in range(module.MAX_KEPT + 1):
+        orphans.keep(_account(f"r{number}"), lost=True)
+    async with asyncio.timeout(30):
+        await records.written.wait()
+    assert [record.request_id for record in records.records] == ["r0"]
+    await orphans.flush()
+    assert len(records.records) == module.MAX_KEPT + 1
 
 
-def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
+async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
     """The failure is logged; the next record is tried again."""
 
     class Failing(MemoryRecords):
@@ -231,38 +202,32 @@ def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
                 raise Refused(Unavailable("the disk"))
             return await super().append(make)
 
-    async def main() -> None:
-        records = Failing()
-        orphans = Orphans("rt1", records, _lives, grace_s=60)
-        orphans.keep(_account("a"), lost=True)
-        await orphans.flush()
-        orphans.keep(_account("b"), lost=True)
-        await orphans.flush()
-        assert [record.request_id for record in records.records] == ["b"]
-
-    asyncio.run(main())
+    records = Failing()
+    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    orphans.keep(_account("a"), lost=True)
+    await orphans.flush()
+    orphans.keep(_account("b"), lost=True)
+    await orphans.flush()
+    assert [record.request_id for record in records.records] == ["b"]
 
 
-def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_path: Path) -> None:
+async def test_records_are_shipped_as_a_batch_that_the_control_plane_takes(tmp_path: Path) -> None:
     """Spooled, then posted: the body decodes as a RequestBatch, strictly."""
     posted: list[RequestRecord] = []
 
-    async def main() -> None:
-        done = asyncio.Event()
+    done = asyncio.Event()
 
-        async def post(payloads: Sequence[bytes]) -> None:
-            posted.extend(decode(encode(batch_of(payloads)), RequestBatch).records)
-            if len(posted) == 3:
-                done.set()
+    async def post(payloads: Sequence[bytes]) -> None:
+        posted.extend(decode(encode(batch_of(payloads)), RequestBatch).records)
+        if len(posted) == 3:
+            done.set()
 
-        async with orphanage(tmp_path, "rt1", post) as orphans:
-            for name in "abc":
-                orphans.keep(_account(name), lost=True)
-            await orphans.flush()
-            async with asyncio.timeout(30):
-                await done.wait()
-
-    asyncio.run(main())
+    async with orphanage(tmp_path, "rt1", post) as orphans:
+        for name in "abc":
+            orphans.keep(_account(name), lost=True)
+        await orphans.flush()
+        async with asyncio.timeout(30):
+            await done.wait()
     assert [record.sequence for record in posted] == [1, 2, 3]
     assert {record.source for record in posted} == {"rt1"}
 
@@ -288,15 +253,12 @@ def test_what_could_not_be_shipped_is_left_for_whoever_recovers_it(tmp_path: Pat
     assert recovered == ["a"]
 
 
-def test_without_orphans_nothing_is_written(tmp_path: Path) -> None:
+async def test_without_orphans_nothing_is_written(tmp_path: Path) -> None:
     """Most replicas never lose an activator: no directory, no thread."""
 
     async def post(_: Sequence[bytes]) -> None:
         raise AssertionError
 
-    async def main() -> None:
-        async with orphanage(tmp_path, "rt1", post):
-            pass
-
-    asyncio.run(main())
+    async with orphanage(tmp_path, "rt1", post):
+        pass
     assert list(tmp_path.iterdir()) == []

@@ -29,61 +29,50 @@ def meter_of(tmp_path: Path) -> Phase:
     return decode_meter(path.read_bytes()).phase
 
 
-def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
+async def test_a_bound_standby_is_a_runtime(tmp_path: Path) -> None:
     """It is ready, idle, says whose it is, and refuses another version."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path)
-        assert meter_of(tmp_path) is Phase.STANDBY
-        bound = await replica.bind(BIND)
-        assert (bound.runtime_id, bound.max_streams, len(bound.spans)) == ("rt1", 8, 3)
-        assert meter_of(tmp_path) is Phase.IDLE
-        report = replica.report()
-        assert (report.state, report.tenant, report.version, report.leases) == (
-            RuntimeState.READY, "acme", BIND.version, 1
-        )  # fmt: skip
-        with pytest.raises(Refused) as caught:
-            await replica.bind(BIND)
-        assert isinstance(caught.value.failure, Conflict)
-        assert replica.state is RuntimeState.READY
-        await replica.close()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path)
+    assert meter_of(tmp_path) is Phase.STANDBY
+    bound = await replica.bind(BIND)
+    assert (bound.runtime_id, bound.max_streams, len(bound.spans)) == ("rt1", 8, 3)
+    assert meter_of(tmp_path) is Phase.IDLE
+    report = replica.report()
+    assert (report.state, report.tenant, report.version, report.leases) == (
+        RuntimeState.READY, "acme", BIND.version, 1
+    )  # fmt: skip
+    with pytest.raises(Refused) as caught:
+        await replica.bind(BIND)
+    assert isinstance(caught.value.failure, Conflict)
+    assert replica.state is RuntimeState.READY
+    await replica.close()
 
 
 @pytest.mark.parametrize("failure", [ChunkMissing("ab"), ArtifactRejected("config.json", "no")])
-def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> None:
+async def test_a_failed_restore_is_the_end(tmp_path: Path, failure: Failure) -> None:
     """The caller learns why; the process serves nobody afterwards, and may end."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path, failure=failure)
-        with pytest.raises(Refused) as caught:
-            await replica.bind(BIND)
-        assert caught.value.failure == failure
-        assert replica.failure == failure
-        assert replica.over.is_set()
-        with pytest.raises(Refused) as caught:
-            replica.serving()
-        assert caught.value.failure == failure
-        with pytest.raises(Refused):
-            await replica.bind(BIND)
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, failure=failure)
+    with pytest.raises(Refused) as caught:
+        await replica.bind(BIND)
+    assert caught.value.failure == failure
+    assert replica.failure == failure
+    assert replica.over.is_set()
+    with pytest.raises(Refused) as caught:
+        replica.serving()
+    assert caught.value.failure == failure
+    with pytest.raises(Refused):
+        await replica.bind(BIND)
 
 
-def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
+async def test_a_defect_in_a_restore_is_the_end_too(tmp_path: Path) -> None:
     """Whatever it raises."""
 
     def explode(_: Bind, __: Wiring) -> Serving:
         raise RuntimeError("defect")
 
-    async def main() -> None:
-        replica = replica_of(tmp_path, Work(explode, _no_gate, _no_seal))
-        with pytest.raises(RuntimeError):
-            await replica.bind(BIND)
-        assert replica.failure == Internal()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, Work(explode, _no_gate, _no_seal))
+    with pytest.raises(RuntimeError):
+        await replica.bind(BIND)
+    assert replica.failure == Internal()
 
 
 def _no_gate(_: GateJob) -> GateFacts:
@@ -94,7 +83,7 @@ def _no_seal(_: SealJob) -> SealAttestation:
     raise Refused(ArtifactRejected("config.json", "no"))
 
 
-def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
+async def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
     """The restore may hang in the weight cache: whoever waits for it does not, and the process may end."""
     stuck, inside = threading.Event(), threading.Event()
 
@@ -103,127 +92,105 @@ def test_a_drain_during_a_restore_answers_at_once(tmp_path: Path) -> None:
         stuck.wait(20)
         raise Refused(Internal())
 
-    async def main() -> None:
-        replica = replica_of(tmp_path, Work(hang, _no_gate, _no_seal))
-        binding = asyncio.create_task(replica.bind(BIND))
-        await asyncio.to_thread(inside.wait, 20)
-        replica.drain()
-        with pytest.raises(Refused) as caught:
-            await asyncio.wait_for(binding, 5)
-        assert isinstance(caught.value.failure, Unavailable)
-        assert replica.over.is_set()
-        assert replica.failure is None, "being told to end is no failure"
-        stuck.set()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, Work(hang, _no_gate, _no_seal))
+    binding = asyncio.create_task(replica.bind(BIND))
+    await asyncio.to_thread(inside.wait, 20)
+    replica.drain()
+    with pytest.raises(Refused) as caught:
+        await asyncio.wait_for(binding, 5)
+    assert isinstance(caught.value.failure, Unavailable)
+    assert replica.over.is_set()
+    assert replica.failure is None, "being told to end is no failure"
+    stuck.set()
 
 
-def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_path: Path) -> None:
+async def test_who_sleeps_gives_its_time_back_and_wakes_to_its_own_version(tmp_path: Path) -> None:
     """Asleep it is no cost of its tenant's, keeps its lease alone, and takes no request and no other version."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path)
-        await replica.bind(BIND)
+    replica = replica_of(tmp_path)
+    await replica.bind(BIND)
+    await replica.sleep()
+    assert replica.state is RuntimeState.ASLEEP
+    assert meter_of(tmp_path) is Phase.STANDBY
+    report = replica.report()
+    assert (report.state, report.version, report.leases, report.kv_blocks_total) == (
+        RuntimeState.ASLEEP, BIND.version, 1, 0
+    )  # fmt: skip
+    with pytest.raises(Refused) as caught:
+        replica.serving()
+    assert isinstance(caught.value.failure, Unavailable)
+    with pytest.raises(Refused) as caught:
         await replica.sleep()
-        assert replica.state is RuntimeState.ASLEEP
-        assert meter_of(tmp_path) is Phase.STANDBY
-        report = replica.report()
-        assert (report.state, report.version, report.leases, report.kv_blocks_total) == (
-            RuntimeState.ASLEEP, BIND.version, 1, 0
-        )  # fmt: skip
+    assert isinstance(caught.value.failure, Conflict)
+    for other in ({"tenant": "other"}, {"model": "other"}, {"version": "f" * 64}):
         with pytest.raises(Refused) as caught:
-            replica.serving()
-        assert isinstance(caught.value.failure, Unavailable)
-        with pytest.raises(Refused) as caught:
-            await replica.sleep()
+            await replica.wake(msgspec.structs.replace(BIND, **other))
         assert isinstance(caught.value.failure, Conflict)
-        for other in ({"tenant": "other"}, {"model": "other"}, {"version": "f" * 64}):
-            with pytest.raises(Refused) as caught:
-                await replica.wake(msgspec.structs.replace(BIND, **other))
-            assert isinstance(caught.value.failure, Conflict)
-        bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9"))
-        assert (bound.max_streams, bound.bytes_by_tier) == (8, {})
-        assert meter_of(tmp_path) is Phase.IDLE
-        assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
-        assert replica.serving()[0].bind.device_class == BIND.device_class
-        await replica.close()
-
-    asyncio.run(main())
+    bound = await replica.wake(msgspec.structs.replace(BIND, device_class="cpu-9"))
+    assert (bound.max_streams, bound.bytes_by_tier) == (8, {})
+    assert meter_of(tmp_path) is Phase.IDLE
+    assert replica.report().device_class == BIND.device_class, "a life is billed by one class"
+    assert replica.serving()[0].bind.device_class == BIND.device_class
+    await replica.close()
 
 
-def test_who_is_busy_or_unproven_does_not_sleep(tmp_path: Path) -> None:
+async def test_who_is_busy_or_unproven_does_not_sleep(tmp_path: Path) -> None:
     """It serves on as if it had not been asked."""
-
-    async def main() -> None:
-        engine = ScriptedEngine(saying("hello"), paced=True)
-        replica = replica_of(tmp_path, fake_work(engine))
-        await replica.bind(BIND)
-        serving, streams = replica.serving()
-        body = b'{"prompt": "Once", "max_tokens": 3}'
-        prepared = await serving.prepare("/v1/completions", body, "r", 0)
-        stream = streams.open(prepared.request)
-        with pytest.raises(Refused) as caught:
-            await replica.sleep()
-        assert isinstance(caught.value.failure, Conflict)
-        assert replica.state is RuntimeState.READY
-        stream.stop()
-        engine.free_running()
-        await replica.close()
-
-    asyncio.run(main())
+    engine = ScriptedEngine(saying("hello"), paced=True)
+    replica = replica_of(tmp_path, fake_work(engine))
+    await replica.bind(BIND)
+    serving, streams = replica.serving()
+    body = b'{"prompt": "Once", "max_tokens": 3}'
+    prepared = await serving.prepare("/v1/completions", body, "r", 0)
+    stream = streams.open(prepared.request)
+    with pytest.raises(Refused) as caught:
+        await replica.sleep()
+    assert isinstance(caught.value.failure, Conflict)
+    assert replica.state is RuntimeState.READY
+    stream.stop()
+    engine.free_running()
+    await replica.close()
 
 
-def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
+async def test_a_wake_that_fails_is_the_end(tmp_path: Path) -> None:
     """Whoever asked is told why; nothing is served, and the process may end."""
 
     def lost(request: Bind, wiring: Wiring) -> Serving:
         raise Refused(ChunkMissing("ab"))
 
-    async def main() -> None:
-        replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), again=lost))
-        await replica.bind(BIND)
-        await replica.sleep()
-        with pytest.raises(Refused) as caught:
-            await replica.wake(BIND)
-        assert caught.value.failure == ChunkMissing("ab")
-        assert replica.failure == ChunkMissing("ab")
-        assert replica.over.is_set()
-        await replica.close()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, fake_work(ScriptedEngine(saying("hello")), again=lost))
+    await replica.bind(BIND)
+    await replica.sleep()
+    with pytest.raises(Refused) as caught:
+        await replica.wake(BIND)
+    assert caught.value.failure == ChunkMissing("ab")
+    assert replica.failure == ChunkMissing("ab")
+    assert replica.over.is_set()
+    await replica.close()
 
 
-def test_a_sleeper_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
+async def test_a_sleeper_that_is_told_to_end_ends_at_once(tmp_path: Path) -> None:
     """Nothing is in flight."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path)
-        await replica.bind(BIND)
-        await replica.sleep()
-        replica.drain()
-        assert replica.over.is_set()
-        assert replica.failure is None
-        await replica.close()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path)
+    await replica.bind(BIND)
+    await replica.sleep()
+    replica.drain()
+    assert replica.over.is_set()
+    assert replica.failure is None
+    await replica.close()
 
 
-def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
+async def test_a_gate_leaves_the_standby_as_it_was(tmp_path: Path) -> None:
     """It holds nothing of a tenant: it can still take any version."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
-        for _ in range(2):
-            with pytest.raises(Refused):
-                await replica.gate(GateJob(config_json="{}", tensors={}))
-        assert replica.state is RuntimeState.STANDBY
-        await replica.bind(BIND)
-        await replica.close()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await replica.gate(GateJob(config_json="{}", tensors={}))
+    assert replica.state is RuntimeState.STANDBY
+    await replica.bind(BIND)
+    await replica.close()
 
 
-def test_standby_says_that_it_judges(tmp_path: Path) -> None:
+async def test_standby_says_that_it_judges(tmp_path: Path) -> None:
     """A control plane that takes over must not take it for one that waits: nobody bounds that gate any more, and a
     version that is bound to it would wait for the gate's end.
     """
@@ -234,21 +201,18 @@ def test_standby_says_that_it_judges(tmp_path: Path) -> None:
         may_end.wait(60)
         return _no_gate(job)
 
-    async def main() -> None:
-        replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, gate, _no_seal))
-        judging = asyncio.create_task(replica.gate(GateJob(config_json="{}", tensors={})))
-        await asyncio.to_thread(began.wait)
-        assert replica.report().state is RuntimeState.RESTORING
-        may_end.set()
-        with pytest.raises(Refused):
-            await judging
-        assert replica.report().state is RuntimeState.STANDBY
-        await replica.close()
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, gate, _no_seal))
+    judging = asyncio.create_task(replica.gate(GateJob(config_json="{}", tensors={})))
+    await asyncio.to_thread(began.wait)
+    assert replica.report().state is RuntimeState.RESTORING
+    may_end.set()
+    with pytest.raises(Refused):
+        await judging
+    assert replica.report().state is RuntimeState.STANDBY
+    await replica.close()
 
 
-def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> None:
+async def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> None:
     """A bind waits for a step of its warm-up: by then the standby is somebody's."""
     began, may_end = threading.Event(), threading.Event()
 
@@ -256,56 +220,45 @@ def test_standby_says_that_it_has_an_order_that_waits(tmp_path: Path) -> None:
         began.set()
         may_end.wait(60)
 
-    async def main() -> None:
-        work = fake_work(ScriptedEngine(saying("x")))
-        replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, warm_up=(step,)))
-        warming = asyncio.create_task(replica.warm_up(0.0))
-        await asyncio.to_thread(began.wait)
-        assert replica.report().state is RuntimeState.STANDBY
-        binding = asyncio.create_task(replica.bind(BIND))
-        await asyncio.sleep(0)
-        assert replica.report().state is RuntimeState.RESTORING
-        may_end.set()
-        await binding
-        assert replica.report().state is RuntimeState.READY
-        await warming
-        await replica.close()
-
-    asyncio.run(main())
+    work = fake_work(ScriptedEngine(saying("x")))
+    replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, warm_up=(step,)))
+    warming = asyncio.create_task(replica.warm_up(0.0))
+    await asyncio.to_thread(began.wait)
+    assert replica.report().state is RuntimeState.STANDBY
+    binding = asyncio.create_task(replica.bind(BIND))
+    await asyncio.sleep(0)
+    assert replica.report().state is RuntimeState.RESTORING
+    may_end.set()
+    await binding
+    assert replica.report().state is RuntimeState.READY
+    await warming
+    await replica.close()
 
 
-def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
+async def test_a_seal_uses_the_standby_up(tmp_path: Path) -> None:
     """It has held a tenant's bytes: whatever came of the job, no version is taken after it."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
-        with pytest.raises(Refused):
-            await replica.seal(SealJob(tenant="acme", version="ab" * 32))
-        assert replica.over.is_set()
-        assert replica.state is RuntimeState.DRAINING
-        with pytest.raises(Refused):
-            await replica.bind(BIND)
-        assert meter_of(tmp_path) is Phase.STANDBY, "the platform's cost"
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path, Work(fake_work(ScriptedEngine(saying("x"))).restore, _no_gate, _no_seal))
+    with pytest.raises(Refused):
+        await replica.seal(SealJob(tenant="acme", version="ab" * 32))
+    assert replica.over.is_set()
+    assert replica.state is RuntimeState.DRAINING
+    with pytest.raises(Refused):
+        await replica.bind(BIND)
+    assert meter_of(tmp_path) is Phase.STANDBY, "the platform's cost"
 
 
-def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
+async def test_a_parked_standby_drains_at_once(tmp_path: Path) -> None:
     """There is nothing to finish. Repeating it changes nothing."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path)
-        replica.drain()
-        replica.drain()
-        assert replica.over.is_set()
-        with pytest.raises(Refused):
-            await replica.bind(BIND)
-
-    asyncio.run(main())
+    replica = replica_of(tmp_path)
+    replica.drain()
+    replica.drain()
+    assert replica.over.is_set()
+    with pytest.raises(Refused):
+        await replica.bind(BIND)
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_damaged_memory(tmp_path: Path, copied: bool) -> None:
+async def test_damaged_memory(tmp_path: Path, copied: bool) -> None:
     """Who computes over it has failed; who computes over copies on a device drains. A standby has none."""
     plain = fake_work(ScriptedEngine(saying("hello")))
 
@@ -315,22 +268,19 @@ def test_damaged_memory(tmp_path: Path, copied: bool) -> None:
         assert served.kept is not None
         return replace(served, kept=replace(served.kept, copied=copied))
 
-    async def main() -> None:
-        replica = replica_of(tmp_path, replace(plain, restore=restore))
-        with pytest.raises(Refused) as caught:
-            replica.condemn()
-        assert isinstance(caught.value.failure, Conflict)
-        await replica.bind(BIND)
+    replica = replica_of(tmp_path, replace(plain, restore=restore))
+    with pytest.raises(Refused) as caught:
         replica.condemn()
-        assert replica.state is (RuntimeState.DRAINING if copied else RuntimeState.FAILED)
-        assert replica.failure == (None if copied else WeightsDamaged(BIND.version))
-        assert replica.over.is_set(), "it has nothing to finish"
-        await replica.close()
+    assert isinstance(caught.value.failure, Conflict)
+    await replica.bind(BIND)
+    replica.condemn()
+    assert replica.state is (RuntimeState.DRAINING if copied else RuntimeState.FAILED)
+    assert replica.failure == (None if copied else WeightsDamaged(BIND.version))
+    assert replica.over.is_set(), "it has nothing to finish"
+    await replica.close()
 
-    asyncio.run(main())
 
-
-def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
+async def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
     """A bind waits for the step that runs; the steps after it do not happen."""
     inside, go_on = threading.Event(), threading.Event()
     done: list[str] = []
@@ -343,53 +293,43 @@ def test_a_warm_up_yields_to_a_bind(tmp_path: Path) -> None:
     def second() -> None:
         done.append("second")
 
-    async def main() -> None:
-        restore = fake_work(ScriptedEngine(saying("x"))).restore
-        replica = replica_of(tmp_path, Work(restore, _no_gate, _no_seal, (first, second)))
-        warming = asyncio.create_task(replica.warm_up(0))
-        await asyncio.to_thread(inside.wait, 20)
-        binding = asyncio.create_task(replica.bind(BIND))
-        await asyncio.sleep(0)
-        go_on.set()
-        await asyncio.wait_for(asyncio.gather(binding, warming), 20)
-        assert done == ["first"]
-        assert replica.state is RuntimeState.READY
-        await replica.close()
-
-    asyncio.run(main())
+    restore = fake_work(ScriptedEngine(saying("x"))).restore
+    replica = replica_of(tmp_path, Work(restore, _no_gate, _no_seal, (first, second)))
+    warming = asyncio.create_task(replica.warm_up(0))
+    await asyncio.to_thread(inside.wait, 20)
+    binding = asyncio.create_task(replica.bind(BIND))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(binding, warming), 20)
+    assert done == ["first"]
+    assert replica.state is RuntimeState.READY
+    await replica.close()
 
 
-def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -> None:
+async def test_a_warm_up_that_fails_costs_nothing_but_its_gain(tmp_path: Path) -> None:
     """The standby stays one."""
 
     def explode() -> None:
         raise RuntimeError("defect")
 
-    async def main() -> None:
-        work = fake_work(ScriptedEngine(saying("x")))
-        replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, (explode, explode)))
-        await replica.warm_up(0)
-        assert replica.state is RuntimeState.STANDBY
-        await replica.bind(BIND)
-        await replica.close()
-
-    asyncio.run(main())
+    work = fake_work(ScriptedEngine(saying("x")))
+    replica = replica_of(tmp_path, Work(work.restore, _no_gate, _no_seal, (explode, explode)))
+    await replica.warm_up(0)
+    assert replica.state is RuntimeState.STANDBY
+    await replica.bind(BIND)
+    await replica.close()
 
 
 @pytest.mark.parametrize("state", list(RuntimeState))
 @pytest.mark.parametrize("to", list(RuntimeState))
-def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeState, to: RuntimeState) -> None:
+async def test_illegal_moves_raise_and_change_nothing(tmp_path: Path, state: RuntimeState, to: RuntimeState) -> None:
     """The table is the life."""
-
-    async def main() -> None:
-        replica = replica_of(tmp_path)
-        replica._state = state
-        if to in MOVES[state]:
+    replica = replica_of(tmp_path)
+    replica._state = state
+    if to in MOVES[state]:
+        replica._move(to)
+        assert replica.state is to
+    else:
+        with pytest.raises(Refused):
             replica._move(to)
-            assert replica.state is to
-        else:
-            with pytest.raises(Refused):
-                replica._move(to)
-            assert replica.state is state
-
-    asyncio.run(main())
+        assert replica.state is state

@@ -24,7 +24,6 @@ from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import CODEC, Bench, saying
 from tests.runtime.looking import Hanging, Looking, Skipping
 from tests.runtime.scenes import data_of, events_of, failure_of, play
-from tests.virtual_loop import run_virtually
 
 T = TypeVar("T")
 
@@ -266,30 +265,26 @@ class Away(ServiceClient):
         raise Refused(Unavailable("the filters"))
 
 
-def test_who_asks_says_how_long_it_waits() -> None:
+@pytest.mark.virtual_time
+async def test_who_asks_says_how_long_it_waits() -> None:
     """Of its time what is left with each try: what comes later nobody needs to look for."""
     away, question = Away(), Question(direction="output", rules=(), texts=("x",), whole=True)
 
-    async def scenario() -> None:
-        with pytest.raises(Refused, match="unavailable"):
-            await FilterProcess(away, asyncio.get_running_loop()).ask(question, 0.05)
-
-    run_virtually(scenario())
+    with pytest.raises(Refused, match="unavailable"):
+        await FilterProcess(away, asyncio.get_running_loop()).ask(question, 0.05)
     assert [int(each[DEADLINE]) for each in away.told] == pytest.approx([50, 30, 10], abs=1)
 
 
-def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
+@pytest.mark.virtual_time
+async def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
     """Not in those of the owner, who would wait behind all guests' texts."""
     away, question = Away(), Question(direction="output", rules=(), texts=("x",), whole=True)
 
-    async def scenario() -> None:
-        filters = FilterProcess(away, asyncio.get_running_loop())
-        filters.tenant = "acme"
-        for guest in ("", "other"):
-            with pytest.raises(Refused, match="unavailable"):
-                await filters.ask(question, 0.01, guest)
-
-    run_virtually(scenario())
+    filters = FilterProcess(away, asyncio.get_running_loop())
+    filters.tenant = "acme"
+    for guest in ("", "other"):
+        with pytest.raises(Refused, match="unavailable"):
+            await filters.ask(question, 0.01, guest)
     assert [each[TENANT] for each in away.told] == ["acme", "other"]
 
 
@@ -306,30 +301,27 @@ class Slow(Away):
         return Findings(looked=())
 
 
-def test_questions_of_one_tenant_wait_at_the_replica() -> None:
+@pytest.mark.virtual_time
+async def test_questions_of_one_tenant_wait_at_the_replica() -> None:
     """Not at the filters, which all tenants share: there AT_ONCE of them are at a time. They wait until their deadline,
     and another tenant's question does not wait behind them.
     """
-
-    async def scenario() -> None:
-        slow, question = Slow(), Question(direction="output", rules=(), texts=("x",), whole=True)
-        filters = FilterProcess(slow, asyncio.get_running_loop())
-        filters.tenant = "acme"
-        asking = [asyncio.create_task(filters.ask(question, 60.0, "guest")) for _ in range(64)]
-        late = asyncio.create_task(filters.ask(question, 0.5, "guest"))
-        await asyncio.sleep(0.4)
-        own = asyncio.create_task(filters.ask(question, 0.5))
-        with pytest.raises(Refused, match=r"0\.5 s"):
-            await late
-        assert Counter(each[TENANT] for each in slow.told) == {"guest": AT_ONCE, "acme": 1}
-        asking.pop(0).cancel()  # leaves its place to the next one
-        await asyncio.sleep(0.1)
-        assert len(slow.told) == 1 + AT_ONCE + 1
-        slow.may_answer.set()
-        assert await own == Findings(looked=())
-        assert await asyncio.gather(*asking) == [Findings(looked=())] * 63
-
-    run_virtually(scenario())
+    slow, question = Slow(), Question(direction="output", rules=(), texts=("x",), whole=True)
+    filters = FilterProcess(slow, asyncio.get_running_loop())
+    filters.tenant = "acme"
+    asking = [asyncio.create_task(filters.ask(question, 60.0, "guest")) for _ in range(64)]
+    late = asyncio.create_task(filters.ask(question, 0.5, "guest"))
+    await asyncio.sleep(0.4)
+    own = asyncio.create_task(filters.ask(question, 0.5))
+    with pytest.raises(Refused, match=r"0\.5 s"):
+        await late
+    assert Counter(each[TENANT] for each in slow.told) == {"guest": AT_ONCE, "acme": 1}
+    asking.pop(0).cancel()  # leaves its place to the next one
+    await asyncio.sleep(0.1)
+    assert len(slow.told) == 1 + AT_ONCE + 1
+    slow.may_answer.set()
+    assert await own == Findings(looked=())
+    assert await asyncio.gather(*asking) == [Findings(looked=())] * 63
 
 
 def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None:
@@ -373,21 +365,18 @@ def test_a_prompt_is_as_long_as_can_be_looked_at() -> None:
     assert looking.asked == []
 
 
-def test_an_answer_that_leaves_too_much_undecided() -> None:
+async def test_an_answer_that_leaves_too_much_undecided() -> None:
     """Is none: what a filter holds back is bounded."""
 
     class Undecided(Looking):
         async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
             return Findings(looked=(Looked(decided=0),))
 
-    async def main() -> None:
-        output = _screen(filters=Undecided()).output()
-        assert output is not None
-        assert (await output.push("a" * 60_000, last=False)).text == ""
-        await output.push("a" * 60_000, last=False)
-
+    output = _screen(filters=Undecided()).output()
+    assert output is not None
+    assert (await output.push("a" * 60_000, last=False)).text == ""
     with pytest.raises(Refused, match="filter_failed"):
-        asyncio.run(main())
+        await output.push("a" * 60_000, last=False)
 
 
 @pytest.mark.parametrize(

@@ -47,54 +47,43 @@ def _token(serial: str, number: int = 0) -> Event:
     return Generated(serial, number, Counts(1, 0, number, 0))
 
 
-def test_events_arrive_in_order_and_together() -> None:
+async def test_events_arrive_in_order_and_together() -> None:
     """What came while nobody looked is taken at once."""
-
-    async def main() -> None:
-        stream = Stream("s", lambda _: None)
-        events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
-        for event in events:
-            stream.offer(event)
-        assert await stream.take(0) == events
-        assert await stream.take(0) == []
-
-    asyncio.run(main())
+    stream = Stream("s", lambda _: None)
+    events = [_token("s", 1), _token("s", 2), Finished("s", "stop", Counts())]
+    for event in events:
+        stream.offer(event)
+    assert await stream.take(0) == events
+    assert await stream.take(0) == []
 
 
-def test_a_reader_that_waits_is_woken() -> None:
+async def test_a_reader_that_waits_is_woken() -> None:
     """By an event as by an abandonment."""
-
-    async def main() -> None:
-        stream = Stream("s", lambda _: None)
-        reader = asyncio.create_task(stream.take(10))
-        await asyncio.sleep(0)
-        stream.offer(_token("s"))
-        assert await reader == [_token("s")]
-        reader = asyncio.create_task(stream.take(10))
-        await asyncio.sleep(0)
-        stream.abandon(Internal())
-        with pytest.raises(Refused):
-            await reader
-
-    asyncio.run(main())
+    stream = Stream("s", lambda _: None)
+    reader = asyncio.create_task(stream.take(10))
+    await asyncio.sleep(0)
+    stream.offer(_token("s"))
+    assert await reader == [_token("s")]
+    reader = asyncio.create_task(stream.take(10))
+    await asyncio.sleep(0)
+    stream.abandon(Internal())
+    with pytest.raises(Refused):
+        await reader
 
 
-def test_the_first_reason_to_abandon_stands() -> None:
+async def test_the_first_reason_to_abandon_stands() -> None:
     """The engine is told once, at once; what waited is gone."""
     told: list[str] = []
 
-    async def main() -> None:
-        stream = Stream("s", told.append)
-        stream.offer(_token("s"))
-        stream.abandon(DeadlineExceeded(1.0, "generating"))
-        stream.abandon(Cancelled())
-        stream.offer(_token("s"))
-        with pytest.raises(Refused) as caught:
-            await stream.take(0)
-        assert caught.value.failure == DeadlineExceeded(1.0, "generating")
-        assert told == ["s"]
-
-    asyncio.run(main())
+    stream = Stream("s", told.append)
+    stream.offer(_token("s"))
+    stream.abandon(DeadlineExceeded(1.0, "generating"))
+    stream.abandon(Cancelled())
+    stream.offer(_token("s"))
+    with pytest.raises(Refused) as caught:
+        await stream.take(0)
+    assert caught.value.failure == DeadlineExceeded(1.0, "generating")
+    assert told == ["s"]
 
 
 def test_an_ended_request_is_not_cancelled() -> None:
@@ -107,99 +96,77 @@ def test_an_ended_request_is_not_cancelled() -> None:
     assert told == []
 
 
-def test_tokens_that_nobody_reads_are_bounded() -> None:
+async def test_tokens_that_nobody_reads_are_bounded() -> None:
     """One more than may wait ends the request, once the oldest has waited too long; its last event still counts as the
     engine's letting go.
     """
     told: list[str] = []
     clock = Clock()
 
-    async def main() -> None:
-        stream = Stream("s", told.append, max_tokens=3, now_s=clock)
-        for number in range(3):
-            stream.offer(_token("s", number))
-        clock.now_s += SLOW_S
-        reasons = [stream.abandoned]
-        stream.offer(_token("s", 3))
-        assert [*reasons, stream.abandoned] == [None, SlowReader(3)]
-        assert told == ["s"]
-        before = stream.released
-        stream.offer(interface.Cancelled("s", Counts()))
-        assert (before, stream.released) == (False, True)
-
-    asyncio.run(main())
+    stream = Stream("s", told.append, max_tokens=3, now_s=clock)
+    for number in range(3):
+        stream.offer(_token("s", number))
+    clock.now_s += SLOW_S
+    reasons = [stream.abandoned]
+    stream.offer(_token("s", 3))
+    assert [*reasons, stream.abandoned] == [None, SlowReader(3)]
+    assert told == ["s"]
+    before = stream.released
+    stream.offer(interface.Cancelled("s", Counts()))
+    assert (before, stream.released) == (False, True)
 
 
-def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
+async def test_reader_without_a_processor_for_a_moment_is_not_slow() -> None:
     """However many tokens a fast engine has made meanwhile. What it takes then begins its time anew."""
     clock = Clock()
 
-    async def main() -> None:
-        stream = Stream("s", lambda _: None, max_tokens=3, now_s=clock)
-        for _ in range(3):
-            for number in range(100):
-                stream.offer(_token("s", number))
-            clock.now_s += SLOW_S - 0.1
-            stream.offer(_token("s", 100))
-            assert len(await stream.take(0)) == 101
-
-    asyncio.run(main())
+    stream = Stream("s", lambda _: None, max_tokens=3, now_s=clock)
+    for _ in range(3):
+        for number in range(100):
+            stream.offer(_token("s", number))
+        clock.now_s += SLOW_S - 0.1
+        stream.offer(_token("s", 100))
+        assert len(await stream.take(0)) == 101
 
 
-def test_a_last_event_always_has_room() -> None:
+async def test_a_last_event_always_has_room() -> None:
     """A reader that is three tokens behind still learns how it ended."""
-
-    async def main() -> None:
-        stream = Stream("s", lambda _: None, max_tokens=1)
-        stream.offer(_token("s"))
-        stream.offer(Finished("s", "stop", Counts()))
-        assert len(await stream.take(0)) == 2
-
-    asyncio.run(main())
+    stream = Stream("s", lambda _: None, max_tokens=1)
+    stream.offer(_token("s"))
+    stream.offer(Finished("s", "stop", Counts()))
+    assert len(await stream.take(0)) == 2
 
 
-def test_a_refusal_opens_nothing() -> None:
+async def test_a_refusal_opens_nothing() -> None:
     """What the engine does not take leaves no trace."""
-
-    async def main() -> None:
-        streams = Streams(Inbox(Overloaded("x", 1, 1.0)))
-        with pytest.raises(Refused):
-            streams.open(REQUEST)
-        assert len(streams) == 0
-        streams.check_integrity()
-
-    asyncio.run(main())
+    streams = Streams(Inbox(Overloaded("x", 1, 1.0)))
+    with pytest.raises(Refused):
+        streams.open(REQUEST)
+    assert len(streams) == 0
+    streams.check_integrity()
 
 
-def test_the_same_request_twice_is_two_streams() -> None:
+async def test_the_same_request_twice_is_two_streams() -> None:
     """Each under a serial of its own."""
-
-    async def main() -> None:
-        inbox = Inbox()
-        streams = Streams(inbox)
-        first, second = streams.open(REQUEST), streams.open(REQUEST)
-        assert first.serial != second.serial
-        streams.dispatch([_token(second.serial)])
-        assert await first.take(0) == []
-        assert await second.take(0) == [_token(second.serial)]
-
-    asyncio.run(main())
+    inbox = Inbox()
+    streams = Streams(inbox)
+    first, second = streams.open(REQUEST), streams.open(REQUEST)
+    assert first.serial != second.serial
+    streams.dispatch([_token(second.serial)])
+    assert await first.take(0) == []
+    assert await second.take(0) == [_token(second.serial)]
 
 
-def test_the_end_of_the_engine_is_everyones() -> None:
+async def test_the_end_of_the_engine_is_everyones() -> None:
     """Every stream learns it, and the replica counts as empty."""
-
-    async def main() -> None:
-        inbox = Inbox()
-        streams = Streams(inbox)
-        stream = streams.open(REQUEST)
-        streams.end_all(Internal())
-        assert stream.abandoned == Internal()
-        assert inbox.cancelled == [], "there is nobody to tell"
-        async with asyncio.timeout(30):
-            await streams.emptied()
-
-    asyncio.run(main())
+    inbox = Inbox()
+    streams = Streams(inbox)
+    stream = streams.open(REQUEST)
+    streams.end_all(Internal())
+    assert stream.abandoned == Internal()
+    assert inbox.cancelled == [], "there is nobody to tell"
+    async with asyncio.timeout(30):
+        await streams.emptied()
 
 
 steps = st.lists(
@@ -209,36 +176,32 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
+async def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
     """After any sequence of events, streams are there from `open` to the engine's last event and no longer."""
-
-    async def main() -> None:
-        inbox = Inbox()
-        streams = Streams(inbox, max_tokens=4)
-        live: dict[str, Stream] = {}
-        for action, which in actions:
-            serial = list(live)[which % len(live)] if live else "nobody"
-            match action:
-                case "open":
-                    stream = streams.open(REQUEST)
-                    live[stream.serial] = stream
-                case "token":
-                    streams.dispatch([_token(serial)])
-                case "finish":
-                    streams.dispatch([_token(serial), Finished(serial, "stop", Counts())])
-                    live.pop(serial, None)
-                case "fail":
-                    streams.dispatch([Failed(serial, Internal(), Counts())])
-                    live.pop(serial, None)
-                case "cancelled":
-                    streams.dispatch([interface.Cancelled(serial, Counts())])
-                    live.pop(serial, None)
-                case "abandon" if live:
-                    live[serial].abandon(Cancelled())
-                    assert serial in inbox.cancelled
-                case _:
-                    streams.dispatch([_token("a stranger")])
-            streams.check_integrity()
-            assert len(streams) == len(live)
-
-    asyncio.run(main())
+    inbox = Inbox()
+    streams = Streams(inbox, max_tokens=4)
+    live: dict[str, Stream] = {}
+    for action, which in actions:
+        serial = list(live)[which % len(live)] if live else "nobody"
+        match action:
+            case "open":
+                stream = streams.open(REQUEST)
+                live[stream.serial] = stream
+            case "token":
+                streams.dispatch([_token(serial)])
+            case "finish":
+                streams.dispatch([_token(serial), Finished(serial, "stop", Counts())])
+                live.pop(serial, None)
+            case "fail":
+                streams.dispatch([Failed(serial, Internal(), Counts())])
+                live.pop(serial, None)
+            case "cancelled":
+                streams.dispatch([interface.Cancelled(serial, Counts())])
+                live.pop(serial, None)
+            case "abandon" if live:
+                live[serial].abandon(Cancelled())
+                assert serial in inbox.cancelled
+            case _:
+                streams.dispatch([_token("a stranger")])
+        streams.check_integrity()
+        assert len(streams) == len(live)

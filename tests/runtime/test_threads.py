@@ -30,7 +30,7 @@ def test_its_exception_is_the_callers() -> None:
         asyncio.run(run_in_thread("t", work))
 
 
-def test_a_caller_that_gives_up_does_not_wait() -> None:
+async def test_a_caller_that_gives_up_does_not_wait() -> None:
     """Neither does the end of the loop; what comes late is dropped."""
     release, ended = threading.Event(), threading.Event()
 
@@ -38,12 +38,9 @@ def test_a_caller_that_gives_up_does_not_wait() -> None:
         release.wait(20)
         ended.set()
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await run_in_thread("t", work)
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await run_in_thread("t", work)
     assert not ended.is_set()
     release.set()
     assert ended.wait(20)

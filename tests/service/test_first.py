@@ -9,7 +9,6 @@ import pytest
 from contracts.errors import Refused
 from contracts.traffic_errors import Cancelled
 from service.first import first, while_asked
-from tests.virtual_loop import run_virtually
 
 
 class Work:
@@ -29,79 +28,65 @@ class Work:
             self.is_gone = True
 
 
-def test_the_others_are_gone() -> None:
+@pytest.mark.virtual_time
+async def test_the_others_are_gone() -> None:
     """Once it returns, also one that takes its time."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
-        assert await first(slow.do(), quick.do()) == (False, True)
-        assert slow.is_gone
-        assert loop.time() == pytest.approx(3.0)
-
-    run_virtually(main())
+    loop = asyncio.get_running_loop()
+    slow, quick = Work(60.0, goes_s=2.0), Work(1.0)
+    assert await first(slow.do(), quick.do()) == (False, True)
+    assert slow.is_gone
+    assert loop.time() == pytest.approx(3.0)
 
 
-def test_two_at_once() -> None:
+@pytest.mark.virtual_time
+async def test_two_at_once() -> None:
     """Both came to their ends."""
-
-    async def main() -> None:
-        assert await first(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
-
-    run_virtually(main())
+    assert await first(asyncio.sleep(1.0), asyncio.sleep(1.0)) == (True, True)
 
 
-def test_what_one_raises() -> None:
+@pytest.mark.virtual_time
+async def test_what_one_raises() -> None:
     """Is raised, and the other is gone."""
 
     async def fails() -> None:
         await asyncio.sleep(1.0)
         raise OSError("away")
 
-    async def main() -> None:
-        other = Work(60.0)
-        with pytest.raises(OSError, match="away"):
-            await first(other.do(), fails())
-        assert other.is_gone
-
-    run_virtually(main())
+    other = Work(60.0)
+    with pytest.raises(OSError, match="away"):
+        await first(other.do(), fails())
+    assert other.is_gone
 
 
-def test_who_waits_is_cut() -> None:
+@pytest.mark.virtual_time
+async def test_who_waits_is_cut() -> None:
     """With both."""
-
-    async def main() -> None:
-        one, two = Work(60.0), Work(60.0, goes_s=1.0)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5.0):
-                await first(one.do(), two.do())
-        assert one.is_gone
-        assert two.is_gone
-
-    run_virtually(main())
+    one, two = Work(60.0), Work(60.0, goes_s=1.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5.0):
+            await first(one.do(), two.do())
+    assert one.is_gone
+    assert two.is_gone
 
 
-def test_work_ends_with_whoever_asked_for_it() -> None:
+@pytest.mark.virtual_time
+async def test_work_ends_with_whoever_asked_for_it() -> None:
     """A client that leaves cancels what is done for it; one that waits gets the result, or what was raised."""
+    left = asyncio.Event()
 
-    async def main() -> None:
-        left = asyncio.Event()
+    async def receive() -> MutableMapping[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
 
-        async def receive() -> MutableMapping[str, Any]:
-            await left.wait()
-            return {"type": "http.disconnect"}
+    async def fail() -> None:
+        raise KeyError("x")
 
-        async def fail() -> None:
-            raise KeyError("x")
-
-        assert await while_asked(receive, asyncio.sleep(5, "done")) == "done"
-        with pytest.raises(KeyError):
-            await while_asked(receive, fail())
-        work = Work(3600.0, goes_s=1.0)
-        asyncio.get_running_loop().call_later(2, left.set)
-        with pytest.raises(Refused) as refused:
-            await while_asked(receive, work.do())
-        assert refused.value.failure == Cancelled()
-        assert work.is_gone
-
-    run_virtually(main())
+    assert await while_asked(receive, asyncio.sleep(5, "done")) == "done"
+    with pytest.raises(KeyError):
+        await while_asked(receive, fail())
+    work = Work(3600.0, goes_s=1.0)
+    asyncio.get_running_loop().call_later(2, left.set)
+    with pytest.raises(Refused) as refused:
+        await while_asked(receive, work.do())
+    assert refused.value.failure == Cancelled()
+    assert work.is_gone

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from starlette.types import Receive, Scope, Send
 
 from contracts.roles import Role
@@ -58,6 +57,7 @@ def asked(path: str, method: str = "GET") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
 
 
+@pytest.mark.uvloop
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -72,68 +72,55 @@ def asked(path: str, method: str = "GET") -> bytes:
         pytest.param(asked("/admin/v1/tenants"), 404, id="what is for callers with a key"),
     ],
 )
-def test_three_routes(sent: bytes, status: int) -> None:
+async def test_three_routes(sent: bytes, status: int) -> None:
     """Of an application that answers everything; and the connection ends with the answer."""
-
-    async def scenario() -> None:
-        async with served() as port:
-            head, _, body = (await told(port, sent + sent)).partition(b"\r\n\r\n")
-            assert head.startswith(f"HTTP/1.1 {status} ".encode())
-            assert b"connection: close" in head
-            assert body == (b"here" if status == 200 else b"")  # once
-
-    uvloop.run(scenario())
+    async with served() as port:
+        head, _, body = (await told(port, sent + sent)).partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode())
+        assert b"connection: close" in head
+        assert body == (b"here" if status == 200 else b"")  # once
 
 
-def test_who_says_nothing_is_cut() -> None:
+@pytest.mark.uvloop
+async def test_who_says_nothing_is_cut() -> None:
     """Also who says half of it: the port is nobody's to hold."""
-
-    async def scenario() -> None:
-        async with served(life_s=0.2) as port:
-            assert await told(port, b"") == b""
-            assert await told(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
-
-    uvloop.run(scenario())
+    async with served(life_s=0.2) as port:
+        assert await told(port, b"") == b""
+        assert await told(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
 
 
-def test_so_many_at_once() -> None:
+@pytest.mark.uvloop
+async def test_so_many_at_once() -> None:
     """One too many is cut, and an answer comes again once one of them has left."""
-
-    async def scenario() -> None:
-        async with served(life_s=60.0) as port:
-            held = [await asyncio.open_connection(PLACE[0], port) for _ in range(health_port.MAX_CONNECTIONS)]
-            assert await told(port, asked("/healthz")) == b""
-            held.pop()[1].close()
-            async with asyncio.timeout(30):
-                while not (await told(port, asked("/healthz"))).startswith(b"HTTP/1.1 200"):
-                    await asyncio.sleep(0)
-            for _, writer in held:
-                writer.close()
-
-    uvloop.run(scenario())
+    async with served(life_s=60.0) as port:
+        held = [await asyncio.open_connection(PLACE[0], port) for _ in range(health_port.MAX_CONNECTIONS)]
+        assert await told(port, asked("/healthz")) == b""
+        held.pop()[1].close()
+        async with asyncio.timeout(30):
+            while not (await told(port, asked("/healthz"))).startswith(b"HTTP/1.1 200"):
+                await asyncio.sleep(0)
+        for _, writer in held:
+            writer.close()
 
 
-def test_beside_the_socket(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_beside_the_socket(tmp_path: Path) -> None:
     """A process that is told a place is asked there, and needs no certificate for it."""
-
-    async def scenario() -> None:
-        with socket.socket() as free:
-            free.bind(PLACE)
-            port = free.getsockname()[1]
-        between, stop = Between(health=(PLACE[0], port)), asyncio.Event()
-        with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
-            async with open_inner(directory, between, Role.SNAPSHOTTER) as inner:
-                with pytest.raises(BadSetting, match=f"KELVIN_HEALTH_LISTEN={PLACE[0]}:{port}: can't be listened on"):
-                    async with open_inner(directory, between, Role.SNAPSHOTTER):
-                        pass
-                serving = asyncio.create_task(inner.serve(app, directory.listen("x.sock"), {}, stop, 1))
-                assert (await told(port, asked("/readyz"))).endswith(b"here")
-                stop.set()
-                await serving
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection(PLACE[0], port)
-
-    uvloop.run(scenario())
+    with socket.socket() as free:
+        free.bind(PLACE)
+        port = free.getsockname()[1]
+    between, stop = Between(health=(PLACE[0], port)), asyncio.Event()
+    with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
+        async with open_inner(directory, between, Role.SNAPSHOTTER) as inner:
+            with pytest.raises(BadSetting, match=f"KELVIN_HEALTH_LISTEN={PLACE[0]}:{port}: can't be listened on"):
+                async with open_inner(directory, between, Role.SNAPSHOTTER):
+                    pass
+            serving = asyncio.create_task(inner.serve(app, directory.listen("x.sock"), {}, stop, 1))
+            assert (await told(port, asked("/readyz"))).endswith(b"here")
+            stop.set()
+            await serving
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(PLACE[0], port)
 
 
 def test_setting() -> None:

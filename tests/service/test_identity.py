@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-import uvloop
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -67,18 +66,16 @@ def plainly(pair: Pair | None, tmp_path: Path) -> ssl.SSLContext:
     return made
 
 
-def test_two_that_belong_together(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_two_that_belong_together(tmp_path: Path) -> None:
     """The one hears that the other knows its role."""
-
-    async def scenario() -> None:
-        control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-        activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-        async with saying_roles(control.server()) as port:
-            assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
-
-    uvloop.run(scenario())
+    control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    async with saying_roles(control.server()) as port:
+        assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
 
 
+@pytest.mark.uvloop
 @pytest.mark.parametrize(
     "shown",
     [
@@ -95,68 +92,59 @@ def test_two_that_belong_together(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_client_that_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
+async def test_a_client_that_is_refused(shown: Callable[[], Pair | None], tmp_path: Path) -> None:
     """It hears nothing. With a good certificate the same client does."""
-
-    async def scenario() -> None:
-        control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-        async with saying_roles(control.server()) as port:
-            assert await heard(port, plainly(shown(), tmp_path)) == ""
-            assert await heard(port, plainly(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
-
-    uvloop.run(scenario())
+    control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    async with saying_roles(control.server()) as port:
+        assert await heard(port, plainly(shown(), tmp_path)) == ""
+        assert await heard(port, plainly(ONE.of(Role.RUNTIME), tmp_path)) == "runtime"
 
 
+@pytest.mark.uvloop
 @pytest.mark.parametrize(
     "role",
     [pytest.param(role, id=f"a {role} in place of the control plane") for role in Role if role != "controlplane"],
 )
-def test_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
+async def test_a_server_of_another_role(role: Role, tmp_path: Path) -> None:
     """A client tells it nothing: a runtime's certificate makes nobody a control plane."""
-
-    async def scenario() -> None:
-        other = Identity(write(tmp_path / "c", ONE.of(role), ONE), role)
-        activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-        async with saying_roles(other.server()) as port:
-            assert await heard(port, activator.client(Role.CONTROLPLANE)) == ""
-            assert await heard(port, activator.client(role)) == "activator"
-
-    uvloop.run(scenario())
+    other = Identity(write(tmp_path / "c", ONE.of(role), ONE), role)
+    activator = Identity(write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    async with saying_roles(other.server()) as port:
+        assert await heard(port, activator.client(Role.CONTROLPLANE)) == ""
+        assert await heard(port, activator.client(role)) == "activator"
 
 
-def test_both_authorities_count_while_one_takes_the_others_place(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_both_authorities_count_while_one_takes_the_others_place(tmp_path: Path) -> None:
     """Bundle first, leaves then, the old authority last: at no time does anybody fail, but the old one in the end."""
-
-    async def scenario() -> None:
-        there, here = tmp_path / "c", tmp_path / "a"
-        control = Identity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-        activator = Identity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
-        old = plainly(ONE.of(Role.RUNTIME), tmp_path)
-        client = activator.client(Role.CONTROLPLANE)
-        async with saying_roles(control.server()) as port:
-            for of_control, of_activator, bundle in (
-                (ONE, ONE, (ONE, TWO)),
-                (ONE, TWO, (ONE, TWO)),
-                (TWO, TWO, (TWO, ONE)),
-                (TWO, TWO, (TWO,)),
-            ):
-                write(there, of_control.of(Role.CONTROLPLANE), *bundle)
-                write(here, of_activator.of(Role.ACTIVATOR), *bundle)
-                assert await heard(port, old) == "runtime"  # nobody looked yet
-                await control.look()
-                assert await heard(port, client) == "activator"
-                await activator.look()
-                assert await heard(port, client) == "activator"
-                if ONE not in bundle:
-                    assert await heard(port, old) == ""
-
-    uvloop.run(scenario())
+    there, here = tmp_path / "c", tmp_path / "a"
+    control = Identity(write(there, ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    activator = Identity(write(here, ONE.of(Role.ACTIVATOR), ONE), Role.ACTIVATOR)
+    old = plainly(ONE.of(Role.RUNTIME), tmp_path)
+    client = activator.client(Role.CONTROLPLANE)
+    async with saying_roles(control.server()) as port:
+        for of_control, of_activator, bundle in (
+            (ONE, ONE, (ONE, TWO)),
+            (ONE, TWO, (ONE, TWO)),
+            (TWO, TWO, (TWO, ONE)),
+            (TWO, TWO, (TWO,)),
+        ):
+            write(there, of_control.of(Role.CONTROLPLANE), *bundle)
+            write(here, of_activator.of(Role.ACTIVATOR), *bundle)
+            assert await heard(port, old) == "runtime"  # nobody looked yet
+            await control.look()
+            assert await heard(port, client) == "activator"
+            await activator.look()
+            assert await heard(port, client) == "activator"
+            if ONE not in bundle:
+                assert await heard(port, old) == ""
 
 
 def _cut(files: IdentityFiles) -> None:
     files.certificate.write_bytes(files.certificate.read_bytes()[:-100])
 
 
+@pytest.mark.uvloop
 @pytest.mark.parametrize(
     "harm",
     [
@@ -176,32 +164,28 @@ def _cut(files: IdentityFiles) -> None:
         ),
     ],
 )
-def test_files_that_can_not_be_used(
+async def test_files_that_can_not_be_used(
     harm: Callable[[IdentityFiles], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was there goes on, with one line in the log; a process does not start with them. Whole ones count again."""
-
-    async def scenario() -> None:
-        control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
-        files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
-        activator = Identity(files, Role.ACTIVATOR)
-        before = repr(activator)
-        async with saying_roles(control.server()) as port:
-            harm(files)
-            with caplog.at_level(logging.INFO, "service.identity"):
-                await activator.look()
-                await activator.look()
-            assert [record.message for record in caplog.records] == ["our certificate stays as it was"]
-            assert "PRIVATE" not in caplog.text
-            assert repr(activator) == before
-            assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
-            with pytest.raises(BadIdentity):
-                Identity(files, Role.ACTIVATOR)
-            write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
+    control = Identity(write(tmp_path / "c", ONE.of(Role.CONTROLPLANE), ONE), Role.CONTROLPLANE)
+    files = write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
+    activator = Identity(files, Role.ACTIVATOR)
+    before = repr(activator)
+    async with saying_roles(control.server()) as port:
+        harm(files)
+        with caplog.at_level(logging.INFO, "service.identity"):
             await activator.look()
-            assert repr(activator) != before
-
-    uvloop.run(scenario())
+            await activator.look()
+        assert [record.message for record in caplog.records] == ["our certificate stays as it was"]
+        assert "PRIVATE" not in caplog.text
+        assert repr(activator) == before
+        assert await heard(port, activator.client(Role.CONTROLPLANE)) == "activator"
+        with pytest.raises(BadIdentity):
+            Identity(files, Role.ACTIVATOR)
+        write(tmp_path / "a", ONE.of(Role.ACTIVATOR), ONE)
+        await activator.look()
+        assert repr(activator) != before
 
 
 def test_encrypted_key_is_refused_without_a_question(tmp_path: Path) -> None:
@@ -213,43 +197,39 @@ def test_encrypted_key_is_refused_without_a_question(tmp_path: Path) -> None:
         Identity(files, Role.ACTIVATOR)
 
 
-def test_a_certificate_of_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.uvloop
+async def test_a_certificate_of_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It waits until it is valid: others would refuse it. A process that has no other starts with it."""
-
-    async def scenario() -> None:
-        files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
-        activator = Identity(files, Role.ACTIVATOR)
-        before, ends = repr(activator), activator.ends
-        assert HOUR * 0.9 < ends - datetime.datetime.now(datetime.UTC) <= HOUR
-        write(tmp_path, ONE.sign(PREFIX + "activator", begins_in=HOUR, ends_in=2 * HOUR), ONE)
-        await activator.look()
-        assert (repr(activator), activator.ends) == (before, ends)
-        assert "is not valid before" in str(vars(caplog.records[-1])["why"])
-        assert repr(Identity(files, Role.ACTIVATOR)) != before
-
-    uvloop.run(scenario())
+    files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+    activator = Identity(files, Role.ACTIVATOR)
+    before, ends = repr(activator), activator.ends
+    assert HOUR * 0.9 < ends - datetime.datetime.now(datetime.UTC) <= HOUR
+    write(tmp_path, ONE.sign(PREFIX + "activator", begins_in=HOUR, ends_in=2 * HOUR), ONE)
+    await activator.look()
+    assert (repr(activator), activator.ends) == (before, ends)
+    assert "is not valid before" in str(vars(caplog.records[-1])["why"])
+    assert repr(Identity(files, Role.ACTIVATOR)) != before
 
 
-def test_what_could_not_be_read_for_a_moment_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.uvloop
+async def test_what_could_not_be_read_for_a_moment_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No descriptor was left, say: the files are as they were, and the next look reads them."""
+    files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+    activator = Identity(files, Role.ACTIVATOR)
+    before = repr(activator)
+    write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
 
-    async def scenario() -> None:
-        files = write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
-        activator = Identity(files, Role.ACTIVATOR)
-        before = repr(activator)
-        write(tmp_path, ONE.of(Role.ACTIVATOR), ONE)
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "no descriptor")
 
-        def none_left(*_: object) -> None:
-            raise OSError(errno.EMFILE, "no descriptor")
-
-        with monkeypatch.context() as patched:
-            patched.setattr("os.memfd_create", none_left)
-            await activator.look()
-        assert repr(activator) == before
+    with monkeypatch.context() as patched:
+        patched.setattr("os.memfd_create", none_left)
         await activator.look()
-        assert repr(activator) != before
-
-    uvloop.run(scenario())
+    assert repr(activator) == before
+    await activator.look()
+    assert repr(activator) != before
 
 
 def test_a_certificate_that_is_about_to_expire(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-import uvloop
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
@@ -93,6 +92,7 @@ async def asked(inner: Inner, address: str, path: str = "/name") -> str:
         await client.close()
 
 
+@pytest.mark.uvloop
 @pytest.mark.parametrize(
     ("role", "path", "want"),
     [
@@ -104,102 +104,87 @@ async def asked(inner: Inner, address: str, path: str = "/name") -> str:
         pytest.param(Role.ACTIVATOR, "/nowhere", "not_found", id="what there is not"),
     ],
 )
-def test_a_role_gets_what_is_for_it(role: Role, path: str, want: str, tmp_path: Path) -> None:
+async def test_a_role_gets_what_is_for_it(role: Role, path: str, want: str, tmp_path: Path) -> None:
     """Anything else looks as if it weren't there."""
-
-    async def scenario() -> None:
-        between = Between(write(tmp_path / "pki", ONE.of(role), ONE))
-        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, between) as inner:
-            assert control.url.startswith(f"https://{CONTROL}:")
-            assert await asked(inner, control.url, path) == want
-
-    uvloop.run(scenario())
+    between = Between(write(tmp_path / "pki", ONE.of(role), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", role, between) as inner:
+        assert control.url.startswith(f"https://{CONTROL}:")
+        assert await asked(inner, control.url, path) == want
 
 
-def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_errors_of_requests_are_no_loops(tmp_path: Path) -> None:
     """What a request reports is not counted as an error of the loop that accepts connections."""
-
-    async def scenario() -> None:
-        between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
-        before = PROCESS.errors.total()
-        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
-            assert await asked(inner, control.url, "/fault") == "recorded"
-            assert PROCESS.errors.total() == before
-
-    uvloop.run(scenario())
+    between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+    before = PROCESS.errors.total()
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+        assert await asked(inner, control.url, "/fault") == "recorded"
+        assert PROCESS.errors.total() == before
 
 
-def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_the_socket_of_this_host_has_no_rules(tmp_path: Path) -> None:
     """Who may open it is of this host: all is theirs, with certificates or without."""
-
-    async def scenario() -> None:
-        async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
-            assert await asked(inner, "control.sock", "/secret") == "the backup"
-            with pytest.raises(ValueError, match="no certificate for other hosts"):
-                inner.ways.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
-
-    uvloop.run(scenario())
+    async with control_plane(tmp_path), opened(tmp_path, Role.AGENT) as inner:
+        assert await asked(inner, "control.sock", "/secret") == "the backup"
+        with pytest.raises(ValueError, match="no certificate for other hosts"):
+            inner.ways.to(f"https://{CONTROL}:1", Role.CONTROLPLANE)
 
 
-def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_a_stranger_costs_a_handshake(tmp_path: Path) -> None:
     """It gets no answer in HTTP, by TLS or openly, and others go on being answered."""
-
-    async def scenario() -> None:
-        between = Between(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
-        good = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
-        async with (
-            control_plane(tmp_path / "c") as control,
-            opened(tmp_path / "x", Role.ACTIVATOR, between) as stranger,
-            opened(tmp_path / "y", Role.ACTIVATOR, good) as inner,
-            aiohttp.ClientSession() as plain,
-        ):
-            url = control.url
-            assert await asked(stranger, url) == "unavailable"
-            with pytest.raises(aiohttp.ClientError):
-                await plain.get(url.replace("https:", "http:") + "/name")
-            assert await asked(inner, url) == "control"
-            client = ServiceClient.by(inner.ways.to(url, Role.CONTROLPLANE), "x")
-            with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
-                await client.session.get(url.replace("https:", "http:") + "/name")
-            await client.close()
-
-    uvloop.run(scenario())
+    between = Between(write(tmp_path / "pki", TWO.of(Role.ACTIVATOR), TWO, ONE))
+    good = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+    async with (
+        control_plane(tmp_path / "c") as control,
+        opened(tmp_path / "x", Role.ACTIVATOR, between) as stranger,
+        opened(tmp_path / "y", Role.ACTIVATOR, good) as inner,
+        aiohttp.ClientSession() as plain,
+    ):
+        url = control.url
+        assert await asked(stranger, url) == "unavailable"
+        with pytest.raises(aiohttp.ClientError):
+            await plain.get(url.replace("https:", "http:") + "/name")
+        assert await asked(inner, url) == "control"
+        client = ServiceClient.by(inner.ways.to(url, Role.CONTROLPLANE), "x")
+        with pytest.raises(aiohttp.NonHttpUrlClientError):  # nor does one of ours ever speak openly
+            await client.session.get(url.replace("https:", "http:") + "/name")
+        await client.close()
 
 
+@pytest.mark.uvloop
 @pytest.mark.parametrize("way", [pytest.param("", id="by its socket"), pytest.param("https", id="from another host")])
-def test_who_is_cut_serves_no_more(way: str, tmp_path: Path) -> None:
+async def test_who_is_cut_serves_no_more(way: str, tmp_path: Path) -> None:
     """Streams under way end with it, nobody is let in after, and another may serve there in the same process."""
-
-    async def scenario() -> None:
-        files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
-        between = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
-        port = 0
-        for _ in range(2):
-            with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
-                async with (
-                    open_inner(directory, Between(files, (CONTROL, port)), Role.CONTROLPLANE, NAME) as control,
-                    opened(tmp_path, Role.ACTIVATOR, between) as inner,
-                ):
-                    work = control.serve(_app(), directory.listen("control.sock"), RULES, stop, 1)
-                    serving = asyncio.create_task(work)
-                    port = int(control.url.rsplit(":", 1)[1])
-                    address = control.url if way else "control.sock"
-                    client = ServiceClient.by(inner.ways.to(address, Role.CONTROLPLANE), "x")
-                    async with client.open("GET", "/feed") as stream:
-                        assert await stream.content.readline() == b"line\n"
-                        serving.cancel()
-                        await asyncio.wait([serving])
-                        assert serving.cancelled()
-                        with pytest.raises(aiohttp.ClientError):
-                            async with asyncio.timeout(20):
-                                await stream.read()
-                    assert await asked(inner, address) == "unavailable"
-                    await client.close()
-
-    uvloop.run(scenario())
+    files, stop = write(tmp_path / "pki", ONE.of(Role.CONTROLPLANE), ONE), asyncio.Event()
+    between = Between(write(tmp_path / "good", ONE.of(Role.ACTIVATOR), ONE))
+    port = 0
+    for _ in range(2):
+        with contextlib.closing(SocketDirectory(tmp_path / "run")) as directory:
+            async with (
+                open_inner(directory, Between(files, (CONTROL, port)), Role.CONTROLPLANE, NAME) as control,
+                opened(tmp_path, Role.ACTIVATOR, between) as inner,
+            ):
+                work = control.serve(_app(), directory.listen("control.sock"), RULES, stop, 1)
+                serving = asyncio.create_task(work)
+                port = int(control.url.rsplit(":", 1)[1])
+                address = control.url if way else "control.sock"
+                client = ServiceClient.by(inner.ways.to(address, Role.CONTROLPLANE), "x")
+                async with client.open("GET", "/feed") as stream:
+                    assert await stream.content.readline() == b"line\n"
+                    serving.cancel()
+                    await asyncio.wait([serving])
+                    assert serving.cancelled()
+                    with pytest.raises(aiohttp.ClientError):
+                        async with asyncio.timeout(20):
+                            await stream.read()
+                assert await asked(inner, address) == "unavailable"
+                await client.close()
 
 
-def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
     """Who connected asks the other one's kernel after a silence, by whichever client it was."""
 
     def asks(transport: asyncio.BaseTransport | None) -> bool:
@@ -213,77 +198,71 @@ def test_a_host_that_vanishes_is_noticed(tmp_path: Path) -> None:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self.transport = transport
 
-    async def scenario() -> None:
-        between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
-        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
-            way = inner.ways.to(control.url, Role.CONTROLPLANE)
-            raw = await way.connect(Raw)
-            assert asks(raw.transport)
-            raw.transport.close()
-            client = ServiceClient.by(way, "x")
-            async with client.open("GET", "/feed") as answer:
-                assert answer.connection is not None
-                assert asks(answer.connection.transport)
-            await client.close()
-
-    uvloop.run(scenario())
+    between = Between(write(tmp_path / "pki", ONE.of(Role.ACTIVATOR), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+        way = inner.ways.to(control.url, Role.CONTROLPLANE)
+        raw = await way.connect(Raw)
+        assert asks(raw.transport)
+        raw.transport.close()
+        client = ServiceClient.by(way, "x")
+        async with client.open("GET", "/feed") as answer:
+            assert answer.connection is not None
+            assert asks(answer.connection.transport)
+        await client.close()
 
 
-def test_rotation_under_load(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_rotation_under_load(tmp_path: Path) -> None:
     """Certificates and authorities are replaced over and over, with every half-way state read: no request fails, new
     connections and old ones, and a stream that began under the first certificate goes on under the last.
     """
+    there, here = tmp_path / "c" / "pki", tmp_path / "pki"
+    between = Between(write(here, ONE.of(Role.ACTIVATOR), ONE))
+    async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
+        way = inner.ways.to(control.url, Role.CONTROLPLANE)
+        kept, stop, answered, failed = ServiceClient.by(way, "kept"), asyncio.Event(), 0, 0
 
-    async def scenario() -> None:
-        there, here = tmp_path / "c" / "pki", tmp_path / "pki"
-        between = Between(write(here, ONE.of(Role.ACTIVATOR), ONE))
-        async with control_plane(tmp_path / "c") as control, opened(tmp_path / "x", Role.ACTIVATOR, between) as inner:
-            way = inner.ways.to(control.url, Role.CONTROLPLANE)
-            kept, stop, answered, failed = ServiceClient.by(way, "kept"), asyncio.Event(), 0, 0
+        async def load(*, anew: bool) -> None:
+            nonlocal answered, failed
+            while not stop.is_set():
+                client = ServiceClient.by(way, "anew") if anew else kept
+                try:
+                    answered += await client.call("GET", "/name", str, timeout_s=30) == "control"
+                except Refused:
+                    failed += 1
+                finally:
+                    if anew:
+                        await client.close()
 
-            async def load(*, anew: bool) -> None:
-                nonlocal answered, failed
-                while not stop.is_set():
-                    client = ServiceClient.by(way, "anew") if anew else kept
-                    try:
-                        answered += await client.call("GET", "/name", str, timeout_s=30) == "control"
-                    except Refused:
-                        failed += 1
-                    finally:
-                        if anew:
-                            await client.close()
+        async def turn(of: Authority, *bundle: Authority) -> None:
+            """Written in pieces, and each piece is looked at."""
+            seen = answered
+            for place, role in ((there, Role.CONTROLPLANE), (here, Role.ACTIVATOR)):
+                pair = of.of(role)
+                (place / "tls.crt").write_bytes(pair.certificate[:200])
+                await identities[place].look()
+                (place / "tls.crt").write_bytes(pair.certificate)
+                await identities[place].look()
+                write(place, pair, *bundle)
+                await identities[place].look()
+            async with asyncio.timeout(60):
+                while answered < seen + 8:
+                    await asyncio.sleep(0)
 
-            async def turn(of: Authority, *bundle: Authority) -> None:
-                """Written in pieces, and each piece is looked at."""
-                seen = answered
-                for place, role in ((there, Role.CONTROLPLANE), (here, Role.ACTIVATOR)):
-                    pair = of.of(role)
-                    (place / "tls.crt").write_bytes(pair.certificate[:200])
-                    await identities[place].look()
-                    (place / "tls.crt").write_bytes(pair.certificate)
-                    await identities[place].look()
-                    write(place, pair, *bundle)
-                    await identities[place].look()
-                async with asyncio.timeout(60):
-                    while answered < seen + 8:
-                        await asyncio.sleep(0)
-
-            assert inner.identity is not None
-            assert control.identity is not None
-            identities = {here: inner.identity, there: control.identity}
-            async with kept.open("GET", "/feed") as stream:
-                tasks = [asyncio.create_task(load(anew=anew)) for anew in (True, True, False)]
-                for _ in range(3):
-                    await turn(ONE, ONE, TWO)
-                    await turn(TWO, ONE, TWO)
-                    await turn(TWO, TWO)
-                    await turn(TWO, ONE, TWO)
-                    await turn(ONE, ONE, TWO)
-                    await turn(ONE, ONE)
-                assert await stream.content.readline() == b"line\n"
-                stop.set()
-                await asyncio.gather(*tasks)
-            await kept.close()
-            assert failed == 0
-
-    uvloop.run(scenario())
+        assert inner.identity is not None
+        assert control.identity is not None
+        identities = {here: inner.identity, there: control.identity}
+        async with kept.open("GET", "/feed") as stream:
+            tasks = [asyncio.create_task(load(anew=anew)) for anew in (True, True, False)]
+            for _ in range(3):
+                await turn(ONE, ONE, TWO)
+                await turn(TWO, ONE, TWO)
+                await turn(TWO, TWO)
+                await turn(TWO, ONE, TWO)
+                await turn(ONE, ONE, TWO)
+                await turn(ONE, ONE)
+            assert await stream.content.readline() == b"line\n"
+            stop.set()
+            await asyncio.gather(*tasks)
+        await kept.close()
+        assert failed == 0

@@ -18,8 +18,6 @@ from service import jobs
 from service.born import BornProcess
 from service.jobs import JobDesk
 from tests.eventually import eventually
-from tests.loops import in_loop
-from tests.virtual_loop import run_virtually
 
 GROWS = "x = []\nwhile True: x.append(bytearray(b'1') * (8 << 20))"
 SLEEPS = "import time; time.sleep(600)"
@@ -87,7 +85,6 @@ async def _failure(desk: JobDesk) -> Failure:
         pytest.param(DIES, "GATE_S", 60.0, "ended 2 times", 2, id="a process that dies of it"),
     ],
 )
-@in_loop
 async def test_job_beyond_its_bound_names_the_artifact(
     monkeypatch: pytest.MonkeyPatch, source: str, bound: str, value: float, reason: str, processes: int
 ) -> None:
@@ -102,35 +99,31 @@ async def test_job_beyond_its_bound_names_the_artifact(
     assert all(program.returncode is not None for program in standbys.born)
 
 
-def test_job_outlives_the_death_of_every_parked_process() -> None:
+@pytest.mark.virtual_time
+async def test_job_outlives_the_death_of_every_parked_process() -> None:
     """Every standby is killed within half a second. The job succeeds on the next one; the artifact is not blamed."""
+    loop, deaths = asyncio.get_running_loop(), list[float]()
 
-    async def scenario() -> None:
-        loop, deaths = asyncio.get_running_loop(), list[float]()
+    class Scripted:
+        pid = os.getpid()
 
-        class Scripted:
-            pid = os.getpid()
+        async def gate(self, job: GateJob, timeout_s: float) -> Any:
+            if not deaths or loop.time() - deaths[0] < 0.5:
+                deaths.append(loop.time())
+                raise Refused(Unavailable("the runtime"))
+            return "judged"
 
-            async def gate(self, job: GateJob, timeout_s: float) -> Any:
-                if not deaths or loop.time() - deaths[0] < 0.5:
-                    deaths.append(loop.time())
-                    raise Refused(Unavailable("the runtime"))
-                return "judged"
+        async def gone(self, timeout_s: float) -> bool:
+            return True
 
-            async def gone(self, timeout_s: float) -> bool:
-                return True
+    @asynccontextmanager
+    async def standby() -> AsyncIterator[BornProcess]:
+        yield Scripted()  # type: ignore[misc]
 
-        @asynccontextmanager
-        async def standby() -> AsyncIterator[BornProcess]:
-            yield Scripted()  # type: ignore[misc]
-
-        assert await JobDesk(standby).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
-        assert len(deaths) == 1
-
-    run_virtually(scenario())
+    assert await JobDesk(standby).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
+    assert len(deaths) == 1
 
 
-@in_loop
 async def test_job_ends_with_its_tenant() -> None:
     """A suspension ends what runs for the tenant, not at its bound."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
@@ -141,7 +134,6 @@ async def test_job_ends_with_its_tenant() -> None:
     assert standbys.born[0].returncode == -signal.SIGKILL
 
 
-@in_loop
 async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
     """Its tenant was suspended while another one's job ran."""
     standbys, suspended = Standbys(SLEEPS), set[str]()
@@ -156,7 +148,6 @@ async def test_waiting_job_of_a_suspended_tenant_takes_no_process() -> None:
     assert len(standbys.born) == 1
 
 
-@in_loop
 async def test_job_whose_caller_left_kills_its_process() -> None:
     """It is not asked to end: it may hold the interpreter for ever. The next tenant's job begins."""
     standbys = Standbys(SLEEPS)
@@ -173,7 +164,6 @@ async def test_job_whose_caller_left_kills_its_process() -> None:
     await asyncio.wait({other})
 
 
-@in_loop
 async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
     """Whoever pushes a lot does not keep others out: neither of the next turn nor of the queue."""
     order, turn = list[str](), asyncio.Event()
@@ -202,8 +192,9 @@ async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
     assert order[:2] == ["many", "one"]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["gate", "seal"])
-def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
+async def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
     """A tenant of three times the weight has three times the turns while both always wait, of either kind of job."""
     order, weights = list[str](), {"heavy": 3, "light": 1}
 
@@ -220,23 +211,19 @@ def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
     async def standby() -> AsyncIterator[BornProcess]:
         yield Scripted()  # type: ignore[misc]
 
-    async def main() -> None:
-        desk = JobDesk(standby, weight_of=weights.__getitem__)
+    desk = JobDesk(standby, weight_of=weights.__getitem__)
 
-        async def always(tenant: str) -> None:
-            while len(order) < 40:
-                if kind == "gate":
-                    await desk.gate(_gate(tenant))
-                else:
-                    await desk.seal(SealJob(tenant=tenant, version="ab" * 32, total_bytes=1))
+    async def always(tenant: str) -> None:
+        while len(order) < 40:
+            if kind == "gate":
+                await desk.gate(_gate(tenant))
+            else:
+                await desk.seal(SealJob(tenant=tenant, version="ab" * 32, total_bytes=1))
 
-        await asyncio.gather(*[always(tenant) for tenant in weights for _ in range(2)])
-
-    run_virtually(main())
+    await asyncio.gather(*[always(tenant) for tenant in weights for _ in range(2)])
     assert order[:40].count("heavy") == pytest.approx(30, abs=1)
 
 
-@in_loop
 async def test_gate_does_not_wait_for_a_seal() -> None:
     """A seal of a large draft may take a quarter of an hour. Others are told meanwhile whether they may push at all."""
     sealing, judged = asyncio.Event(), list[str]()
@@ -277,7 +264,6 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
         pytest.param({"total_bytes": 1 << 40, "distinct_bytes": 1 << 20}, 60.05, id="one chunk again and again"),
     ],
 )
-@in_loop
 async def test_time_of_a_seal_follows_its_bytes(
     monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], seconds: float
 ) -> None:

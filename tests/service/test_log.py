@@ -83,7 +83,7 @@ def test_an_id_that_is_none_is_ignored(lines: Any) -> None:
     assert "request_id" not in line
 
 
-def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
+async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
     """A call to a sibling tells for which request it is made, and the sibling's lines say so; another call's don't."""
     app = FastAPI()
 
@@ -96,20 +96,17 @@ def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
             begin(request_id, TRACE)
         await client.call("GET", "/say", type(None), timeout_s=5)
 
-    async def scenario() -> None:
-        directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
-        listener = directory.listen("s.sock")
-        serving = asyncio.create_task(serve_until(app, listener, stop, 1))
-        client = ServiceClient(directory, "s.sock", "the service")
-        for request_id in ("req_1", None, "req_2"):  # over one kept connection
-            await asyncio.create_task(call(client, request_id))
-        await client.close()
-        stop.set()
-        await serving
-        listener.close()
-        directory.close()
-
-    asyncio.run(scenario())
+    directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
+    listener = directory.listen("s.sock")
+    serving = asyncio.create_task(serve_until(app, listener, stop, 1))
+    client = ServiceClient(directory, "s.sock", "the service")
+    for request_id in ("req_1", None, "req_2"):  # over one kept connection
+        await asyncio.create_task(call(client, request_id))
+    await client.close()
+    stop.set()
+    await serving
+    listener.close()
+    directory.close()
     said = [line for line in lines() if line["message"] == "said"]
     assert [line.get("request_id") for line in said] == ["req_1", None, "req_2"]
     assert [line.get("trace_id") for line in said] == [f"{0xABC:032x}", None, f"{0xABC:032x}"]
@@ -175,7 +172,7 @@ def test_the_level_is_one_of_four() -> None:
 
 
 @pytest.mark.parametrize("has_begun", [False, True], ids=["before its answer", "in the middle of it"])
-def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bool) -> None:
+async def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bool) -> None:
     """A request that is under way when the drain's time is over is cut, which is no defect. The control: an
     application that awaits something which was cancelled keeps its traceback.
     """
@@ -190,24 +187,21 @@ def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bool) ->
         is_under_way.set()
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
-        listener = directory.listen("s.sock")
-        serving = asyncio.create_task(serve_until(app, listener, stop, 1))
-        client = ServiceClient(directory, "s.sock", "the service")
-        with pytest.raises(Refused):
-            await client.call("GET", "/defect", type(None), timeout_s=5)
-        asking = asyncio.create_task(client.call("GET", "/", type(None), timeout_s=30))
-        await is_under_way.wait()
-        stop.set()
-        await serving
-        await asyncio.wait({asking})
-        assert asking.exception() is not None
-        await client.close()
-        listener.close()
-        directory.close()
-
-    asyncio.run(scenario())
+    directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
+    listener = directory.listen("s.sock")
+    serving = asyncio.create_task(serve_until(app, listener, stop, 1))
+    client = ServiceClient(directory, "s.sock", "the service")
+    with pytest.raises(Refused):
+        await client.call("GET", "/defect", type(None), timeout_s=5)
+    asking = asyncio.create_task(client.call("GET", "/", type(None), timeout_s=30))
+    await is_under_way.wait()
+    stop.set()
+    await serving
+    await asyncio.wait({asking})
+    assert asking.exception() is not None
+    await client.close()
+    listener.close()
+    directory.close()
     defect, _, cut = (line for line in lines() if line["level"] != "info")
     assert "CancelledError" in defect["exception"]
     assert (cut["level"], cut["message"]) == ("warning", "a request was cut as the process ends")

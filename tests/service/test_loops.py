@@ -10,7 +10,6 @@ from starlette.types import Message
 from contracts.errors import Refused, Unavailable
 from service.loops import FAILING_AFTER, PROCESS, STEADY_S, LoopHealth, Loops, ready_while_loops_work, record_error
 from telemetry.telemetry import local
-from tests.virtual_loop import run_virtually
 
 
 class Broken:
@@ -32,6 +31,7 @@ class Broken:
         self._error = None
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     "error",
     [
@@ -42,10 +42,9 @@ class Broken:
         pytest.param(asyncio.CancelledError(), id="a cancelled future that the body awaited"),
     ],
 )
-def test_loop_is_started_again_after_any_error(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+async def test_loop_is_started_again_after_any_error(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     """It runs again soon, the error is counted under the loop's name, and logged with the name."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, "service.loops"):
         health, broken = LoopHealth(), Broken(error)
         async with Loops(health) as loops:
             loops.start("feed", broken.run)
@@ -54,191 +53,158 @@ def test_loop_is_started_again_after_any_error(error: BaseException, caplog: pyt
             await asyncio.sleep(1.0)
             assert len(broken.began_s) == 2
         assert health.errors == {"feed": 1}
-
-    with caplog.at_level(logging.ERROR, "service.loops"):
-        run_virtually(main())
     assert [getattr(record, "loop", "") for record in caplog.records] == ["feed"]
 
 
-def test_other_loops_go_on() -> None:
+@pytest.mark.virtual_time
+async def test_other_loops_go_on() -> None:
     """The error of one loop is nothing to the others of its owner."""
-
-    async def main() -> None:
-        health, broken, sound = LoopHealth(), Broken(KeyError("x")), Broken(KeyError("x"), works_for_s=1e9)
-        async with Loops(health) as loops:
-            loops.start("broken", broken.run)
-            loops.start("sound", sound.run)
-            await asyncio.sleep(1000.0)
-            assert len(sound.began_s) == 1
-            assert len(broken.began_s) > 50
-
-    run_virtually(main())
+    health, broken, sound = LoopHealth(), Broken(KeyError("x")), Broken(KeyError("x"), works_for_s=1e9)
+    async with Loops(health) as loops:
+        loops.start("broken", broken.run)
+        loops.start("sound", sound.run)
+        await asyncio.sleep(1000.0)
+        assert len(sound.began_s) == 1
+        assert len(broken.began_s) > 50
 
 
-def test_restarts_back_off() -> None:
+@pytest.mark.virtual_time
+async def test_restarts_back_off() -> None:
     """Pauses grow to ten seconds at most, so a loop that always fails costs next to nothing."""
-
-    async def main() -> None:
-        broken = Broken(ValueError("always"))
-        async with Loops(LoopHealth()) as loops:
-            loops.start("feed", broken.run)
-            await asyncio.sleep(300.0)
-        pauses = [later - earlier for earlier, later in zip(broken.began_s, broken.began_s[1:], strict=False)]
-        assert 0.05 <= pauses[0] <= 0.1
-        assert 5.0 <= pauses[-1] <= 10.0
-        assert len(pauses) < 80
-
-    run_virtually(main())
+    broken = Broken(ValueError("always"))
+    async with Loops(LoopHealth()) as loops:
+        loops.start("feed", broken.run)
+        await asyncio.sleep(300.0)
+    pauses = [later - earlier for earlier, later in zip(broken.began_s, broken.began_s[1:], strict=False)]
+    assert 0.05 <= pauses[0] <= 0.1
+    assert 5.0 <= pauses[-1] <= 10.0
+    assert len(pauses) < 80
 
 
-def test_repeated_errors_take_readiness_until_a_minute_without() -> None:
+@pytest.mark.virtual_time
+async def test_repeated_errors_take_readiness_until_a_minute_without() -> None:
     """Not ready from the fifth error in a row; ready again after a minute without one, and not sooner."""
-
-    async def main() -> None:
-        health, broken = LoopHealth(), Broken(ValueError("always"))
-        async with Loops(health) as loops:
-            loops.start("feed", broken.run)
-            while health.errors["feed"] < FAILING_AFTER - 1:
-                await asyncio.sleep(0.01)
-            assert health.failing() == ()
-            while health.errors["feed"] < FAILING_AFTER:
-                await asyncio.sleep(0.01)
-            assert health.failing() == ("feed",)
-            broken.repair()
-            await asyncio.sleep(STEADY_S - 1)
-            assert health.failing() == ("feed",)
-            await asyncio.sleep(15.0)
-            assert health.failing() == ()
-
-    run_virtually(main())
+    health, broken = LoopHealth(), Broken(ValueError("always"))
+    async with Loops(health) as loops:
+        loops.start("feed", broken.run)
+        while health.errors["feed"] < FAILING_AFTER - 1:
+            await asyncio.sleep(0.01)
+        assert health.failing() == ()
+        while health.errors["feed"] < FAILING_AFTER:
+            await asyncio.sleep(0.01)
+        assert health.failing() == ("feed",)
+        broken.repair()
+        await asyncio.sleep(STEADY_S - 1)
+        assert health.failing() == ("feed",)
+        await asyncio.sleep(15.0)
+        assert health.failing() == ()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(("works_for_s", "is_failing"), [(STEADY_S - 1, True), (STEADY_S + 1, False)])
-def test_errors_count_while_less_than_a_minute_lies_between(works_for_s: float, is_failing: bool) -> None:
+async def test_errors_count_while_less_than_a_minute_lies_between(works_for_s: float, is_failing: bool) -> None:
     """A loop that works for a while each time is not ready unless the while is a minute."""
-
-    async def main() -> None:
-        health = LoopHealth()
-        async with Loops(health) as loops:
-            loops.start("feed", Broken(ValueError("always"), works_for_s).run)
-            await asyncio.sleep(20 * STEADY_S)
-            assert health.errors["feed"] >= FAILING_AFTER
-            assert bool(health.failing()) is is_failing
-
-    run_virtually(main())
+    health = LoopHealth()
+    async with Loops(health) as loops:
+        loops.start("feed", Broken(ValueError("always"), works_for_s).run)
+        await asyncio.sleep(20 * STEADY_S)
+        assert health.errors["feed"] >= FAILING_AFTER
+        assert bool(health.failing()) is is_failing
 
 
-def test_loop_of_one_version_takes_no_readiness() -> None:
+@pytest.mark.virtual_time
+async def test_loop_of_one_version_takes_no_readiness() -> None:
     """It is started again and counted like any other."""
-
-    async def main() -> None:
-        health = LoopHealth()
-        async with Loops(health) as loops:
-            loops.start("wake", Broken(ValueError("always")).run, about="acme/m", takes_readiness=False)
-            await asyncio.sleep(600.0)
-            assert health.errors["wake"] > FAILING_AFTER
-            assert health.failing() == ()
-
-    run_virtually(main())
+    health = LoopHealth()
+    async with Loops(health) as loops:
+        loops.start("wake", Broken(ValueError("always")).run, about="acme/m", takes_readiness=False)
+        await asyncio.sleep(600.0)
+        assert health.errors["wake"] > FAILING_AFTER
+        assert health.failing() == ()
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("error", [Refused(Unavailable("the ledger")), ConnectionResetError(), TimeoutError()])
-def test_dependency_that_is_away_takes_no_readiness(error: Exception) -> None:
+async def test_dependency_that_is_away_takes_no_readiness(error: Exception) -> None:
     """Not even where the loop forgot to expect that: it is started again and counted like any other."""
-
-    async def main() -> None:
-        health = LoopHealth()
-        async with Loops(health) as loops:
-            loops.start("feed", Broken(error).run)
-            await asyncio.sleep(600.0)
-            assert health.errors["feed"] > FAILING_AFTER
-            assert health.failing() == ()
-
-    run_virtually(main())
+    health = LoopHealth()
+    async with Loops(health) as loops:
+        loops.start("feed", Broken(error).run)
+        await asyncio.sleep(600.0)
+        assert health.errors["feed"] > FAILING_AFTER
+        assert health.failing() == ()
 
 
-def test_ended_loop_takes_no_readiness() -> None:
+@pytest.mark.virtual_time
+async def test_ended_loop_takes_no_readiness() -> None:
     """Cancelled in the middle of its errors, it is no longer a reason to be not ready."""
-
-    async def main() -> None:
-        health = LoopHealth()
-        async with Loops(health) as loops:
-            task = loops.start("feed", Broken(ValueError("always")).run)
-            await asyncio.sleep(60.0)
-            assert health.failing() == ("feed",)
-            task.cancel()
-            await loops.wait()
-            assert health.failing() == ()
-            assert task.cancelled()
-
-    run_virtually(main())
-
-
-def test_leaving_the_block_cancels_loops_and_waits() -> None:
-    """Also where cleaning up takes a while, and while a loop waits to be started again."""
-
-    async def main() -> None:
-        health, is_gone = LoopHealth(), False
-
-        async def slow() -> None:
-            nonlocal is_gone
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(2.0)
-                is_gone = True
-
-        async with Loops(health) as loops:
-            loops.start("slow", slow)
-            loops.start("broken", Broken(ValueError("always")).run)
-            await asyncio.sleep(30.0)
-        assert is_gone
-        assert not health.loops
-        loops.start("late", slow)
-        await loops.close()
-        assert health.errors["late"] == 0
-
-    run_virtually(main())
-
-
-def test_failed_clean_up_of_a_cancelled_loop_does_not_start_it_again() -> None:
-    """The error is counted, and whoever closes the loops goes on."""
-
-    async def main() -> None:
-        health, begun = LoopHealth(), asyncio.Event()
-
-        async def body() -> None:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                raise OSError(5, "can't be closed")
-
-        async with asyncio.timeout(60.0), Loops(health) as loops:
-            task = loops.start("feed", body)
-            await begun.wait()
+    health = LoopHealth()
+    async with Loops(health) as loops:
+        task = loops.start("feed", Broken(ValueError("always")).run)
+        await asyncio.sleep(60.0)
+        assert health.failing() == ("feed",)
+        task.cancel()
+        await loops.wait()
+        assert health.failing() == ()
         assert task.cancelled()
-        assert health.errors == {"feed": 1}
-
-    run_virtually(main())
 
 
-def test_loop_that_returns_has_ended() -> None:
+@pytest.mark.virtual_time
+async def test_leaving_the_block_cancels_loops_and_waits() -> None:
+    """Also where cleaning up takes a while, and while a loop waits to be started again."""
+    health, is_gone = LoopHealth(), False
+
+    async def slow() -> None:
+        nonlocal is_gone
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(2.0)
+            is_gone = True
+
+    async with Loops(health) as loops:
+        loops.start("slow", slow)
+        loops.start("broken", Broken(ValueError("always")).run)
+        await asyncio.sleep(30.0)
+    assert is_gone
+    assert not health.loops
+    loops.start("late", slow)
+    await loops.close()
+    assert health.errors["late"] == 0
+
+
+@pytest.mark.virtual_time
+async def test_failed_clean_up_of_a_cancelled_loop_does_not_start_it_again() -> None:
+    """The error is counted, and whoever closes the loops goes on."""
+    health, begun = LoopHealth(), asyncio.Event()
+
+    async def body() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError(5, "can't be closed")
+
+    async with asyncio.timeout(60.0), Loops(health) as loops:
+        task = loops.start("feed", body)
+        await begun.wait()
+    assert task.cancelled()
+    assert health.errors == {"feed": 1}
+
+
+@pytest.mark.virtual_time
+async def test_loop_that_returns_has_ended() -> None:
     """It is not started again: its work is done."""
+    began = 0
 
-    async def main() -> None:
-        began = 0
+    async def body() -> None:
+        nonlocal began
+        began += 1
 
-        async def body() -> None:
-            nonlocal began
-            began += 1
-
-        async with Loops(LoopHealth()) as loops:
-            await loops.start("leftovers", body)
-            await asyncio.sleep(60.0)
-        assert began == 1
-
-    run_virtually(main())
+    async with Loops(LoopHealth()) as loops:
+        await loops.start("leftovers", body)
+        await asyncio.sleep(60.0)
+    assert began == 1
 
 
 async def _status_of(path: str, health: LoopHealth) -> int:
@@ -256,26 +222,24 @@ async def _status_of(path: str, health: LoopHealth) -> int:
     return int(sent[0]["status"])
 
 
-def test_process_is_not_ready_while_a_loop_keeps_failing() -> None:
+@pytest.mark.virtual_time
+async def test_process_is_not_ready_while_a_loop_keeps_failing() -> None:
     """`/readyz` is 503 and everything else is served; a single error changes nothing."""
-
-    async def main() -> None:
-        health, broken = LoopHealth(), Broken(ValueError("always"))
-        async with Loops(health) as loops:
-            loops.start("feed", broken.run)
-            await asyncio.sleep(0.01)
-            assert await _status_of("/readyz", health) == 200
-            await asyncio.sleep(30.0)
-            assert await _status_of("/readyz", health) == 503
-            assert await _status_of("/healthz", health) == 200
-            broken.repair()
-            await asyncio.sleep(STEADY_S + 15.0)
-            assert await _status_of("/readyz", health) == 200
-
-    run_virtually(main())
+    health, broken = LoopHealth(), Broken(ValueError("always"))
+    async with Loops(health) as loops:
+        loops.start("feed", broken.run)
+        await asyncio.sleep(0.01)
+        assert await _status_of("/readyz", health) == 200
+        await asyncio.sleep(30.0)
+        assert await _status_of("/readyz", health) == 503
+        assert await _status_of("/healthz", health) == 200
+        broken.repair()
+        await asyncio.sleep(STEADY_S + 15.0)
+        assert await _status_of("/readyz", health) == 200
 
 
-def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.virtual_time
+async def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """The loop goes on with its other parts, in the same body. While a part keeps failing the loop counts as failing,
     and once it does not for STEADY_S, the loop works. Control: many parts that fail once do not make a failing loop.
     """
@@ -290,7 +254,7 @@ def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogC
             rounds += 1
             await asyncio.sleep(2.0)
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, "service.loops"):
         health = LoopHealth()
         async with Loops(health) as loops:
             loops.start("parts", work)
@@ -303,14 +267,14 @@ def test_error_in_a_part_of_the_work_counts_and_ends_nothing(caplog: pytest.LogC
             await asyncio.sleep(STEADY_S + 5.0)
             assert health.failing() == ()
         assert rounds > 30
-
-    with caplog.at_level(logging.ERROR, "service.loops"):
-        run_virtually(main())
     assert getattr(caplog.records[0], "about", "") == "a"
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("round_s", [0.25, 0.9, 2.0])
-def test_part_that_fails_in_each_round_makes_a_failing_loop(round_s: float, caplog: pytest.LogCaptureFixture) -> None:
+async def test_part_that_fails_in_each_round_makes_a_failing_loop(
+    round_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
     """However short a round is. Few of the errors are logged."""
 
     async def work() -> None:
@@ -318,21 +282,19 @@ def test_part_that_fails_in_each_round_makes_a_failing_loop(round_s: float, capl
             record_error(KeyError("x"), "a part")
             await asyncio.sleep(round_s)
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, "service.loops"):
         health = LoopHealth()
         async with Loops(health) as loops:
             loops.start("parts", work)
             await asyncio.sleep(STEADY_S)
             assert health.errors["parts"] >= STEADY_S / round_s
             assert health.failing() == ("parts",)
-
-    with caplog.at_level(logging.ERROR, "service.loops"):
-        run_virtually(main())
     assert len(caplog.records) < 30
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("is_defect_first", [True, False])
-def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_defect_first: bool) -> None:
+async def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_defect_first: bool) -> None:
     """Whichever part of the work comes first."""
     errors = [KeyError("x"), Refused(Unavailable("the database"))]
 
@@ -342,17 +304,15 @@ def test_defect_in_one_part_counts_beside_a_dependency_that_is_away(is_defect_fi
                 record_error(error, "a part")
             await asyncio.sleep(2.0)
 
-    async def main() -> None:
-        health = LoopHealth()
-        async with Loops(health) as loops:
-            loops.start("parts", work)
-            await asyncio.sleep(2.0 * FAILING_AFTER)
-            assert health.failing() == ("parts",)
-
-    run_virtually(main())
+    health = LoopHealth()
+    async with Loops(health) as loops:
+        loops.start("parts", work)
+        await asyncio.sleep(2.0 * FAILING_AFTER)
+        assert health.failing() == ("parts",)
 
 
-def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
+@pytest.mark.virtual_time
+async def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
     """As where it ends the body."""
 
     async def work() -> None:
@@ -360,27 +320,21 @@ def test_part_whose_dependency_is_away_takes_no_readiness() -> None:
             record_error(Refused(Unavailable("the database")), "a part")
             await asyncio.sleep(2.0)
 
-    async def main() -> None:
-        health = LoopHealth()
-        async with Loops(health) as loops:
-            loops.start("parts", work)
-            await asyncio.sleep(60.0)
-            assert health.errors["parts"] > FAILING_AFTER
-            assert health.failing() == ()
-
-    run_virtually(main())
+    health = LoopHealth()
+    async with Loops(health) as loops:
+        loops.start("parts", work)
+        await asyncio.sleep(60.0)
+        assert health.errors["parts"] > FAILING_AFTER
+        assert health.failing() == ()
 
 
-def test_errors_are_on_the_metrics_page_of_every_process() -> None:
+@pytest.mark.virtual_time
+async def test_errors_are_on_the_metrics_page_of_every_process() -> None:
     """By the loop's name, beside the number of loops that keep failing."""
-
-    async def main() -> None:
-        async with Loops(PROCESS) as loops:
-            loops.start("a loop of this test", Broken(ValueError("always")).run)
-            await asyncio.sleep(30.0)
-            page = local("snapshotter").text()
-        errors = PROCESS.errors.pop("a loop of this test")
-        assert f'kelvin_loop_errors_total{{process="snapshotter",loop="a loop of this test"}} {errors}\n' in page
-        assert 'kelvin_loops_failing{process="snapshotter"} 1\n' in page
-
-    run_virtually(main())
+    async with Loops(PROCESS) as loops:
+        loops.start("a loop of this test", Broken(ValueError("always")).run)
+        await asyncio.sleep(30.0)
+        page = local("snapshotter").text()
+    errors = PROCESS.errors.pop("a loop of this test")
+    assert f'kelvin_loop_errors_total{{process="snapshotter",loop="a loop of this test"}} {errors}\n' in page
+    assert 'kelvin_loops_failing{process="snapshotter"} 1\n' in page

@@ -9,18 +9,14 @@ import pytest
 from service.threads import to_the_end
 
 
-def test_one_call() -> None:
+async def test_one_call() -> None:
     """Its result or its error."""
-
-    async def scenario() -> None:
-        assert await to_the_end(None, pow, 2, 10) == 1024
-        with pytest.raises(ZeroDivisionError):
-            await to_the_end(None, divmod, 1, 0)
-
-    asyncio.run(scenario())
+    assert await to_the_end(None, pow, 2, 10) == 1024
+    with pytest.raises(ZeroDivisionError):
+        await to_the_end(None, divmod, 1, 0)
 
 
-def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+async def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
     """Its result, or its error, is nobody's then."""
     halted, begun = threading.Event(), threading.Event()
     ran: list[int] = []
@@ -31,17 +27,14 @@ def test_one_call_is_waited_for_however_often_its_caller_is_cancelled() -> None:
         ran.append(1)
         raise KeyError("late")
 
-    async def scenario() -> None:
-        with ThreadPoolExecutor(1) as threads:
-            work = asyncio.ensure_future(to_the_end(threads, call))
-            await asyncio.to_thread(begun.wait, 30)
-            for _ in range(3):
-                work.cancel()
-                await asyncio.sleep(0)
-            assert not work.done()
-            halted.set()
-            with pytest.raises(asyncio.CancelledError):
-                await work
-            assert ran == [1]
-
-    asyncio.run(scenario())
+    with ThreadPoolExecutor(1) as threads:
+        work = asyncio.ensure_future(to_the_end(threads, call))
+        await asyncio.to_thread(begun.wait, 30)
+        for _ in range(3):
+            work.cancel()
+            await asyncio.sleep(0)
+        assert not work.done()
+        halted.set()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert ran == [1]

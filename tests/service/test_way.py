@@ -14,25 +14,21 @@ from service.way import HostWay, Ways, is_remote
 from tests.listening import Listening
 
 
-def test_a_pod_is_spoken_to_plainly(tmp_path: Path) -> None:
+async def test_a_pod_is_spoken_to_plainly(tmp_path: Path) -> None:
     """By whoever reaches pods; for all others such an address is refused, by its name."""
-
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_get("/name", _name)
-        listening = Listening(app)
-        url = f"http://127.0.0.1:{await listening.start_at()}"
-        with closing(SocketDirectory(tmp_path)) as directory:
-            client = ServiceClient.by(Ways(directory, pods=True).to(url, Role.RUNTIME), "the pod")
-            try:
-                assert await client.call("GET", "/name", str, timeout_s=10) == "pod"
-            finally:
-                await client.close()
-            with pytest.raises(ValueError, match=f"^{url}: must be https://$"):
-                Ways(directory).to(url, Role.RUNTIME)
-        await listening.stop()
-
-    asyncio.run(main())
+    app = web.Application()
+    app.router.add_get("/name", _name)
+    listening = Listening(app)
+    url = f"http://127.0.0.1:{await listening.start_at()}"
+    with closing(SocketDirectory(tmp_path)) as directory:
+        client = ServiceClient.by(Ways(directory, pods=True).to(url, Role.RUNTIME), "the pod")
+        try:
+            assert await client.call("GET", "/name", str, timeout_s=10) == "pod"
+        finally:
+            await client.close()
+        with pytest.raises(ValueError, match=f"^{url}: must be https://$"):
+            Ways(directory).to(url, Role.RUNTIME)
+    await listening.stop()
 
 
 async def _name(_: web.Request) -> web.Response:

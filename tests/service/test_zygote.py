@@ -61,7 +61,7 @@ def _send(*pieces: bytes, fds: int = 0) -> Answer:
     return answer
 
 
-def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
+async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
     """The question names the runtime; the descriptor is ours, and not inherited by what we start."""
     asked: list[bytes] = []
 
@@ -71,15 +71,12 @@ def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
         socket.send_fds(connection, [b'{"ok":true,"pid":%d}' % os.getpid()], [pidfd])
         os.close(pidfd)
 
-    async def main() -> None:
-        async with answering(tmp_path, answer) as zygote:
-            born = await zygote.fork("r1", 5.0)
-            assert born.pid == os.getpid()
-            assert not os.get_inheritable(born.pidfd)
-            os.close(born.pidfd)
-        assert asked == [b'{"op":"fork","runtime_id":"r1"}']
-
-    asyncio.run(main())
+    async with answering(tmp_path, answer) as zygote:
+        born = await zygote.fork("r1", 5.0)
+        assert born.pid == os.getpid()
+        assert not os.get_inheritable(born.pidfd)
+        os.close(born.pidfd)
+    assert asked == [b'{"op":"fork","runtime_id":"r1"}']
 
 
 def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> None:
@@ -148,14 +145,10 @@ def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     assert _refusal(tmp_path, answer) == Unavailable("the zygote")
 
 
-def test_no_zygote_at_all(tmp_path: Path) -> None:
+async def test_no_zygote_at_all(tmp_path: Path) -> None:
     """Nobody listens: unavailable, at once."""
-
-    async def main() -> None:
-        directory = SocketDirectory(tmp_path)
-        with pytest.raises(Refused) as refused:
-            await ZygoteClient(directory).ping(5.0)
-        assert refused.value.failure == Unavailable("the zygote")
-        directory.close()
-
-    asyncio.run(main())
+    directory = SocketDirectory(tmp_path)
+    with pytest.raises(Refused) as refused:
+        await ZygoteClient(directory).ping(5.0)
+    assert refused.value.failure == Unavailable("the zygote")
+    directory.close()

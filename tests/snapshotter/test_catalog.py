@@ -1,6 +1,5 @@
 """A tenant's chunks are those of packs that are there and indexed; what is damaged or gone is simply missing."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -27,74 +26,62 @@ class CountingStore(FileStore):
         return await super().read(key, offset, length)
 
 
-def test_places(tmp_path: Path) -> None:
+async def test_places(tmp_path: Path) -> None:
     """As packs come and go: known by pack and index together, read once, per tenant."""
-
-    async def scenario() -> None:
-        store = CountingStore(tmp_path)
-        catalog = Catalog(store)
-        assert await catalog.places("acme") == {}
-        await store.put_if_absent(pack_key("acme", P), b"pack")
-        assert await catalog.places("acme") == {}  # not indexed yet
-        await store.put_if_absent(index_key("acme", P), encode_table(place([(A, 4096), (B, 8192)])))
-        want = {A: Place(P, ((0, 4096),)), B: Place(P, ((4096, 8192),))}
-        assert await catalog.places("acme") == want
-        assert await catalog.places("acme") == want
-        assert store.reads == 1
-        assert await catalog.places("umbrella") == {}
-        await store.put_if_absent(pack_key("acme", Q), b"pack")
-        await store.put_if_absent(index_key("acme", Q), b"[")
-        assert await catalog.places("acme") == want
-        size = len(b"pack") + 12288 + len(encode_footer(place([(A, 4096), (B, 8192)])))
-        assert (await catalog.holdings("acme")).stored_bytes == size  # also what no index makes usable
-        assert (await catalog.holdings("acme")).lacks({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
-        assert (await catalog.holdings("umbrella")).stored_bytes == 0
-        await store.delete(pack_key("acme", P))
-        assert await catalog.places("acme") == {}
-        assert (await catalog.holdings("acme")).stored_bytes == len(b"pack")
-        assert repr(catalog) == "<Catalog tenants=2>"
-
-    asyncio.run(scenario())
+    store = CountingStore(tmp_path)
+    catalog = Catalog(store)
+    assert await catalog.places("acme") == {}
+    await store.put_if_absent(pack_key("acme", P), b"pack")
+    assert await catalog.places("acme") == {}  # not indexed yet
+    await store.put_if_absent(index_key("acme", P), encode_table(place([(A, 4096), (B, 8192)])))
+    want = {A: Place(P, ((0, 4096),)), B: Place(P, ((4096, 8192),))}
+    assert await catalog.places("acme") == want
+    assert await catalog.places("acme") == want
+    assert store.reads == 1
+    assert await catalog.places("umbrella") == {}
+    await store.put_if_absent(pack_key("acme", Q), b"pack")
+    await store.put_if_absent(index_key("acme", Q), b"[")
+    assert await catalog.places("acme") == want
+    size = len(b"pack") + 12288 + len(encode_footer(place([(A, 4096), (B, 8192)])))
+    assert (await catalog.holdings("acme")).stored_bytes == size  # also what no index makes usable
+    assert (await catalog.holdings("acme")).lacks({A: 4096, B: 4096, C: 4096}) == {B: 4096, C: 4096}
+    assert (await catalog.holdings("umbrella")).stored_bytes == 0
+    await store.delete(pack_key("acme", P))
+    assert await catalog.places("acme") == {}
+    assert (await catalog.holdings("acme")).stored_bytes == len(b"pack")
+    assert repr(catalog) == "<Catalog tenants=2>"
 
 
-def test_kept_files(tmp_path: Path) -> None:
+async def test_kept_files(tmp_path: Path) -> None:
     """A kept file holds the chunks of its index, and is known itself; its index may be taken away and come anew."""
-
-    async def scenario() -> None:
-        store = CountingStore(tmp_path)
-        catalog = Catalog(store)
-        pack, index = file_pack(P), FileIndex(chunks=(FileChunk(A, (FileSpan(73, 5000),)),), size=9000)
-        await store.put_if_absent(pack_key("acme", pack), bytes(9000))
-        found = await catalog.holdings("acme")
-        assert (found.files, found.stored_bytes, P in found) == (frozenset(), 9000, False)
-        await store.put_if_absent(index_key("acme", pack), encode_file_index(index))
-        found = await catalog.holdings("acme")
-        assert found.places == {A: Place(pack, ((73, 5000),))}
-        assert (found.files, found.stored_bytes) == (frozenset({P}), 9000)
-        assert [name in found for name in (P, A, B)] == [True, True, False]
-        assert found.lacks({A: 8192, B: 4096}) == {B: 4096}
-        await store.delete(index_key("acme", pack))
-        assert (await catalog.holdings("acme")).files == frozenset()
-        other = FileIndex(chunks=(FileChunk(B, (FileSpan(80, 4096),)),), size=9000)
-        await store.put_if_absent(index_key("acme", pack), encode_file_index(other))
-        assert set(await catalog.places("acme")) == {B}
-
-    asyncio.run(scenario())
+    store = CountingStore(tmp_path)
+    catalog = Catalog(store)
+    pack, index = file_pack(P), FileIndex(chunks=(FileChunk(A, (FileSpan(73, 5000),)),), size=9000)
+    await store.put_if_absent(pack_key("acme", pack), bytes(9000))
+    found = await catalog.holdings("acme")
+    assert (found.files, found.stored_bytes, P in found) == (frozenset(), 9000, False)
+    await store.put_if_absent(index_key("acme", pack), encode_file_index(index))
+    found = await catalog.holdings("acme")
+    assert found.places == {A: Place(pack, ((73, 5000),))}
+    assert (found.files, found.stored_bytes) == (frozenset({P}), 9000)
+    assert [name in found for name in (P, A, B)] == [True, True, False]
+    assert found.lacks({A: 8192, B: 4096}) == {B: 4096}
+    await store.delete(index_key("acme", pack))
+    assert (await catalog.holdings("acme")).files == frozenset()
+    other = FileIndex(chunks=(FileChunk(B, (FileSpan(80, 4096),)),), size=9000)
+    await store.put_if_absent(index_key("acme", pack), encode_file_index(other))
+    assert set(await catalog.places("acme")) == {B}
 
 
-def test_is_bounded(tmp_path: Path) -> None:
+async def test_is_bounded(tmp_path: Path) -> None:
     """Tenants that were not asked for lately are forgotten."""
-
-    async def scenario() -> None:
-        catalog = Catalog(FileStore(tmp_path))
-        for number in range(100):
-            await catalog.places(f"t{number}")
-        assert repr(catalog) == "<Catalog tenants=64>"
-
-    asyncio.run(scenario())
+    catalog = Catalog(FileStore(tmp_path))
+    for number in range(100):
+        await catalog.places(f"t{number}")
+    assert repr(catalog) == "<Catalog tenants=64>"
 
 
-def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
+async def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
     """Its chunks are sent again, and its bytes count. A store that answers nothing is unavailable, not empty."""
 
     class Sick(FileStore):
@@ -110,16 +97,13 @@ def test_unreadable_index_hides_its_pack_alone(tmp_path: Path) -> None:
                 raise BlobUnavailable("EIO")
             return await super().stat(key)
 
-    async def scenario() -> None:
-        store = Sick(tmp_path)
-        for pack, chunk in ((P, A), (Q, B)):
-            await store.put_if_absent(pack_key("acme", pack), b"pack")
-            await store.put_if_absent(index_key("acme", pack), encode_table(place([(chunk, 4096)])))
-        holdings = await Catalog(store).holdings("acme")
-        assert set(holdings.places) == {B}
-        assert holdings.stored_bytes == len(b"pack") + 4096 + len(encode_footer(place([(B, 4096)])))
-        store.away = True
-        with pytest.raises(BlobUnavailable):
-            await Catalog(store).holdings("acme")
-
-    asyncio.run(scenario())
+    store = Sick(tmp_path)
+    for pack, chunk in ((P, A), (Q, B)):
+        await store.put_if_absent(pack_key("acme", pack), b"pack")
+        await store.put_if_absent(index_key("acme", pack), encode_table(place([(chunk, 4096)])))
+    holdings = await Catalog(store).holdings("acme")
+    assert set(holdings.places) == {B}
+    assert holdings.stored_bytes == len(b"pack") + 4096 + len(encode_footer(place([(B, 4096)])))
+    store.away = True
+    with pytest.raises(BlobUnavailable):
+        await Catalog(store).holdings("acme")

@@ -2,9 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +16,6 @@ from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, Commits
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.eventually import eventually
-from tests.loops import in_loop
 from tests.snapshotter.test_staging import record
 
 DIGESTS = ("a" * 64,)
@@ -47,150 +45,129 @@ class Gate:
         return outcome
 
 
-def run(scenario: Callable[[Gate, Commits], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        gate = Gate()
-        commits = Commits(gate.publish)
-        try:
-            async with asyncio.timeout(30):
-                await scenario(gate, commits)
-        finally:
-            await commits.close()
-        assert not commits.is_running("acme")
-
-    asyncio.run(main())
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
 
 
-def test_joins() -> None:
+@pytest.fixture
+async def commits(gate: Gate) -> AsyncIterator[Commits]:
+    commits = Commits(gate.publish)
+    try:
+        yield commits
+    finally:
+        await commits.close()
+    assert not commits.is_running("acme")
+
+
+async def test_joins(gate: Gate, commits: Commits) -> None:
     """Many askers, one run; the impatient are told the step, the others the result; it stays askable."""
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        plan = record()
-        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
-        commits.start(plan, DIGESTS)
-        await asyncio.sleep(0)
-        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) == Committing(step=CommitStep.SEALING)
-        assert commits.is_running("acme")
-        assert not commits.is_running("umbrella")
-        names = (None, None, "other")
-        askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, DIGESTS, 5, name)) for name in names]
-        await asyncio.sleep(0)
-        askers[0].cancel()
-        gate.go.set()
-        there = replace(DONE, created=False)  # one of equal pushes made the version, for the others it was there
-        assert await asyncio.gather(*askers[1:]) == [DONE, there]
-        for name, want in ((None, DONE), ("other", there), (None, DONE)):  # whose answer was lost may ask again
-            assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0, name) == want
-        assert gate.began == 1
-
-    run(scenario)
+    plan = record()
+    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
+    commits.start(plan, DIGESTS)
+    await asyncio.sleep(0)
+    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) == Committing(step=CommitStep.SEALING)
+    assert commits.is_running("acme")
+    assert not commits.is_running("umbrella")
+    names = (None, None, "other")
+    askers = [asyncio.create_task(commits.try_join("acme", plan.plan_id, DIGESTS, 5, name)) for name in names]
+    await asyncio.sleep(0)
+    askers[0].cancel()
+    gate.go.set()
+    there = replace(DONE, created=False)  # one of equal pushes made the version, for the others it was there
+    assert await asyncio.gather(*askers[1:]) == [DONE, there]
+    for name, want in ((None, DONE), ("other", there), (None, DONE)):  # whose answer was lost may ask again
+        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0, name) == want
+    assert gate.began == 1
 
 
-def test_strangers() -> None:
+async def test_strangers(commits: Commits) -> None:
     """Another tenant sees no commit; other chunks are a conflict."""
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        plan = record()
-        commits.start(plan, DIGESTS)
-        assert await commits.try_join("umbrella", plan.plan_id, DIGESTS, 0) is None
-        with pytest.raises(Refused) as caught:
-            await commits.try_join("acme", plan.plan_id, ("b" * 64,), 0)
-        assert isinstance(caught.value.failure, Conflict)
-
-    run(scenario)
+    plan = record()
+    commits.start(plan, DIGESTS)
+    assert await commits.try_join("umbrella", plan.plan_id, DIGESTS, 0) is None
+    with pytest.raises(Refused) as caught:
+        await commits.try_join("acme", plan.plan_id, ("b" * 64,), 0)
+    assert isinstance(caught.value.failure, Conflict)
 
 
-def test_a_failure_is_told_once() -> None:
+async def test_a_failure_is_told_once(gate: Gate, commits: Commits) -> None:
     """Then the plan can be committed again."""
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        plan = record()
-        gate.outcomes = [Refused(Unavailable("the control plane"))]
-        gate.go.set()
-        commits.start(plan, DIGESTS)
-        with pytest.raises(Refused, match="control plane"):
-            await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
-        assert plan.plan_id not in commits
-        commits.start(plan, DIGESTS)
-        assert await commits.try_join("acme", plan.plan_id, DIGESTS, 5) == DONE
-
-    run(scenario)
+    plan = record()
+    gate.outcomes = [Refused(Unavailable("the control plane"))]
+    gate.go.set()
+    commits.start(plan, DIGESTS)
+    with pytest.raises(Refused, match="control plane"):
+        await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+    assert plan.plan_id not in commits
+    commits.start(plan, DIGESTS)
+    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 5) == DONE
 
 
-def test_bounds() -> None:
+async def test_bounds(gate: Gate, commits: Commits) -> None:
     """So many run, no more; so many results are kept, the oldest go."""
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        plans = [record(f"tenant-{number}") for number in range(RUNNING_LIMIT)]
-        for plan in plans:
-            commits.start(plan, DIGESTS)
-        with pytest.raises(Refused) as caught:
-            commits.start(record("another"), DIGESTS)
-        assert isinstance(caught.value.failure, Overloaded)
-        gate.go.set()
-        for plan in plans:
-            await commits.try_join(plan.tenant, plan.plan_id, DIGESTS, 5)
-        for _ in range(RESULTS_KEPT):
-            plan = record()
-            commits.start(plan, DIGESTS)
-            await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
-        assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
-        assert plans[0].plan_id not in commits
-
-    run(scenario)
+    plans = [record(f"tenant-{number}") for number in range(RUNNING_LIMIT)]
+    for plan in plans:
+        commits.start(plan, DIGESTS)
+    with pytest.raises(Refused) as caught:
+        commits.start(record("another"), DIGESTS)
+    assert isinstance(caught.value.failure, Overloaded)
+    gate.go.set()
+    for plan in plans:
+        await commits.try_join(plan.tenant, plan.plan_id, DIGESTS, 5)
+    for _ in range(RESULTS_KEPT):
+        plan = record()
+        commits.start(plan, DIGESTS)
+        await commits.try_join("acme", plan.plan_id, DIGESTS, 5)
+    assert repr(commits) == f"<Commits running=0 kept={RESULTS_KEPT}>"
+    assert plans[0].plan_id not in commits
 
 
-def test_kept_result_holds_no_list_of_chunks() -> None:
+async def test_kept_result_holds_no_list_of_chunks(gate: Gate, commits: Commits) -> None:
     """A list of a large version takes tens of megabytes, and many results are kept."""
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        digests = tuple(f"{number:064x}" for number in range(3))
-        held, plan = sys.getrefcount(digests), record()
-        gate.go.set()
-        commits.start(plan, digests)
-        assert await commits.try_join("acme", plan.plan_id, digests, 5) == DONE
-        assert plan.plan_id in commits
-        assert sys.getrefcount(digests) == held
-
-    run(scenario)
+    digests = tuple(f"{number:064x}" for number in range(3))
+    held, plan = sys.getrefcount(digests), record()
+    gate.go.set()
+    commits.start(plan, digests)
+    assert await commits.try_join("acme", plan.plan_id, digests, 5) == DONE
+    assert plan.plan_id in commits
+    assert sys.getrefcount(digests) == held
 
 
-def test_tenants_with_many_commits_keep_no_other_out() -> None:
+async def test_tenants_with_many_commits_keep_no_other_out(commits: Commits) -> None:
     """A tenant runs no more than it leaves free to others, but for its first. So it takes four tenants to fill the
     list, and what the first of them gives back is not theirs again.
     """
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        def fill(tenant: str) -> int:
-            """Start as many as are taken."""
-            for number in range(RUNNING_LIMIT):
-                try:
-                    commits.start(record(tenant), DIGESTS)
-                except Refused:
-                    return number
-            return RUNNING_LIMIT
+    def fill(tenant: str) -> int:
+        """Start as many as are taken."""
+        for number in range(RUNNING_LIMIT):
+            try:
+                commits.start(record(tenant), DIGESTS)
+            except Refused:
+                return number
+        return RUNNING_LIMIT
 
-        assert [fill(tenant) for tenant in ("a", "b", "c")] == [4, 2, 1]
-        assert [fill(tenant) for tenant in ("a", "b", "c")] == [0, 0, 0]
-        commits.start(record("victim"), DIGESTS)
-        assert commits.is_running("victim")
-
-    run(scenario)
+    assert [fill(tenant) for tenant in ("a", "b", "c")] == [4, 2, 1]
+    assert [fill(tenant) for tenant in ("a", "b", "c")] == [0, 0, 0]
+    commits.start(record("victim"), DIGESTS)
+    assert commits.is_running("victim")
 
 
-def test_close_cancels() -> None:
+async def test_close_cancels(gate: Gate, commits: Commits) -> None:
     """Leaving ends what runs; nothing is left behind."""
 
-    async def scenario(gate: Gate, commits: Commits) -> None:
-        commits.start(record(), DIGESTS)
-        await asyncio.sleep(0)
-        await commits.close()
-        assert (gate.began, gate.cancelled) == (1, 1)
-
-    run(scenario)
+    commits.start(record(), DIGESTS)
+    await asyncio.sleep(0)
+    await commits.close()
+    assert (gate.began, gate.cancelled) == (1, 1)
 
 
-@in_loop
 async def test_commit_that_nobody_asks_for_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client left: what it holds, a turn of the engine for one, is others'. Who comes back starts it anew."""
     monkeypatch.setattr(commits_module, "ABANDONED_S", 0.05)

@@ -313,29 +313,25 @@ def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Sto
     assert "can't be read now" in findings.popitem()[1]
 
 
-def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
+async def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
     """A second check of a tenant is told to come back; after the first one's end, or its client's, there is room. A
     client that reads nothing of its check keeps no other tenant from theirs; there are so many in all.
     """
-
-    async def scenario() -> None:
-        inner = VerifyingStore(FileStore(tmp_path / "store"))
-        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
-        first = fsck.check(TENANT)
-        await anext(first)
-        (refused,) = [line async for line in fsck.check(TENANT)]
-        assert isinstance(refused, FsckBroken)
-        assert refused.failure.code == "overloaded"
-        others = [fsck.check(f"tenant-{number}") for number in range(AT_ONCE)]
-        for other in others[:-1]:
-            assert not isinstance(await anext(other), FsckBroken)
-        assert isinstance(await anext(others[-1]), FsckBroken)
-        for other in others:
-            await other.aclose()  # type: ignore[attr-defined]
-        await first.aclose()  # type: ignore[attr-defined]
-        assert isinstance([line async for line in fsck.check(TENANT)][-1], FsckSummary)
-
-    asyncio.run(scenario())
+    inner = VerifyingStore(FileStore(tmp_path / "store"))
+    fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
+    first = fsck.check(TENANT)
+    await anext(first)
+    (refused,) = [line async for line in fsck.check(TENANT)]
+    assert isinstance(refused, FsckBroken)
+    assert refused.failure.code == "overloaded"
+    others = [fsck.check(f"tenant-{number}") for number in range(AT_ONCE)]
+    for other in others[:-1]:
+        assert not isinstance(await anext(other), FsckBroken)
+    assert isinstance(await anext(others[-1]), FsckBroken)
+    for other in others:
+        await other.aclose()  # type: ignore[attr-defined]
+    await first.aclose()  # type: ignore[attr-defined]
+    assert isinstance([line async for line in fsck.check(TENANT)][-1], FsckSummary)
 
 
 def test_the_planted_manifests_are_manifests(store: Store) -> None:

@@ -5,32 +5,28 @@ import asyncio
 from snapshotter.locks import NamedLocks
 
 
-def test_locks() -> None:
+async def test_locks() -> None:
     """Two of one name never overlap; two names do; a cancelled waiter leaves no trace."""
+    locks = NamedLocks()
+    inside: list[str] = []
+    both = asyncio.Barrier(2)
 
-    async def scenario() -> None:
-        locks = NamedLocks()
-        inside: list[str] = []
-        both = asyncio.Barrier(2)
+    async def hold(name: str) -> None:
+        async with locks.hold(name):
+            assert name not in inside
+            inside.append(name)
+            async with asyncio.timeout(30):
+                await both.wait()  # only with the other name's holder
+            inside.remove(name)
 
-        async def hold(name: str) -> None:
-            async with locks.hold(name):
-                assert name not in inside
-                inside.append(name)
-                async with asyncio.timeout(30):
-                    await both.wait()  # only with the other name's holder
-                inside.remove(name)
-
-        async with asyncio.TaskGroup() as tasks:
-            for name in ("a", "b", "a", "b"):
-                tasks.create_task(hold(name))
-        async with locks.hold("a"):
-            waiter = asyncio.create_task(hold("a"))
-            await asyncio.sleep(0)
-            waiter.cancel()
-            await asyncio.gather(waiter, return_exceptions=True)
-            assert len(locks) == 1
-        assert len(locks) == 0
-        assert repr(locks) == "<NamedLocks []>"
-
-    asyncio.run(scenario())
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("a", "b", "a", "b"):
+            tasks.create_task(hold(name))
+    async with locks.hold("a"):
+        waiter = asyncio.create_task(hold("a"))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        assert len(locks) == 1
+    assert len(locks) == 0
+    assert repr(locks) == "<NamedLocks []>"

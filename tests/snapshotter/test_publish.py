@@ -177,31 +177,28 @@ def test_a_store_that_lies(tmp_path: Path) -> None:
     assert_whole(tmp_path / "store", TENANT)
 
 
-def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
+async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
     """A power cut may take what was staged: packing notices, and the chunk is asked for again."""
     bench = Bench.over(tmp_path)
     files, request = Model().files(), encode(Model().request())
 
-    async def scenario() -> None:
-        plan = await bench.pushes.plan(TENANT, request)
-        digests = digests_of(plan, files)
-        missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+    plan = await bench.pushes.plan(TENANT, request)
+    digests = digests_of(plan, files)
+    missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
 
-        async def put(digest: str, data: bytes) -> None:
-            await bench.pushes.put_chunk(TENANT, missing.plan_id, digest, data)
+    async def put(digest: str, data: bytes) -> None:
+        await bench.pushes.put_chunk(TENANT, missing.plan_id, digest, data)
 
-        await send_missing(plan, digests, missing.digests, files, put)
-        lost = missing.digests[0]
-        (tmp_path / "staging" / TENANT / missing.plan_id / "chunks" / lost).write_bytes(b"")
-        with pytest.raises(Refused) as caught:
-            await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
-        assert isinstance(caught.value.failure, Conflict)
-        again = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-        assert lost in again.digests
-        await send_missing(plan, digests, again.digests, files, put)
+    await send_missing(plan, digests, missing.digests, files, put)
+    lost = missing.digests[0]
+    (tmp_path / "staging" / TENANT / missing.plan_id / "chunks" / lost).write_bytes(b"")
+    with pytest.raises(Refused) as caught:
         await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
-
-    asyncio.run(scenario())
+    assert isinstance(caught.value.failure, Conflict)
+    again = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+    assert lost in again.digests
+    await send_missing(plan, digests, again.digests, files, put)
+    await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
     assert_whole(tmp_path / "store", TENANT)
 
 

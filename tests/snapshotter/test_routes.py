@@ -543,50 +543,40 @@ async def planned_on(client: httpx.AsyncClient) -> tuple[str, bytes]:
     return f"/push/v1/plans/{plan.plan_id}", encode(MissingRequest(digests=digests_of(plan, Model().files())))
 
 
-def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_of_a_tenant_read_few_plans_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large plan takes 150 MB of memory for each call that reads it: further calls of its tenant wait."""
+    bench, go, inside, most = Bench.over(tmp_path), asyncio.Event(), 0, 0
 
-    async def scenario() -> None:
-        bench, go, inside, most = Bench.over(tmp_path), asyncio.Event(), 0, 0
+    async def limits(tenant: str) -> TenantLimits:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await go.wait()
+        inside -= 1
+        return TenantLimits()
 
-        async def limits(tenant: str) -> TenantLimits:
-            nonlocal inside, most
-            inside += 1
-            most = max(most, inside)
-            await go.wait()
-            inside -= 1
-            return TenantLimits()
-
-        monkeypatch.setattr(bench.jobs, "limits", limits)
-        async with client_of(bench) as client:
-            path, body = await planned_on(client)
-            calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(RECORDS_AT_ONCE)]
-            await eventually(lambda: inside >= RECORDS_AT_ONCE // 2)
-            for _ in range(
-                RECORDS_AT_ONCE
-            ):  # of another tenant, which has turns; the calls above could go on meanwhile
-                answer = await client.get(f"{path}/manifest", headers=principal("umbrella"))
-                assert answer.status_code == 404
-            go.set()
-            assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * RECORDS_AT_ONCE
-        assert most == RECORDS_AT_ONCE // 2
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(bench.jobs, "limits", limits)
+    async with client_of(bench) as client:
+        path, body = await planned_on(client)
+        calls = [asyncio.create_task(client.post(f"{path}/missing", content=body)) for _ in range(RECORDS_AT_ONCE)]
+        await eventually(lambda: inside >= RECORDS_AT_ONCE // 2)
+        for _ in range(RECORDS_AT_ONCE):  # of another tenant, which has turns; the calls above could go on meanwhile
+            answer = await client.get(f"{path}/manifest", headers=principal("umbrella"))
+            assert answer.status_code == 404
+        go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * RECORDS_AT_ONCE
+    assert most == RECORDS_AT_ONCE // 2
 
 
-def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path) -> None:
+async def test_answers_about_plans_count_in_the_memory_for_bodies(tmp_path: Path) -> None:
     """Else clients that read nothing would fill the memory with answers."""
-
-    async def scenario() -> None:
-        bench = Bench.over(tmp_path)
-        async with client_of(bench) as client:
-            path, body = await planned_on(client)
-            missing = decode((await client.post(f"{path}/missing", content=body)).content, Missing)
-            path = f"/push/v1/plans/{missing.plan_id}/manifest"
-            length = len((await client.get(path)).raise_for_status().content)
-            bench.pushes.body_room = ByteRoom("the bench", 2 * length - 1)
-            assert problem(await client.get(path))[:2] == (503, "overloaded")
-            bench.pushes.body_room = ByteRoom("the bench", 2 * length)
-            assert (await client.get(path)).status_code == 200
-
-    asyncio.run(scenario())
+    bench = Bench.over(tmp_path)
+    async with client_of(bench) as client:
+        path, body = await planned_on(client)
+        missing = decode((await client.post(f"{path}/missing", content=body)).content, Missing)
+        path = f"/push/v1/plans/{missing.plan_id}/manifest"
+        length = len((await client.get(path)).raise_for_status().content)
+        bench.pushes.body_room = ByteRoom("the bench", 2 * length - 1)
+        assert problem(await client.get(path))[:2] == (503, "overloaded")
+        bench.pushes.body_room = ByteRoom("the bench", 2 * length)
+        assert (await client.get(path)).status_code == 200

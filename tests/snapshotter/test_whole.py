@@ -180,31 +180,28 @@ async def cut_off(bench: Bench) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     return missing.plan_id, digests, missing.digests
 
 
-def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
+async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
     """The chunk is asked for again; what no chunk holds comes with the plan again."""
     bench = Bench.over(tmp_path)
 
-    async def scenario() -> None:
-        push_id, digests, sent = await cut_off(bench)
-        whole = REQUEST.weights[0].whole
-        assert whole is not None
-        rest = blake3(REQUEST.weights[0].header + whole.between).hexdigest()
-        for lost in (sent[-1], rest):
-            for path in (tmp_path / "staging" / TENANT).glob(f"*/chunks/{lost}"):
-                path.write_bytes(b"")
-            with pytest.raises(Refused) as caught:
-                await bench.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
-            assert isinstance(caught.value.failure, Conflict)
-            again, digests, resent = await cut_off(bench)
-            assert again == push_id
-            assert resent == ((lost,) if lost in sent else ())
-        await bench.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
-
-    asyncio.run(scenario())
+    push_id, digests, sent = await cut_off(bench)
+    whole = REQUEST.weights[0].whole
+    assert whole is not None
+    rest = blake3(REQUEST.weights[0].header + whole.between).hexdigest()
+    for lost in (sent[-1], rest):
+        for path in (tmp_path / "staging" / TENANT).glob(f"*/chunks/{lost}"):
+            path.write_bytes(b"")
+        with pytest.raises(Refused) as caught:
+            await bench.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
+        assert isinstance(caught.value.failure, Conflict)
+        again, digests, resent = await cut_off(bench)
+        assert again == push_id
+        assert resent == ((lost,) if lost in sent else ())
+    await bench.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
     assert packs(tmp_path)[NAME] == RAW
 
 
-def test_quota(tmp_path: Path) -> None:
+async def test_quota(tmp_path: Path) -> None:
     """The file counts with all its bytes, once, also beside packs that hold the same chunks; promised it counts too."""
     room = len(RAW) + 20_000
 
@@ -216,19 +213,16 @@ def test_quota(tmp_path: Path) -> None:
             return isinstance(refused.failure, StorageQuotaExceeded)
         return False
 
-    async def scenario() -> None:
-        bench = Bench.over(tmp_path, tenant_store_bytes=room)
-        await cut_off(bench)
-        other = Model(shards={"model.safetensors": {**WEIGHTS, "model.large": weight((11_000,), 8, "BF16")}})
-        assert await too_much(bench, other.request(), other.files())  # the file is promised
-        await bench.push(FILES, encode(REQUEST))
-        assert await too_much(bench, other.request(), other.files())  # the file is there
-        assert not await too_much(bench, MODEL.request(), MODEL.files())  # its chunks are
-        small = Bench.over(tmp_path / "small", tenant_store_bytes=62_000)  # the packs, and half of the file
-        await small.push(MODEL.files(), encode(MODEL.request()))
-        assert await too_much(small, REQUEST, FILES)
-
-    asyncio.run(scenario())
+    bench = Bench.over(tmp_path, tenant_store_bytes=room)
+    await cut_off(bench)
+    other = Model(shards={"model.safetensors": {**WEIGHTS, "model.large": weight((11_000,), 8, "BF16")}})
+    assert await too_much(bench, other.request(), other.files())  # the file is promised
+    await bench.push(FILES, encode(REQUEST))
+    assert await too_much(bench, other.request(), other.files())  # the file is there
+    assert not await too_much(bench, MODEL.request(), MODEL.files())  # its chunks are
+    small = Bench.over(tmp_path / "small", tenant_store_bytes=62_000)  # the packs, and half of the file
+    await small.push(MODEL.files(), encode(MODEL.request()))
+    assert await too_much(small, REQUEST, FILES)
 
 
 @pytest.mark.deep

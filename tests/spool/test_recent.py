@@ -1,6 +1,5 @@
 """What was just committed is shipped from memory; what is not there, from the disk; nothing twice, nothing lost."""
 
-import asyncio
 from pathlib import Path
 
 from hypothesis import given
@@ -43,37 +42,29 @@ def test_it_is_bounded(sizes: list[int], limit: int, kept: int) -> None:
         recent.check_integrity()
 
 
-def test_shipping_what_was_just_committed_reads_no_disk(tmp_path: Path) -> None:
+async def test_shipping_what_was_just_committed_reads_no_disk(tmp_path: Path) -> None:
     """Its segment is unreadable, and all of it arrives; test_shipper has the control, whose spool keeps nothing."""
-
-    async def scenario() -> None:
-        spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096), Receiver(refusals=3)
-        for _ in range(3):
-            await spool.append(make("x" * 1000))
-        for path in spool.path.glob("*.seg"):
-            path.write_bytes(bytes(4096))
-        assert await quick(spool, receiver).flush(soon())
-        assert receiver.first_times() == [make("x" * 1000)(sequence) for sequence in (1, 2, 3)]
-        spool.close()
-
-    asyncio.run(scenario())
+    spool, receiver = Spool.open(tmp_path, "a-1", segment_bytes=4096), Receiver(refusals=3)
+    for _ in range(3):
+        await spool.append(make("x" * 1000))
+    for path in spool.path.glob("*.seg"):
+        path.write_bytes(bytes(4096))
+    assert await quick(spool, receiver).flush(soon())
+    assert receiver.first_times() == [make("x" * 1000)(sequence) for sequence in (1, 2, 3)]
+    spool.close()
 
 
-def test_from_memory_to_the_disk_and_back(tmp_path: Path) -> None:
+async def test_from_memory_to_the_disk_and_back(tmp_path: Path) -> None:
     """Some fitted, the next ones lie in segments that were begun meanwhile, the last ones fit again."""
-
-    async def scenario() -> None:
-        spool = Spool.open(tmp_path, "a-1", segment_bytes=4096, recent_bytes=3500)
-        receiver = Receiver()
-        for _ in range(12):
-            await spool.append(make("x" * 1000))
-        shipper = quick(spool, receiver)
-        assert await shipper._try_ship()
-        assert receiver.batches == [3]
-        for _ in range(3):
-            await spool.append(make("x" * 1000))
-        assert await shipper.flush(soon())
-        assert receiver.taken == [make("x" * 1000)(sequence) for sequence in range(1, 16)]
-        spool.close()
-
-    asyncio.run(scenario())
+    spool = Spool.open(tmp_path, "a-1", segment_bytes=4096, recent_bytes=3500)
+    receiver = Receiver()
+    for _ in range(12):
+        await spool.append(make("x" * 1000))
+    shipper = quick(spool, receiver)
+    assert await shipper._try_ship()
+    assert receiver.batches == [3]
+    for _ in range(3):
+        await spool.append(make("x" * 1000))
+    assert await shipper.flush(soon())
+    assert receiver.taken == [make("x" * 1000)(sequence) for sequence in range(1, 16)]
+    spool.close()

@@ -32,25 +32,22 @@ class GatedDisk(Disk):
         super().sync(fd)
 
 
-def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
+async def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
     """While the disk has not synced, the append waits; so do all others, and they share the next sync."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
 
-    async def scenario() -> None:
-        first = asyncio.create_task(spool.append(make("first")))
-        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
-        others = [asyncio.create_task(spool.append(make("other"))) for _ in range(100)]
-        await asyncio.sleep(0)
-        assert not first.done()
-        assert spool.committed == 0
-        disk.gate.set()
-        async with asyncio.timeout(DEADLINE_S):
-            assert await first == 1
-            assert sorted(await asyncio.gather(*others)) == list(range(2, 102))
-        assert disk.syncs == 2
-
-    asyncio.run(scenario())
+    first = asyncio.create_task(spool.append(make("first")))
+    await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+    others = [asyncio.create_task(spool.append(make("other"))) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert not first.done()
+    assert spool.committed == 0
+    disk.gate.set()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await first == 1
+        assert sorted(await asyncio.gather(*others)) == list(range(2, 102))
+    assert disk.syncs == 2
     spool.close()
     assert len(read_all(tmp_path / "a-1")) == 101
 
@@ -78,22 +75,19 @@ def test_many_threads_and_a_loop_share_one_gapless_sequence(tmp_path: Path) -> N
     assert read_all(tmp_path / "a-1") == [f"{sequence}:{text}".encode() for sequence, text in sorted(told)]
 
 
-def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
+async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> None:
     """The record of a cancelled append is there; the committer goes on."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
 
-    async def scenario() -> None:
-        task = asyncio.create_task(spool.append(make("cancelled")))
-        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        disk.gate.set()
-        async with asyncio.timeout(DEADLINE_S):
-            assert await spool.append(make("next")) == 2
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(spool.append(make("cancelled")))
+    await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    disk.gate.set()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await spool.append(make("next")) == 2
     spool.close()
     assert read_all(tmp_path / "a-1") == [b"1:cancelled", b"2:next"]
 
@@ -177,45 +171,39 @@ def test_waiting_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("follows", [pytest.param(True, id="with the next one"), pytest.param(False, id="by itself")])
-def test_what_nobody_waits_for_is_made_soon(tmp_path: Path, follows: bool) -> None:
+async def test_what_nobody_waits_for_is_made_soon(tmp_path: Path, follows: bool) -> None:
     """Nothing is waited for; it is on the disk before the next append that is, and without one a moment later."""
     spool = Spool.open(tmp_path, "a-1")
 
-    async def scenario() -> None:
-        for number in range(3):
-            spool.append_soon(make(f"soon{number}"))
-        assert spool.committed == 0
-        if follows:
-            assert await spool.append(make("next")) == 4
-        committed = asyncio.Event()
-        end = spool.subscribe(committed.set)
-        async with asyncio.timeout(DEADLINE_S):
-            while spool.committed < 3:
-                await committed.wait()
-        end()
-
-    asyncio.run(scenario())
+    for number in range(3):
+        spool.append_soon(make(f"soon{number}"))
+    assert spool.committed == 0
+    if follows:
+        assert await spool.append(make("next")) == 4
+    committed = asyncio.Event()
+    end = spool.subscribe(committed.set)
+    async with asyncio.timeout(DEADLINE_S):
+        while spool.committed < 3:
+            await committed.wait()
+    end()
     spool.close()
     assert read_all(tmp_path / "a-1")[:3] == [b"1:soon0", b"2:soon1", b"3:soon2"]
 
 
-def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
+async def test_what_nobody_waits_for_is_bounded_and_its_failure_is_known(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One more than may wait is refused; one that the disk does not take is in the log, and the spool says so."""
     disk = FailingDisk("write")
     spool = Spool.open(tmp_path, "a-1", disk=disk, max_waiting=1)
 
-    async def scenario() -> None:
-        spool.append_soon(make("lost"))
-        with pytest.raises(Refused) as full:
-            spool.append_soon(make("one too many"))
-        assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
-        async with asyncio.timeout(DEADLINE_S):
-            while not spool.failing:
-                await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    spool.append_soon(make("lost"))
+    with pytest.raises(Refused) as full:
+        spool.append_soon(make("one too many"))
+    assert full.value.failure == Overloaded("the usage spool's queue", 1, 1.0)
+    async with asyncio.timeout(DEADLINE_S):
+        while not spool.failing:
+            await asyncio.sleep(0)
     spool.close()
     assert "a record is lost" in caplog.messages
 
