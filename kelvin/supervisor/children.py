@@ -1,4 +1,8 @@
-"""The processes that `kelvin up` keeps: how each is started, and how one that died comes back."""
+"""A group of child processes: how it is started, brought back, watched and ended.
+
+`up.py`, `pod.py` and `engine.py` have one group each, and say what its processes are and what a death means. The dead
+are collected by `reaper.py`, and what hangs is found by `watchdog.py`.
+"""
 
 import asyncio
 import logging
@@ -7,20 +11,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
 from kelvin.policy.restarts import Restarts
+from kelvin.supervisor.reaper import Reaped, children, reap
 from kelvin.supervisor.watchdog import Watched
+from service.loops import Loops
 from service.startup import BAD_SETTING_STATUS
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.02  # between two looks at what a process is about to do
 KILL_AFTER_S: Final = 5.0
+LOOK_S: Final = 0.2  # between two looks whether those that end are gone, where no signal tells of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ def specs_of(*, filters: bool) -> tuple[ChildSpec, ...]:
     return (FILTERS, *SPECS) if filters else SPECS
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Child:
     """A running process of ours, or one that waits for its restart."""
 
@@ -60,7 +68,8 @@ class Child:
     born_s: float = 0.0
     restarts: Restarts = field(default_factory=Restarts)
     refused: bool = False  # it said that its settings are wrong
-    is_kept: bool = True  # whether it comes back when it dies
+    is_kept: bool = True  # it comes back when it dies; otherwise it leaves its group then
+    restart: asyncio.Task[None] | None = None  # the last one
 
     def __repr__(self) -> str:
         pid = self.process.pid if self.process else "down"
@@ -110,6 +119,135 @@ class Child:
                 os.kill(self.process.pid, number)
 
 
+class ChildGroup:
+    """The children of one supervisor. What dies is started again, with back-off, until `stop_restarts`."""
+
+    def __init__(
+        self,
+        members: Iterable[Child],
+        spawn: Callable[[Child], None],
+        on_death: Callable[[Reaped, Child | None], None],
+    ) -> None:
+        """`spawn` starts a child's process. Raises OSError.
+
+        `on_death` gets every process that was reaped, and the child whose process it was: None for one that a child
+        forked and left to us. It may set `is_kept` to False, so that the child does not come back.
+        """
+        self.members = list(members)  # in order of start
+        self.is_draining = False
+        self._spawn = spawn
+        self._on_death = on_death
+        self._loops = Loops()
+        self._deaths = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<ChildGroup {self.members}>"
+
+    def start_all(self) -> None:
+        """Start every child at once; each waits for what it needs by itself. Raises OSError."""
+        for child in tuple(self.members):
+            self.start(child)
+
+    def start(self, child: Child) -> None:
+        """Start a child of the group, or one that joins it. Raises OSError."""
+        self._spawn(child)
+        if child not in self.members:
+            self.members.append(child)
+
+    def collect(self) -> None:
+        """Reap what died. Call it by `call_on_deaths`. Raises OSError."""
+        for reaped in reap():
+            child = next((each for each in self.members if each.pid == reaped.pid), None)
+            if child is not None:
+                child.buried(reaped.status)
+                log_end(child, reaped.status, is_expected=self.is_draining or not child.is_kept)
+            self._on_death(reaped, child)
+            if child is None:
+                continue
+            if not child.is_kept:
+                self.members.remove(child)
+            elif not self.is_draining:
+                child.restart = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
+        self._deaths.set()
+
+    def watched(self) -> list[Watched]:
+        """Return the children that should answer the watchdog."""
+        found = [] if self.is_draining else [child.watched for child in self.members]
+        return [watched for watched in found if watched is not None]
+
+    def stop_restarts(self) -> None:
+        """Start none of them again: the whole group is about to end."""
+        self.is_draining = True
+        for child in self.members:
+            _cancel_restart(child)
+
+    async def end(self, ending: Collection[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
+        """Signal these children, and kill them after `patience_s`. Return when they are gone, or the kernel holds one.
+
+        They leave the group, and do not come back by themselves.
+        """
+        for child in ending:
+            child.is_kept = False
+            _cancel_restart(child)
+        await self._end(lambda: [child.pid for child in ending if child.pid is not None], patience_s, number)
+
+    async def end_descendants(self, patience_s: float, spared: Collection[Child] = ()) -> None:
+        """End as `end` does what the children forked and left to us, and the children but for those that are spared."""
+
+        def living() -> list[int]:
+            kept = {child.pid for child in spared}
+            return [pid for pid in children() if pid not in kept]
+
+        await self._end(living, patience_s, signal.SIGTERM)
+
+    async def _end(self, living: Callable[[], list[int]], patience_s: float, number: int) -> None:
+        for each, limit_s in ((number, patience_s), (signal.SIGKILL, KILL_AFTER_S)):
+            for pid in living():
+                if each == signal.SIGKILL:
+                    name = next((child.spec.name for child in self.members if child.pid == pid), "forked")
+                    log.error("killed after its time to drain", extra={"child": name, "pid": pid})
+                with suppress(ProcessLookupError):
+                    os.kill(pid, each)
+            if await self._are_gone(living, limit_s):
+                return
+
+    async def _are_gone(self, living: Callable[[], list[int]], patience_s: float) -> bool:
+        limit_s = time.monotonic() + patience_s
+        while living():
+            left_s = limit_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._deaths.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, LOOK_S)):
+                    await self._deaths.wait()
+            with suppress(OSError):  # the next round tries again
+                self.collect()
+        return True
+
+    async def _bring_back(self, child: Child) -> None:
+        """Start one that died, after the pause that its deaths ask for, unless nobody wants it any more.
+
+        A start that the system refuses (no memory, process, descriptor, or room for its log) counts as a death. No
+        signal tells of it, so it is tried again here.
+        """
+        await asyncio.sleep(child.restarts.delay_s)
+        while child.is_kept and not self.is_draining:
+            try:
+                self.start(child)
+                return
+            except OSError as error:
+                child.restarts = child.restarts.after_death(0.0)
+                why = {"child": child.spec.name, "error": repr(error), "deaths": child.restarts.deaths}
+                log.warning("a process can't be started; trying again", extra=why)
+            await asyncio.sleep(child.restarts.delay_s)
+
+
+def _cancel_restart(child: Child) -> None:
+    if child.restart is not None:
+        child.restart.cancel()
+
+
 def log_end(child: Child, status: int, *, is_expected: bool) -> None:
     """Log that a process ended: as a warning, unless it was told to end and did so cleanly or by the signal itself."""
     extra = {"child": child.spec.name, "status": status}
@@ -119,22 +257,15 @@ def log_end(child: Child, status: int, *, is_expected: bool) -> None:
         log.warning("a process died", extra=extra)
 
 
-async def bring_back(child: Child, start: Callable[[Child], None], is_wanted: Callable[[], bool]) -> None:
-    """Start one that died, after the pause that its deaths ask for, unless nobody wants it any more.
-
-    A start that the system refuses (no memory, process, descriptor, or room for its log) counts as a death. No signal
-    tells of it, so it is tried again here.
-    """
-    await asyncio.sleep(child.restarts.delay_s)
-    while is_wanted():
-        try:
-            start(child)
-            return
-        except OSError as error:
-            child.restarts = child.restarts.after_death(0.0)
-            why = {"child": child.spec.name, "error": repr(error), "deaths": child.restarts.deaths}
-            log.warning("a process can't be started; trying again", extra=why)
-        await asyncio.sleep(child.restarts.delay_s)
+@contextmanager
+def open_lifeline() -> Iterator[int]:
+    """Yield a descriptor for children to inherit. It reaches its end when this process does, and they end with us."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 @contextmanager

@@ -5,14 +5,10 @@ nobody is billed for it, so its life is no record.
 """
 
 import asyncio
-import logging
-import os
 import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing, suppress
-from functools import partial
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +18,11 @@ from contracts.errors import Refused, Unavailable
 from contracts.jobs import ENGINE, GateJob, SealJob
 from contracts.wire import decode, encode
 from kelvin.settings import EngineSettings, engine_environment
-from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, bring_back, log_end
+from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildGroup, open_lifeline
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.reaper import become_subreaper, call_on_deaths, children, reap
-from kelvin.supervisor.watchdog import Watchdog, Watched, asking
+from kelvin.supervisor.reaper import Reaped, become_subreaper, call_on_deaths
+from kelvin.supervisor.watchdog import Watchdog, asking, is_ready
 from service.born import BornProcess, socket_name
-from service.client import ServiceClient
 from service.failures import install_failure_handlers
 from service.first import while_asked
 from service.jobs import JobDesk, Jobs
@@ -39,12 +34,9 @@ from service.startup import BAD_SETTING_STATUS
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
 
-log = logging.getLogger(__name__)
-
 FORK_S: Final = 10.0
 PARK_S: Final = 30.0
 TERM_S: Final = 2.0
-ASK_S: Final = 2.0  # for each of the two to say that it is ready
 DRAIN_S: Final = 30  # for a job under way; what is cut is repeated by whoever asked
 _PROCESSES: Final = ("zygote", "cache")
 
@@ -59,57 +51,33 @@ class Engine:
         self._directory = directory
         self._lifeline_fd = lifeline_fd
         self._stop = stop
-        self._children = tuple(Child(spec) for spec in SPECS if spec.name in _PROCESSES)
-        self._loops = Loops()
-        self._bringing_back: set[asyncio.Task[None]] = set()
-        self._deaths = asyncio.Event()
+        self.group = ChildGroup((Child(spec) for spec in SPECS if spec.name in _PROCESSES), self._spawn, self._on_death)
         self._zygote = ZygoteClient(directory)
-        self._cache = ServiceClient(directory, "cache.sock", "the cache agent", limit=4)
+        self.status = 0  # to end with
 
     def __repr__(self) -> str:
-        return f"<Engine {self._children}>"
-
-    @property
-    def status(self) -> int:
-        """To end with."""
-        return BAD_SETTING_STATUS if any(child.refused for child in self._children) else 0
+        return f"<Engine {self.group}>"
 
     def start(self) -> None:
         """Both at once. What an engine before left of its standbys goes: none of them lives."""
         for left in (*self._directory.path.glob(socket_name("*")), *self._pages("[0-9]*")):
             if not left.is_dir():  # a foreign entry
                 left.unlink(missing_ok=True)
-        for child in self._children:
-            self._start(child)
+        self.group.start_all()
 
-    def _start(self, child: Child) -> None:
+    def _spawn(self, child: Child) -> None:
         environment = engine_environment(self._settings, self._lifeline_fd, uses_store=child.spec.uses_store)
         child.start(None, environment, self._lifeline_fd)
 
-    def collect(self) -> None:
-        """Reap what died: of ours, what is to come back does; of a standby nothing is kept."""
-        for reaped in reap():
-            child = next((each for each in self._children if each.pid == reaped.pid), None)
-            if child is None:
-                for page in self._pages(str(reaped.pid)):
-                    page.unlink(missing_ok=True)
-                continue
-            child.buried(reaped.status)
-            log_end(child, reaped.status, is_expected=self._stop.is_set())
-            if child.refused:
-                self._stop.set()
-            elif child.is_kept:
-                task = self._loops.start("bring back", partial(self._bring_back, child), about=child.spec.name)
-                self._bringing_back.add(task)
-                task.add_done_callback(self._bringing_back.discard)
-        self._deaths.set()
-
-    def watched(self) -> list[Watched]:
-        """Return the processes that should answer. A standby has a job, whose caller waits for it with a deadline."""
-        return [watched for child in self._children if (watched := child.watched) is not None]
-
-    async def _bring_back(self, child: Child) -> None:
-        await bring_back(child, self._start, lambda: child.is_kept)
+    def _on_death(self, reaped: Reaped, child: Child | None) -> None:
+        """Of a standby nothing is kept. It has a job, whose caller waits for it with a deadline."""
+        if child is None:
+            for page in self._pages(str(reaped.pid)):
+                page.unlink(missing_ok=True)
+        elif child.refused:
+            self.status = BAD_SETTING_STATUS
+            self.group.stop_restarts()
+            self._stop.set()
 
     @asynccontextmanager
     async def standby(self) -> AsyncIterator[BornProcess]:
@@ -130,35 +98,15 @@ class Engine:
 
     async def is_ready(self) -> bool:
         """Whether a job would have what it takes."""
-        try:
-            await self._zygote.ping(ASK_S)
-            async with self._cache.open("GET", "/readyz", timeout_s=ASK_S):
-                return True
-        except Refused:
-            return False
+        for spec in [child.spec for child in self.group.members]:
+            if not await is_ready(self._directory, spec.name, spec.socket):
+                return False
+        return True
 
     async def end(self) -> None:
         """All of them, standbys too. Returns when none is left, or the kernel holds one."""
-        for child in self._children:
-            child.is_kept = False
-        for task in self._bringing_back:
-            task.cancel()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for pid in children():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            if await self._childless():
-                break
-        await self._cache.close()
-
-    async def _childless(self) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(KILL_AFTER_S):
-                while children():
-                    self._deaths.clear()
-                    await self._deaths.wait()
-                return True
-        return False
+        self.group.stop_restarts()
+        await self.group.end_descendants(KILL_AFTER_S)
 
     def _pages(self, pid: str) -> tuple[Path, ...]:
         return tuple((self._directory.path / "meters").glob(f"{pid}.*"))
@@ -196,21 +144,18 @@ def _json(value: object) -> Response:
 
 async def _supervise(settings: EngineSettings) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
-    with closing(SocketDirectory(settings.data / "run")) as directory:
-        engine = Engine(settings, directory, lifeline_read, stop)
+    with open_lifeline() as lifeline_fd, closing(SocketDirectory(settings.data / "run")) as directory:
+        engine = Engine(settings, directory, lifeline_fd, stop)
         stop_on_signals(loop, stop.set)
-        call_on_deaths(engine.collect)
+        call_on_deaths(engine.group.collect)
         try:
             engine.start()
             app = make_app(JobDesk(engine.standby), engine.is_ready)
             async with Loops() as loops:
-                loops.start("watchdog", Watchdog(engine.watched, asking(directory)).run)
+                loops.start("watchdog", Watchdog(engine.group.watched, asking(directory)).run)
                 await serve_until(app, directory.listen(ENGINE), stop, DRAIN_S)
         finally:
             await engine.end()
-            os.close(lifeline_read)
-            os.close(lifeline_write)
     return engine.status
 
 

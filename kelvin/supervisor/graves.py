@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import time
+import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,6 +196,22 @@ class Graves:
             page.unlink()  # only after the record is durable: killed between the two, `recover` finds that record
         except (Refused, OSError) as error:
             log.error("a lifetime is not recorded yet", extra={"runtime": death.runtime_id, "failure": str(error)})
+
+
+@contextmanager
+def open_graves(data: Path) -> Iterator[tuple[Graves, Spool]]:
+    """Yield the graves of a data directory and the spool to which they write. Lifetimes that an earlier supervisor left
+    unwritten are written first. Raises OSError.
+    """
+    source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
+    recorded = recorded_lives(data / "spool")
+    spool = Spool.open(data / "spool", source)
+    try:
+        graves = Graves(data / "run" / "meters", spool, source)
+        graves.recover(recorded)
+        yield graves, spool
+    finally:
+        spool.close()
 
 
 class _Named(msgspec.Struct):

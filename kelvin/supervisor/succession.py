@@ -7,40 +7,34 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child
+from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, ChildGroup
 
 log = logging.getLogger(__name__)
 
 OUTCOME: Final = "succession"  # in the run directory: why the last one came to nothing
 
 
-class End(Protocol):
-    """End these with that signal, and by force after so many seconds; returns when they are gone."""
-
-    def __call__(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM, /) -> Awaitable[None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What it does through its supervisor."""
-
-    start: Callable[[Child], None]  # raises OSError
-    end: End
-    may_begin: Callable[[], Awaitable[bool]]
-    is_at_door: Callable[[Child], Awaitable[bool]]  # whether this very process answers there, and is ready
-
-
 class Succession:
-    """Of one supervisor's children; at most one is under way."""
+    """Of one supervisor's group; at most one is under way."""
 
-    def __init__(self, children: list[Child], hands: Hands, run: Path, ready_s: float, drain_s: float) -> None:
-        """`children` is the supervisor's own list. A new door has `ready_s`, the old one `drain_s` to end."""
-        self._children = children
-        self._hands = hands
+    def __init__(
+        self,
+        group: ChildGroup,
+        may_begin: Callable[[], Awaitable[bool]],
+        is_at_door: Callable[[Child], Awaitable[bool]],
+        run: Path,
+        ready_s: float,
+        drain_s: float,
+    ) -> None:
+        """`is_at_door` says whether this very process answers there, and is ready. A new door has `ready_s` for that,
+        the old one `drain_s` to end. `run` is the run directory.
+        """
+        self._group = group
+        self._may_begin = may_begin
+        self._is_at_door = is_at_door
         self._run = run
         self._outcome = run / OUTCOME
         self._ready_s = ready_s
@@ -76,24 +70,23 @@ class Succession:
                 self._failed(f"the door can't be changed: {error.strerror or error}")
 
     async def _change(self) -> None:
-        old = next(child for child in self._children if child.spec.listens)
+        old = next(child for child in self._group.members if child.spec.listens)
         name = old.spec.name
-        if not await self._hands.may_begin():
+        if not await self._may_begin():
             self._failed(f"the {name} can't be changed before the installation is ready")
             return
         with self._kept_name(old) as give_back:
             new = Child(old.spec, is_kept=False)
             try:
-                self._hands.start(new)
+                self._group.start(new)
             except OSError as error:
                 self._failed(f"the new {name} can't be started, and the old one stays: {error.strerror or error}")
                 return
-            self._children.append(new)
             limit = time.monotonic() + self._ready_s
             # If it dies right after its answer, keep the old one: nobody else would accept requests.
-            while not (await self._hands.is_at_door(new) and new.pid is not None):
+            while not (await self._is_at_door(new) and new.pid is not None):
                 if new.pid is None or time.monotonic() > limit:
-                    await self._hands.end([new], KILL_AFTER_S)
+                    await self._group.end([new], KILL_AFTER_S)
                     give_back()
                     self._failed(
                         f"the new {name} did not become ready, and the old one stays; logs/{name}.log says why"
@@ -102,9 +95,9 @@ class Succession:
                 await asyncio.sleep(POLL_S)
         new.is_kept, old.is_kept = True, False
         if old.pid is None:  # it died meanwhile
-            self._children.remove(old)
+            self._group.members.remove(old)
             return
-        await self._hands.end([old], self._drain_s, signal.SIGUSR1)
+        await self._group.end([old], self._drain_s, signal.SIGUSR1)
 
     @contextmanager
     def _kept_name(self, old: Child) -> Iterator[Callable[[], None]]:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 3.0
 ANSWER_S: Final = 3.0
+READY_S: Final = 2.0  # for an answer whether it is ready
 CONNECT_S: Final = 0.2  # within one machine it takes no time, unless very many wait to be accepted
 
 
@@ -90,26 +91,41 @@ class Watchdog:
                 self._silences[each] = silence
 
 
+async def is_ready(directory: SocketDirectory, name: str, socket_name: str | None) -> bool:
+    """Return whether a process says that it is ready. The zygote is where it answers."""
+    try:
+        await _ask(directory, name, socket_name, "/readyz", READY_S)
+        return True
+    except Refused:
+        return False
+
+
 def asking(directory: SocketDirectory) -> Callable[[Watched], Awaitable[bool]]:
     """Return a probe that asks processes over their sockets in `directory`."""
 
     async def answers(each: Watched) -> bool:
         try:
-            if each.socket is None:
-                await ZygoteClient(directory).ping(ANSWER_S)
-                return True
-            client = ServiceClient(directory, each.socket, each.name, limit=1)
-            try:
-                async with client.open("GET", "/healthz", timeout_s=ANSWER_S):
-                    return True
-            finally:
-                await client.close()
+            await _ask(directory, each.name, each.socket, "/healthz", ANSWER_S)
+            return True
         except Refused as refused:
             # Any other failure is an answer. Where this process can't ask, or another one has the socket, silence says
             # nothing about the process.
             return not isinstance(refused.failure, Unavailable) or not _can_ask() or _is_anothers(directory, each)
 
     return answers
+
+
+async def _ask(directory: SocketDirectory, name: str, socket_name: str | None, path: str, timeout_s: float) -> None:
+    """GET `path` over the socket; the zygote, which has none of these, is pinged. Raises Refused."""
+    if socket_name is None:
+        await ZygoteClient(directory).ping(timeout_s)
+        return
+    client = ServiceClient(directory, socket_name, name, limit=1)
+    try:
+        async with client.open("GET", path, timeout_s=timeout_s):
+            return
+    finally:
+        await client.close()
 
 
 def _can_ask() -> bool:

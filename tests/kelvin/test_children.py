@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
@@ -15,8 +16,9 @@ import pytest
 from contracts.jobs import Parked
 from contracts.jobs import Pod as Told
 from kelvin.settings import EngineSettings, PodSettings, UpSettings
+from kelvin.supervisor import children as subject
 from kelvin.supervisor import engine, reaper
-from kelvin.supervisor.children import Child, ChildSpec, bring_back, log_end
+from kelvin.supervisor.children import Child, ChildGroup, ChildSpec, log_end
 from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.pod import Pod
 from kelvin.supervisor.reaper import Reaped, call_on_deaths, children, reap
@@ -27,7 +29,7 @@ from tests.eventually import eventually
 from tests.virtual_loop import run_virtually
 
 PID: Final = 4_000_000  # beyond any that the kernel gives
-Supervised = tuple[Callable[[], None], Child]  # how deaths are seen, and one of whom
+Supervised = tuple[ChildGroup, Child]  # whose deaths are seen, and one of them
 
 
 class Process:
@@ -40,19 +42,19 @@ class Process:
 def _up(data: Path) -> Supervised:
     nowhere, nobody = cast(SocketDirectory, None), cast(Graves, None)
     supervisor = Supervisor(UpSettings(data, 1, "", 1, 1), nowhere, nobody, 0, None)
-    return supervisor.collect, supervisor._children[-1]
+    return supervisor.group, supervisor.group.members[-1]
 
 
 def _engine(data: Path) -> Supervised:
     of = engine.Engine(EngineSettings(data, "file:///store"), cast(SocketDirectory, None), 0, asyncio.Event())
-    return of.collect, of._children[-1]
+    return of.group, of.group.members[-1]
 
 
 def _pod(data: Path) -> Supervised:
     parked = Parked(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
     settings = PodSettings(data, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
     pod = Pod(settings, cast(Graves, None), 0)
-    return pod.collect, pod._cache
+    return pod.group, pod.group.members[0]
 
 
 @pytest.mark.parametrize("supervised", [_up, _engine, _pod])
@@ -61,7 +63,7 @@ def test_a_start_that_the_system_refuses_is_tried_again(
 ) -> None:
     """By whichever supervisor, ever later, as if it had died; once it is begun, no more."""
     tried_s: list[float] = []
-    dead = [Reaped(PID, -signal.SIGKILL, 1, 1, 1, 1)]
+    dead = Reaped(PID, -signal.SIGKILL, 1, 1, 1, 1)
 
     def start(child: Child, *_: object) -> None:
         tried_s.append(asyncio.get_running_loop().time())
@@ -70,14 +72,12 @@ def test_a_start_that_the_system_refuses_is_tried_again(
         child.process = cast(None, Process())
 
     monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(engine, "ServiceClient", lambda *_, **__: None)
-    for module in ("up", "engine", "pod"):
-        monkeypatch.setattr(f"kelvin.supervisor.{module}.reap", lambda: iter([dead.pop()]))
+    monkeypatch.setattr(subject, "reap", lambda: iter([dead]))
 
     async def main() -> Child:
-        collect, child = supervised(tmp_path)
+        group, child = supervised(tmp_path)
         child.process = cast(None, Process())
-        collect()
+        group.collect()
         assert child.pid is None
         await asyncio.sleep(60)
         return child
@@ -106,17 +106,60 @@ def test_only_an_unexpected_end_is_a_warning(
     assert [record.levelno for record in caplog.records] == [level]
 
 
-def test_one_that_nobody_wants_any_more_is_not_tried_again() -> None:
-    """A drain began between two tries."""
+def test_one_that_nobody_wants_any_more_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain began between two tries, or before the first."""
     child, tried = Child(ChildSpec("cache", "weightcache", None)), []
 
-    def start(each: Child) -> None:
+    def spawn(each: Child) -> None:
         tried.append(each)
-        each.is_kept = False
+        group.stop_restarts()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    run_virtually(bring_back(child, start, lambda: child.is_kept))
+    monkeypatch.setattr(subject, "reap", lambda: iter([Reaped(PID, 1, 1, 1, 1, 1)]))
+    group = ChildGroup([child], spawn, lambda *_: None)
+
+    async def main() -> None:
+        for _ in range(2):
+            child.process = cast(None, Process())
+            group.collect()
+            await asyncio.sleep(60)
+
+    run_virtually(main())
     assert tried == [child]
+
+
+SLEEPS: Final = "import threading; print(flush=True); threading.Event().wait()"
+STUBBORN: Final = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        pytest.param(SLEEPS, -signal.SIGTERM, id="it ends as it is told to"),
+        pytest.param(STUBBORN, -signal.SIGKILL, id="it is killed after its time"),
+    ],
+)
+def test_end_of_a_child(text: str, status: int) -> None:
+    """It is gone when `end` returns, has left the group, and does not come back; another one of the group lives on."""
+    deaths: list[tuple[int, Child | None]] = []
+
+    def spawn(child: Child) -> None:
+        child.process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+        assert child.process.stdout is not None
+        with child.process.stdout as ready:
+            ready.readline()
+
+    async def main() -> None:
+        ending, other = (Child(ChildSpec(name, name, None)) for name in ("cache", "zygote"))
+        group = ChildGroup([ending, other], spawn, lambda reaped, child: deaths.append((reaped.status, child)))
+        group.start_all()
+        await group.end([ending], 0.5)
+        assert (ending.pid, group.members, deaths) == (None, [other], [(status, ending)])
+        assert other.pid in children()
+        await group.end([other], 0.5)
+        assert deaths[1:] == [(status, other)]
+
+    asyncio.run(main())
 
 
 def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

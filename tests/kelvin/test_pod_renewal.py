@@ -1,18 +1,22 @@
 """A pod that waits begins anew what ended in it: once, whatever else was about to come back."""
 
 import asyncio
+import itertools
+import signal
+import time
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
 from contracts.jobs import Parked
 from contracts.jobs import Pod as Told
-from kelvin.policy.restarts import Restarts
 from kelvin.settings import PodSettings
+from kelvin.supervisor import children
 from kelvin.supervisor.children import Child
-from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.pod import Pod
+from kelvin.supervisor.reaper import Reaped
 from tests.virtual_loop import run_virtually
 
 
@@ -20,20 +24,39 @@ def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch
     """It died a moment before the runtime was released; what it had kept is gone."""
     parked = Parked(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
     settings = PodSettings(tmp_path, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
-    left = tmp_path / "cache" / "chunk"
-    left.parent.mkdir()
-    left.touch()
+    pids = itertools.count(4_000_000)  # beyond any that the kernel gives
+    running: dict[str, int] = {}
     started: list[str] = []
-    monkeypatch.setattr(Pod, "_start", lambda _, child: started.append(cast(Child, child).spec.name))
+    dead: list[Reaped] = []
+
+    def start(child: Child, *_: object) -> None:
+        running[child.spec.name] = next(pids)
+        started.append(child.spec.name)
+        child.process = cast(None, Mock(pid=running[child.spec.name]))
+        child.born_s = time.monotonic()
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(children, "reap", lambda: iter([dead.pop()] if dead else []))
 
     async def main() -> None:
-        pod = Pod(settings, cast(Graves, None), 0)
-        pod._cache.restarts = Restarts(deaths=5)
-        pod._bringing_back = asyncio.create_task(pod._bring_back())
-        await asyncio.sleep(0.01)
-        await pod._renew()
+        pod = Pod(settings, Mock(), 0)
+
+        async def die(name: str, status: int) -> None:
+            dead.append(Reaped(running[name], status, 1, 1, 1, 1))
+            pod.group.collect()
+            await asyncio.sleep(0.01)
+
+        pod.start()
+        left = tmp_path / "cache" / "chunk"
+        left.parent.mkdir()
+        left.touch()
+        await die("cache", -signal.SIGKILL)
+        assert started == ["cache", "runtime", "cache"], "the first time at once"
+        await die("cache", -signal.SIGKILL)
+        started.clear()
+        await die("runtime", 0)
         await asyncio.sleep(60)
+        assert started == ["cache", "runtime"]
+        assert not left.exists()
 
     run_virtually(main())
-    assert started == ["cache", "runtime"]
-    assert not left.exists()

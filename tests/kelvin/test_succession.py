@@ -4,15 +4,15 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from kelvin.supervisor.children import Child, ChildSpec
-from kelvin.supervisor.succession import OUTCOME, Hands, Succession
+from kelvin.supervisor.children import Child, ChildGroup, ChildSpec
+from kelvin.supervisor.succession import OUTCOME, Succession
 
 DOOR = ChildSpec("activator", "activator", "activator.sock", listens=True)
 
@@ -28,6 +28,20 @@ def _begun(child: Child, pid: int) -> None:
     child.process = cast(None, Process(pid))
 
 
+class Group(ChildGroup):
+    """One whose processes end as soon as they are told to."""
+
+    def __init__(self, spawn: Callable[[Child], None]) -> None:
+        super().__init__([Child(ChildSpec("cache", "weightcache", None)), Child(DOOR)], spawn, lambda *_: None)
+        self.ended: list[tuple[int | None, int]] = []
+
+    async def end(self, ending: Collection[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
+        for child in ending:
+            self.ended.append((child.pid, number))
+            if not child.is_kept:
+                self.members.remove(child)
+
+
 @dataclass
 class Supervisor:
     """Its children and what was done to them."""
@@ -37,26 +51,21 @@ class Supervisor:
     is_ready: bool = True
     on_start: Callable[["Supervisor", Child], None] = lambda _, child: _begun(child, 2)
     at_door: Callable[["Supervisor"], bool] = lambda _: True
-    children: list[Child] = field(default_factory=lambda: [Child(ChildSpec("cache", "weightcache", None)), Child(DOOR)])
-    ended: list[tuple[int | None, int]] = field(default_factory=list)
     succession: Succession = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.group = Group(lambda child: self.on_start(self, child))
+        self.children, self.ended = self.group.members, self.group.ended
 
     async def change(self) -> None:
         """One, to its end."""
         _begun(self.children[1], 1)
-        hands = Hands(lambda child: self.on_start(self, child), self.end, self.may_begin, self.is_at_door)
-        self.succession = Succession(self.children, hands, self.run, self.ready_s, 5.0)
+        self.succession = Succession(self.group, self.may_begin, self.is_at_door, self.run, self.ready_s, 5.0)
         self.succession.begin()
         self.succession.begin()
         async with asyncio.timeout(30):
             while self.succession.is_under_way:
                 await asyncio.sleep(0)
-
-    async def end(self, ending: list[Child], patience_s: float, number: int = signal.SIGTERM) -> None:
-        for child in ending:
-            self.ended.append((child.pid, number))
-            if not child.is_kept:
-                self.children.remove(child)
 
     async def may_begin(self) -> bool:
         return self.is_ready
