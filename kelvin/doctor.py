@@ -9,25 +9,17 @@ from typing import Final
 
 import click
 
+from kelvin.checks.certificates import check_certificate_files
+from kelvin.checks.devices import check_devices
+from kelvin.checks.disk import READ_BYTES, check_disk
+from kelvin.checks.guards import OF_POSTGRESQL, check_backups, check_certificates, check_secrets, is_running
+from kelvin.checks.kernel import check_clock, check_kernel, wall_minus_monotonic_s
+from kelvin.checks.limits import check_limits, core_count
+from kelvin.checks.memory import check_memory, usable_bytes
+from kelvin.checks.services import check_services
 from kelvin.client import DoorClosed, target
-from kelvin.policy.certificates import judge_certificate_files
-from kelvin.policy.configuration import Place, judge_names, judge_values
+from kelvin.policy.configuration import judge_names, judge_values
 from kelvin.policy.findings import Finding, Level, fails
-from kelvin.policy.guarding import OF_POSTGRESQL, judge_backups, judge_certificate, judge_files
-from kelvin.policy.machine import judge_clock, judge_devices, judge_disk, judge_kernel, judge_limits, judge_memory
-from kelvin.probes.certificates import look_at_certificates
-from kelvin.probes.devices import look_at_devices
-from kelvin.probes.disk import READ_BYTES, look_at_disk
-from kelvin.probes.guards import (
-    authority_times_s,
-    is_running,
-    leaf_left_s,
-    look_at_backups,
-    look_at_secrets,
-)
-from kelvin.probes.kernel import look_at_clock, look_at_kernel, look_at_limits, wall_minus_monotonic_s
-from kelvin.probes.memory import look_at_memory
-from kelvin.probes.services import ask_services
 from kelvin.settings import doctor_environment
 from service.private import keep_secrets
 
@@ -41,33 +33,24 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
     Raises PermissionError if a file of the data directory can't be looked at.
     """
     before_s = wall_minus_monotonic_s()
-    yield from judge_disk(look_at_disk(data, read_bytes=read_bytes))
-    memory, limits = look_at_memory(), look_at_limits()
-    yield from judge_memory(memory)
-    yield from judge_limits(limits, _whole(environment, "KELVIN_CONNECTIONS", 8192))
-    yield from judge_kernel(look_at_kernel())
-    yield from judge_devices(look_at_devices())
+    yield from check_disk(data, read_bytes=read_bytes)
+    yield from check_memory()
+    yield from check_limits(_whole(environment, "KELVIN_CONNECTIONS", 8192))
+    yield from check_kernel()
+    yield from check_devices()
     yield from judge_names(environment)
-    bound = min(memory.total_bytes, memory.cgroup_bytes or memory.total_bytes)
-    yield from judge_values(environment, Place(bound, limits.cores))
-    yield from ask_services(environment)
-    yield from judge_files(*look_at_secrets(data))
+    yield from judge_values(environment, usable_bytes(), core_count())
+    yield from check_services(environment)
+    yield from check_secrets(data)
     running = is_running(data)
-    if (data / "ca.pem").exists():
-        mend = "remove DATA/ca.pem and DATA/tls/ca.key, restart, and give callers the new ca.pem"
-        left_s, begins_in_s = authority_times_s(data)
-        yield judge_certificate("of the CA", left_s, mend, begins_in_s)
-    if running:
-        yield judge_certificate(
-            "that callers see", leaf_left_s(data), "restart `kelvin up`: it should have been renewed"
-        )
-    yield from judge_certificate_files(look_at_certificates(environment))
+    yield from check_certificates(data, running=running)
+    yield from check_certificate_files(environment)
     if environment.get("KELVIN_DATABASE"):
         yield OF_POSTGRESQL
     else:
         every_s = float(_whole(environment, "KELVIN_BACKUP_S", 240))
-        yield from judge_backups(look_at_backups(data, environment.get("KELVIN_BACKUP") or None, every_s, running))
-    yield from judge_clock(look_at_clock(before_s, data))
+        yield from check_backups(data, environment.get("KELVIN_BACKUP") or None, every_s, running=running)
+    yield from check_clock(before_s, data)
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from contracts.wire import decode
+from kelvin.checks.guards import is_running
 from kelvin.client import DoorClosed
-from kelvin.probes.guards import is_running
 
 T = TypeVar("T")
 

@@ -64,14 +64,6 @@ KNOWN: Final = frozenset(DEFAULTS) | OTHERS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The machine that the settings are for."""
-
-    memory_bytes: int
-    cores: int
-
-
-@dataclass(frozen=True, slots=True)
 class Rule:
     """`small` should not be above `large`. Both are names of `DEFAULTS`."""
 
@@ -111,8 +103,8 @@ def judge_names(names: Collection[str]) -> list[Finding]:
     return findings or [Finding("settings", Level.OK, "every KELVIN_ variable is known")]
 
 
-def judge_values(env: Mapping[str, str], place: Place) -> list[Finding]:
-    """Contradictions. Values that are no numbers are passed over: their service names them."""
+def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[Finding]:
+    """Contradictions, on a machine of so much. Values that are no numbers are passed over: their service names them."""
     found = {name: _number(env, name) for name in DEFAULTS}
     findings = []
     for rule in RULES:
@@ -122,17 +114,17 @@ def judge_values(env: Mapping[str, str], place: Place) -> list[Finding]:
             mend = f"{rule.small}={large:.12g} or less, or a larger {rule.large}"
             findings.append(Finding("settings contradict", rule.level, seen, rule.cost, mend))
     slots, threads = found["KELVIN_DEVICE_SLOTS"], found["KELVIN_THREADS"]
-    host = _number(env, "KELVIN_HOST_BYTES", place.memory_bytes / 4)
+    host = _number(env, "KELVIN_HOST_BYTES", memory_bytes / 4)
     promised = host + slots * found["KELVIN_KV_BYTES"]
-    if promised > place.memory_bytes:
+    if promised > memory_bytes:
         seen = f"host tier {as_bytes(host)} and {slots:g} replicas' KV come to {as_bytes(promised)}"
-        cost = f"the machine has {as_bytes(place.memory_bytes)}: with all slots held, starts fail or the kernel kills"
+        cost = f"the machine has {as_bytes(memory_bytes)}: with all slots held, starts fail or the kernel kills"
         mend = "fewer KELVIN_DEVICE_SLOTS, less KELVIN_KV_BYTES or KELVIN_HOST_BYTES"
         findings.append(Finding("settings contradict", Level.NOTE, seen, cost, mend))
-    if threads > place.cores:
-        seen = f"KELVIN_THREADS={threads:g} on {place.cores} cores"
+    if threads > cores:
+        seen = f"KELVIN_THREADS={threads:g} on {cores} cores"
         cost = "threads of one step wait for one another: 4 to 10 times slower under load"
-        findings.append(Finding("settings contradict", Level.WARN, seen, cost, f"KELVIN_THREADS={place.cores} or less"))
+        findings.append(Finding("settings contradict", Level.WARN, seen, cost, f"KELVIN_THREADS={cores} or less"))
     if env.get("KELVIN_LOG_LEVEL") == "debug":
         cost = "a line for each request: a share of the requests per second, and disk"
         findings.append(Finding("settings", Level.NOTE, "KELVIN_LOG_LEVEL=debug", cost, "unset it when done"))

@@ -3,6 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+GB: Final = 1_000_000_000
+DAY_S: Final = 86_400
 
 
 class Level(StrEnum):

@@ -1,4 +1,7 @@
-"""`kelvin doctor` looks at every certificate that a setting names as a file, and at the one of it that counts."""
+"""`kelvin doctor` looks at every certificate that a setting names as a file, and at the one of it that counts.
+
+One that has ended fails, one that ends soon is told, each with its cost and its mend.
+"""
 
 from datetime import timedelta
 from pathlib import Path
@@ -6,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from contracts.roles import Role
-from kelvin.policy.certificates import Use
-from kelvin.policy.guarding import DAY_S
-from kelvin.probes.certificates import look_at_certificates
+from kelvin.checks.certificates import (
+    CertificateFile,
+    Use,
+    check_certificate_files,
+    judge_certificate_file,
+    look_at_certificates,
+)
+from kelvin.policy.findings import DAY_S, Level
 from tests.kelvin.test_doctor import doctor
 from tests.service.pki import Authority, write
 
@@ -85,6 +93,49 @@ def test_whom_we_believe(tmp_path: Path) -> None:
         {},
     ):
         assert look_at_certificates(strange) == []
+
+
+def file(left_s: float | None, use: Use = Use.FRONT, begins_in_s: float = 0.0) -> CertificateFile:
+    return CertificateFile("KELVIN_CERTIFICATES", "/c/tls.crt", use, left_s, begins_in_s)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "level", "says"),
+    [
+        pytest.param(None, Level.FAIL, "/c/tls.crt (KELVIN_CERTIFICATES) holds none that can be read", id="unreadable"),
+        pytest.param(-2.0 * DAY_S, Level.FAIL, "expired 2 days ago", id="ended"),
+        pytest.param(0.0, Level.FAIL, "expired 0 days ago", id="ends now"),
+        pytest.param(13.0 * DAY_S, Level.WARN, "is good for 13 days", id="less than two weeks"),
+    ],
+)
+@pytest.mark.parametrize("use", list(Use))
+def test_what_is_left(left_s: float | None, level: Level, says: str, use: Use) -> None:
+    """Each has a cost and a mend. Of two weeks and more nothing is said."""
+    found = judge_certificate_file(file(left_s, use))
+    assert found is not None
+    assert (found.level, says in found.seen) == (level, True), found
+    assert found.cost
+    assert found.mend
+    assert judge_certificate_file(file(14.0 * DAY_S, use)) is None
+
+
+def test_certificate_of_the_future_fails() -> None:
+    """It is refused until then, however long it lasts."""
+    found = judge_certificate_file(file(99.0 * DAY_S, begins_in_s=7200.0))
+    assert found is not None
+    assert (found.level, "not valid before 2.0 hours" in found.seen) == (Level.FAIL, True)
+
+
+def test_good_ones_are_one_line(tmp_path: Path) -> None:
+    """Where there is a bad one, it alone is told; where no setting names any, nothing is."""
+    for name, ends_in in (("good", YEAR), ("ended", AGO)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tls.crt").write_bytes(NEXT.sign(ends_in=ends_in).certificate)
+    (bad,) = check_certificate_files({"KELVIN_CERTIFICATES": str(tmp_path)})
+    assert "ended/tls.crt" in bad.seen
+    (good,) = check_certificate_files({"KELVIN_CERTIFICATES": str(tmp_path / "good")})
+    assert (good.level, good.seen) == (Level.OK, "1 that settings name, good for 365 days")
+    assert check_certificate_files({}) == []
 
 
 @pytest.mark.deep

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kelvin.policy.configuration import Place, judge_names, judge_values
+from kelvin.policy.configuration import judge_names, judge_values
 from kelvin.policy.findings import Level
 
-PLACE = Place(memory_bytes=24 << 30, cores=2)
+MEMORY_BYTES, CORES = 24 << 30, 2
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_names_that_are_right() -> None:
 )
 def test_values(env: dict[str, str], level: Level, says: str) -> None:
     """The worst is named."""
-    findings = judge_values(env, PLACE)
+    findings = judge_values(env, MEMORY_BYTES, CORES)
     assert any(found.level is level and says in found.seen for found in findings), findings
     if level is not Level.OK:
         assert all(found.cost and found.mend for found in findings)

@@ -1,4 +1,5 @@
-"""Look at the certificates that settings name as files: when they end. No key is read.
+"""Check the certificates that settings name as files: those that others are shown, and those that we believe. No key is
+read.
 
 Of a chain the leaf counts. Of a file of authorities the one that signed our chain does, of several of that name the
 last to end, as one takes the other's place; where nobody knows who signed, the last to end of all.
@@ -7,7 +8,9 @@ last to end, as one takes the other's place; where nobody knows who signed, the 
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -15,11 +18,50 @@ from urllib.parse import parse_qs, urlsplit
 from cryptography import x509
 
 from contracts.roles import Role
-from kelvin.policy.certificates import CertificateFile, Use
+from kelvin.policy.findings import DAY_S, Finding, Level
 from service.certificate import read_chain
 from service.identity import AUTHORITIES, CERTIFICATE
 
+SOON_S: Final = 14 * DAY_S  # what renews certificates does so a third of their time ahead: for one of 90 days, 30
 FRONT: Final = ("tls.crt", "fullchain.pem")  # as `activator/certificate_files.py` takes pairs
+
+
+class Use(Enum):
+    """What a file is for: what it costs where that no longer holds, and what mends it."""
+
+    FRONT = (
+        "callers who ask for its names refuse it",
+        "renew it there: the activator reads a pair again when it changes",
+    )
+    INNER = (
+        "processes on other hosts refuse this one, and it does not start",
+        "renew it there: processes read it again when it changes",
+    )
+    INNER_AUTHORITY = (
+        "what it signed is refused: processes on different hosts lose one another",
+        "put its successor beside it in that file, everywhere, then renew what it signed",
+    )
+    DATABASE = ("the control plane loses its database: changes are refused, records wait", "renew it there")
+    REDIS = ("activators lose what they share, and each counts for itself", "renew it there")
+    ISSUER = (
+        "the keys of a token's issuer can't be read any more: its tokens are refused",
+        "put its authority's new certificate there, and restart the activator",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFile:
+    """`left_s` until the certificate in it that counts ends; None where none can be read. `begins_in_s` above 0: it is
+    not valid before that.
+    """
+
+    setting: str
+    path: str
+    use: Use
+    left_s: float | None
+    begins_in_s: float = 0.0
+
+
 # Parameters of a setting's URL; whether it is a chain of ours, or authorities.
 _OF_URLS: Final = (
     ("KELVIN_DATABASE", "sslrootcert", Use.DATABASE, False),
@@ -30,6 +72,16 @@ _OF_URLS: Final = (
 _SYSTEM: Final = "system"  # libpq's name of no file
 
 
+def check_certificate_files(env: Mapping[str, str]) -> list[Finding]:
+    """Each that has ended, or ends soon; where there is none of these, that all are good. Of no files nothing."""
+    files = look_at_certificates(env)
+    findings = [found for file in files if (found := judge_certificate_file(file)) is not None]
+    if findings or not files:
+        return findings
+    days = min(file.left_s or 0.0 for file in files) / DAY_S
+    return [Finding("certificate files", Level.OK, f"{len(files)} that settings name, good for {days:.0f} days")]
+
+
 def look_at_certificates(env: Mapping[str, str]) -> list[CertificateFile]:
     """Each file once, with what is worst of it. What of a setting can't be understood is its service's to say."""
     worst: dict[tuple[str, str], CertificateFile] = {}
@@ -38,6 +90,24 @@ def look_at_certificates(env: Mapping[str, str]) -> list[CertificateFile]:
         if _left(file) < _left(known):
             worst[file.setting, file.path] = file
     return list(worst.values())
+
+
+def judge_certificate_file(file: CertificateFile) -> Finding | None:
+    """None where it is good."""
+    cost, mend = file.use.value
+    where = f"{file.path} ({file.setting})"
+    if file.left_s is None:
+        return Finding("certificate file", Level.FAIL, f"{where} holds none that can be read", cost, mend)
+    if file.begins_in_s > 0:
+        seen = f"{where} is not valid before {file.begins_in_s / 3600:.1f} hours from now"
+        return Finding("certificate file", Level.FAIL, seen, cost, f"set this machine's clock right, or {mend}")
+    if file.left_s <= 0:
+        seen = f"{where} expired {abs(file.left_s) / DAY_S:.0f} days ago"
+        return Finding("certificate file", Level.FAIL, seen, cost, mend)
+    if file.left_s < SOON_S:
+        seen = f"{where} is good for {file.left_s / DAY_S:.0f} days"
+        return Finding("certificate file", Level.WARN, seen, f"then {cost}", mend)
+    return None
 
 
 def _left(file: CertificateFile) -> float:

@@ -18,7 +18,7 @@ SERVICES: Final = ("activator", "controlplane", "snapshotter", "weightcache")
 FILTERS: Final = "filters"  # where they are switched on
 
 
-def ask_services(environment: Mapping[str, str]) -> Iterator[Finding]:
+def check_services(environment: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each refusal, and one for the store. All are asked at once, for CHECK_S at most."""
     services = (*SERVICES, FILTERS) if environment.get("KELVIN_FILTERS") == "on" else SERVICES
     asked = [
