@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ClassVar, Final
 
+from contracts.doubling import Doubling
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, RuntimeReport, SealAttestation, SealJob
 from service.client import ServiceClient
@@ -20,8 +21,7 @@ log = logging.getLogger(__name__)
 
 TERM_S: Final = 10.0
 KILL_S: Final = 30.0
-_FIRST_LOOK_S: Final = 0.002
-_LAST_LOOK_S: Final = 0.05
+_LOOKS: Final = Doubling(0.002, 0.05)  # between two looks whether one that was just born is there
 
 
 def socket_name(runtime_id: str) -> str:
@@ -71,13 +71,13 @@ class BornProcess:
 
     async def parks(self, may_wait: Callable[[], bool]) -> bool:
         """Wait until it listens and can take a version. Return False if it dies, or once `may_wait` returns False."""
-        look_s = _FIRST_LOOK_S
-        while not await self.gone(look_s):
+        looks = 1
+        while not await self.gone(_LOOKS.after(looks)):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
                 return True
             if not may_wait():
                 return False
-            look_s = min(look_s * 1.5, _LAST_LOOK_S)
+            looks += 1
         return False
 
     async def gone(self, timeout_s: float) -> bool:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, closing
 from typing import Final
 
 from contracts.deadline import Deadline
-from contracts.doubling import is_told
+from contracts.doubling import Doubling, is_told
 from contracts.errors import Refused
 from contracts.problem import is_retryable
 from contracts.roles import Role
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FIRST_S: Final = 0.5  # between two looks whether there is something to tell
 LAST_S: Final = 5.0  # that the end of a life may take to arrive
-AGAIN_S: Final = 0.2  # before what was left is handed over once more, and then twice as long
+AGAIN: Final = Doubling(0.2, LAST_S)  # before what was left is handed over once more
 
 SoFar = Callable[[], LifetimeRecord | None]
 PostSoFar = Callable[[LifetimeRecord], Awaitable[None]]
@@ -75,7 +75,7 @@ async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
 
     Where a word wasn't taken and the next may be, that follows after FIRST_S, then twice as long, up to `every_s`.
     """
-    failures = 0
+    failures, pauses = 0, Doubling(FIRST_S, every_s)
     while True:
         if (record := so_far()) is None:
             await asyncio.sleep(FIRST_S)
@@ -85,10 +85,9 @@ async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
             await post(record)
             failures = 0
         except Refused as refused:
-            if is_retryable(refused.failure):
-                drawn = random.uniform(0.5, 1.0)  # noqa: S311 (spreads load, keeps no secret)
-                pause_s = min(every_s, FIRST_S * 2 ** min(failures, 10)) * drawn
             failures += 1
+            if is_retryable(refused.failure):
+                pause_s = pauses.after(failures, random.random())  # noqa: S311 (spreads load, keeps no secret)
             if is_told(failures):
                 why = {"why": refused.failure.message, "failures": failures}
                 log.warning("the life so far is not told", extra=why)
@@ -106,12 +105,12 @@ async def _last(desk: LedgerDesk, shipper: Shipper) -> None:
 
 
 async def _shipped(desk: LedgerDesk, within_s: float) -> bool:
-    pause_s = AGAIN_S
+    failures = 0
     try:
         async with asyncio.timeout(within_s):
             while await desk.recover():
-                await asyncio.sleep(pause_s)
-                pause_s *= 2
+                failures += 1
+                await asyncio.sleep(AGAIN.after(failures))
     except TimeoutError:
         return False
     except OSError as error:
