@@ -13,7 +13,7 @@ import msgspec
 from contracts.errors import Failure, MethodNotAllowed, RemoteFailure
 from contracts.secrets import redact
 from contracts.traffic_errors import DeadlineTooShort
-from contracts.wire import Fact
+from contracts.wire import BadJson, Fact, decoder
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
@@ -30,6 +30,19 @@ class WireFailure(Fact, frozen=True):
     message: str
     param: str | None = None
     retryable: bool = False
+    retry_after_s: float | None = None
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A refusal, as problem details (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool
+    param: str | None = None
     retry_after_s: float | None = None
 
 
@@ -121,16 +134,25 @@ def sse_error(failure: Failure, request_id: str | None = None) -> bytes:
 
 def problem_details(failure: Failure) -> bytes:
     """RFC 9457 problem details, for the admin and push APIs."""
-    body: dict[str, object] = {
-        "type": "about:blank",
-        "title": code_of(failure).replace("_", " "),
-        "status": status_of(failure),
-        "detail": redact(failure.message),
-        "code": code_of(failure),
-        "retryable": is_retryable(failure),
-    }
-    if failure.param is not None:
-        body["param"] = _param(failure)
-    if failure.retry_after_s is not None:
-        body["retry_after_s"] = failure.retry_after_s
-    return msgspec.json.encode(body)
+    problem = Problem(
+        type="about:blank",
+        title=code_of(failure).replace("_", " "),
+        status=status_of(failure),
+        detail=redact(failure.message),
+        code=code_of(failure),
+        retryable=is_retryable(failure),
+        param=_param(failure),
+        retry_after_s=failure.retry_after_s,
+    )
+    return msgspec.json.encode(problem)
+
+
+def from_problem(body: bytes) -> RemoteFailure | None:
+    """Return the fact that problem details report; None where the body holds none of ours."""
+    try:
+        problem = decoder(Problem).decode(body)
+    except BadJson:
+        return None
+    return RemoteFailure(
+        problem.code, problem.status, problem.detail, problem.param, problem.retryable, problem.retry_after_s
+    )

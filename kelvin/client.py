@@ -7,9 +7,13 @@ from typing import Any, Final
 
 import click
 import httpx
+import msgspec
 
+from contracts.errors import RemoteFailure
+from contracts.numbers import whole_number
+from contracts.problem import from_problem
 from contracts.secrets import redact
-from contracts.wire import BadJson, decode_any
+from contracts.wire import BadJson, decode_any, decoder
 from kelvin.settings import DEFAULT_PORT
 from service.private import keep_secrets
 
@@ -98,9 +102,8 @@ def _refuse(answer: httpx.Response) -> None:
     """Turn an error of the API into the sentence that it carries. A redirect is of something else, such as a proxy."""
     if answer.is_success:
         return
-    if answer.status_code < 400:
-        raise DoorClosed(not_ours(answer), answer.status_code)
-    raise DoorClosed(sentence_of(answer.status_code, answer.read()), answer.status_code)
+    answer.read()
+    raise DoorClosed(failure_of(answer).message, answer.status_code)
 
 
 def json_of(answer: httpx.Response) -> dict[str, Any]:
@@ -114,11 +117,6 @@ def json_of(answer: httpx.Response) -> dict[str, Any]:
     return found
 
 
-def not_ours(answer: httpx.Response) -> str:
-    """What is said of a status that no call of Kelvin's API ends with."""
-    return f"{answer.url.copy_with(query=None)} answered {answer.status_code}: is the URL Kelvin's?"
-
-
 def unreachable(error: httpx.TransportError) -> DoorClosed:
     """Return the error of a call without an answer: the address, the reason, and what to do next."""
     origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")
@@ -130,15 +128,30 @@ def unreachable(error: httpx.TransportError) -> DoorClosed:
     return DoorClosed(f"the installation can't be reached at {origin}: {error}; {hint}")
 
 
-def sentence_of(status: int, body: bytes) -> str:
-    """What an error of an API says, or its status where it says nothing."""
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class _OpenAiError(msgspec.Struct):
+    """What the door itself answers, before another API is reached."""
+
+    error: _Error
+
+
+def failure_of(answer: httpx.Response) -> RemoteFailure:
+    """Return the failure in an answer other than success, whoever on the way wrote it. The body was read."""
+    status = answer.status_code
+    if status < 400:
+        url = answer.url.copy_with(query=None)
+        return RemoteFailure("unavailable", status, f"{url} answered {status}: is the URL Kelvin's?")
+    if (found := from_problem(answer.content)) is not None:
+        return found
+    passing = status in (429, 502, 503, 504)
+    after_s = whole_number(answer.headers.get("retry-after", ""))
     try:
-        found = decode_any(body)
+        error = decoder(_OpenAiError).decode(answer.content).error
     except BadJson:
-        return f"the answer was {status}"
-    if isinstance(found, dict):
-        error = found.get("error")
-        detail = error.get("message") if isinstance(error, dict) else found.get("detail")
-        if isinstance(detail, str):
-            return detail
-    return f"the answer was {status}"
+        return RemoteFailure("unavailable", status, f"the answer was {status}", None, passing, after_s)
+    return RemoteFailure(error.code or "error", status, error.message, error.param, passing, after_s)

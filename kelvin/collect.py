@@ -11,7 +11,8 @@ from contracts.collect import CollectReport, CollectRequest
 from contracts.errors import Refused
 from contracts.names import dns_label
 from contracts.wire import decode, encode
-from kelvin.push_calls import Door, failure_of, open_door
+from kelvin.client import failure_of
+from kelvin.push_calls import Door, open_door
 
 COLLECT_S: Final = 600.0
 

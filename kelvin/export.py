@@ -24,12 +24,13 @@ from contracts.names import parse_reference
 from contracts.problem import code_of
 from contracts.push import AttestationEntry, AttestationList, Original
 from contracts.wire import decoder
+from kelvin.client import failure_of
 from kelvin.export_tensors import check_fits, check_original, convert
 from kelvin.openssf import SIGNATURE_FILE
 from kelvin.policy.bundles import find_bundle
 from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import Door, Patience, PushCalls, failure_of, open_door
+from kelvin.push_calls import Door, Patience, PushCalls, open_door
 from service.whole_file import sync
 from snapshotter.policy.files import SINGLE_FILE
 

@@ -13,9 +13,9 @@ from contracts.errors import Refused, RemoteFailure, Unavailable
 from contracts.problem import from_wire
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.wire import decode
-from kelvin.client import unreachable
+from kelvin.client import failure_of, unreachable
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import Door, failure_of, open_door
+from kelvin.push_calls import Door, open_door
 
 # Between two lines: the largest pack is read, from a slow store.
 SILENCE_S: Final = 600.0

@@ -12,11 +12,9 @@ from typing import Final, Protocol, TypeVar
 
 import click
 import httpx
-import msgspec
 
 from contracts.doubling import Doubling
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
-from contracts.numbers import whole_number
 from contracts.problem import code_of, is_retryable
 from contracts.push import (
     CLIENT,
@@ -30,8 +28,8 @@ from contracts.push import (
     PlanRequest,
 )
 from contracts.traffic_errors import Overloaded
-from contracts.wire import BadJson, decode, decoder, encode
-from kelvin.client import DoorClosed, not_ours
+from contracts.wire import decode, encode
+from kelvin.client import DoorClosed, failure_of
 from kelvin.pace import Pace
 
 T = TypeVar("T")
@@ -187,47 +185,3 @@ def _distrust(error: BaseException) -> str | None:
             return cause.verify_message
         cause = cause.__cause__ or cause.__context__
     return None
-
-
-class _Problem(msgspec.Struct):
-    """Problem details, as the push API answers."""
-
-    code: str
-    detail: str
-    param: str | None = None
-    retryable: bool = False
-    retry_after_s: float | None = None
-
-
-class _Error(msgspec.Struct):
-    message: str
-    code: str | None = None
-    param: str | None = None
-
-
-class _OpenAiError(msgspec.Struct):
-    """What the door itself answers, before the push API is reached."""
-
-    error: _Error
-
-
-def failure_of(answer: httpx.Response) -> RemoteFailure:
-    """The failure that an answer other than success carries, whoever on the way wrote it."""
-    status = answer.status_code
-    if status < 400:
-        return RemoteFailure("unavailable", status, not_ours(answer))
-    passing = status in (429, 502, 503, 504)
-    try:
-        problem = decoder(_Problem).decode(answer.content)
-    except BadJson:
-        pass
-    else:
-        return RemoteFailure(
-            problem.code, status, problem.detail, problem.param, problem.retryable, problem.retry_after_s
-        )
-    after_s = whole_number(answer.headers.get("retry-after", ""))
-    try:
-        error = decoder(_OpenAiError).decode(answer.content).error
-    except BadJson:
-        return RemoteFailure("unavailable", status, f"the answer was {status}", None, passing, after_s)
-    return RemoteFailure(error.code or "error", status, error.message, error.param, passing, after_s)

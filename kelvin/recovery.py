@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from contracts.backup import SUFFIX, RestoreReport
-from kelvin.client import DoorClosed, sentence_of, target
+from kelvin.client import DoorClosed, failure_of, target
 from kelvin.program import check_stopped, reported
 from kelvin.settings import has_postgres
 from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers, data_lock
@@ -83,7 +83,8 @@ def _copy(file: BinaryIO) -> tuple[int, str]:
             if answer.status_code != 200:
                 is_said = answer.status_code < 500 or answer.status_code == HTTPStatus.INSUFFICIENT_STORAGE
                 logged = "" if is_said else "; `kelvin logs controlplane` says why"
-                raise DoorClosed(sentence_of(answer.status_code, answer.read()) + logged)
+                answer.read()
+                raise DoorClosed(failure_of(answer).message + logged)
             for piece in answer.iter_raw():
                 file.write(piece)
                 digest.update(piece)

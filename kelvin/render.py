@@ -19,10 +19,10 @@ from controlplane.policy.knative_service import (
     is_image,
     service,
 )
-from kelvin.client import json_of
+from kelvin.client import failure_of, json_of
 from kelvin.export import ExportCalls, is_digest, resolve
 from kelvin.policy.configuration import DEFAULTS
-from kelvin.push_calls import Patience, failure_of, open_door
+from kelvin.push_calls import Patience, open_door
 from kelvin.runtime import device_class_option
 
 

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 
 import aiohttp
-import msgspec
 
 from contracts.errors import Internal, Refused, RemoteFailure, Unavailable
-from contracts.wire import BadJson, decode, decoder, encode
+from contracts.problem import from_problem
+from contracts.wire import decode, encode
 from service.cause import headers as told
 from service.unix import SocketDirectory
 from service.way import SocketWay, Way
@@ -95,22 +95,8 @@ class ServiceClient:
         await self.session.close()
 
 
-class _Problem(msgspec.Struct):
-    """The part of problem details that carries a failure over."""
-
-    code: str
-    status: int
-    detail: str
-    param: str | None = None
-    retryable: bool = False
-    retry_after_s: float | None = None
-
-
 async def _failure_of(answer: aiohttp.ClientResponse) -> RemoteFailure | Internal:
     try:
-        problem = decoder(_Problem).decode(await answer.read())
-    except (BadJson, aiohttp.ClientError, TimeoutError, OSError):
+        return from_problem(await answer.read()) or Internal()
+    except (aiohttp.ClientError, TimeoutError, OSError):
         return Internal()
-    return RemoteFailure(
-        problem.code, problem.status, problem.detail, problem.param, problem.retryable, problem.retry_after_s
-    )

@@ -22,7 +22,7 @@ from contracts.errors import (
     Unauthenticated,
     Unavailable,
 )
-from contracts.problem import PROBLEM_CONTENT_TYPE
+from contracts.problem import PROBLEM_CONTENT_TYPE, Problem
 from contracts.traffic_errors import DeadlineExceeded, Overloaded, TooManyFailures
 from contracts.wire import encode
 from service.principal import holder_of
@@ -37,19 +37,6 @@ _BY_ANY: Final[tuple[type[Failure], ...]] = (
     InvalidRequest, Unauthenticated, Forbidden, TenantSuspended, BodyTooLarge, TooManyFailures, Internal, Overloaded,
     Unavailable, DeadlineExceeded,
 )  # fmt: skip
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """A refusal, as problem details (RFC 9457)."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    retryable: bool
-    param: str | None = None
-    retry_after_s: float | None = None
 
 
 def described(

@@ -6,6 +6,7 @@ import pytest
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Unauthenticated
 from contracts.problem import (
+    from_problem,
     from_wire,
     headers_of,
     open_inference_error,
@@ -38,6 +39,18 @@ def test_a_failure_that_crossed_processes_renders_the_same(failure: Failure, _ki
     assert openai_error(remote) == openai_error(failure)
     assert problem_details(remote) == problem_details(failure)
     assert headers_of(remote) == headers_of(failure)
+
+
+@pytest.mark.parametrize(("failure", "_kind"), FAILURES)
+def test_problem_is_read_as_it_was_written(failure: Failure, _kind: str) -> None:
+    """By another process or the command line."""
+    assert from_problem(problem_details(failure)) == from_wire(to_wire(failure))
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b'{"code": "\xff"}', openai_error(Unauthenticated())])
+def test_other_answers_are_no_problem(body: bytes) -> None:
+    """Of a proxy, or in another form."""
+    assert from_problem(body) is None
 
 
 def test_retry_after_is_whole_seconds_rounded_up() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from contracts.errors import Conflict
+from contracts.problem import problem_details
 from tests.controlplane.door import opened, push
 from tests.listening import Listening
 
@@ -46,8 +48,8 @@ def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) -> None:
     async def evict(request: web.Request) -> web.Response:
         told.append(await request.json())
         if len(told) > 1:
-            problem = {"code": "conflict", "status": 409, "detail": "version a: is leased"}
-            return web.json_response(problem, status=409, content_type="application/problem+json")
+            problem = problem_details(Conflict("version a", "is leased"))
+            return web.Response(body=problem, status=409, content_type="application/problem+json")
         return web.Response(status=204)
 
     async def state(_: web.Request) -> web.Response:

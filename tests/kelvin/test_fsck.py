@@ -8,8 +8,8 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from contracts.errors import Refused, Unavailable
-from contracts.problem import to_wire
+from contracts.errors import Forbidden, Refused, Unavailable
+from contracts.problem import problem_details, to_wire
 from contracts.push import FsckBroken, FsckFinding, FsckProgress, FsckSummary
 from contracts.wire import encode
 from kelvin.fsck import check_store, collect, fsck_command
@@ -97,7 +97,7 @@ BROKEN = FsckBroken(failure=to_wire(Unavailable("the object store")))
 @pytest.mark.parametrize(
     ("answer", "want"),
     [
-        pytest.param(httpx.Response(403, json={"code": "insufficient_scope", "detail": "no scope"}), "no scope",
+        pytest.param(httpx.Response(403, content=problem_details(Forbidden("usage"))), "usage",
                      id="a refusal"),
         pytest.param(httpx.Response(302, content=b""), "fsck answered 302: is the URL Kelvin's", id="a login proxy"),
         pytest.param(httpx.Response(200, content=b""), "the end of the check", id="an empty answer"),

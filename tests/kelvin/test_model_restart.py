@@ -9,6 +9,8 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from contracts.errors import RemoteFailure
+from contracts.problem import problem_details
 from kelvin.client import _refuse
 from kelvin.model_restart import restart_command
 
@@ -18,7 +20,7 @@ def said(state: str, replaced: int = 0, order: str = "o1", reason: str | None = 
 
 
 def problem(status: int, detail: str) -> tuple[int, Any]:
-    return status, {"detail": detail}
+    return status, json.loads(problem_details(RemoteFailure("refused", status, detail)))
 
 
 @dataclass

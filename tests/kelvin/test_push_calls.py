@@ -14,7 +14,8 @@ from contracts.problem import code_of, openai_error, problem_details, status_of
 from contracts.push import CommitStep, Committing, Missing
 from contracts.traffic_errors import Overloaded
 from contracts.wire import encode
-from kelvin.push_calls import Patience, PushCalls, failure_of
+from kelvin.client import failure_of
+from kelvin.push_calls import Patience, PushCalls
 
 Answer = httpx.Response | Exception
 

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from contracts.errors import Failure, InvalidRequest, Refused, RemoteFailure, Unavailable
+from contracts.problem import problem_details
 from contracts.usage import LifetimeRecord
 from contracts.wire import encode
 from kelvin.supervisor import desk as subject
@@ -76,7 +77,7 @@ class Ledger:
             await asyncio.Event().wait()
         self.refusals -= 1
         if self.refusals >= 0:
-            return web.json_response({"code": "unavailable", "status": 503, "detail": "away"}, status=503)
+            return web.Response(body=problem_details(Unavailable("away")), status=503)
         records = (await request.json())["records"]
         self.taken |= {(request.match_info["kind"], record["runtime_id"]) for record in records}
         return web.Response(status=204)
