@@ -1,4 +1,4 @@
-"""`kelvin bench`: becomes the benchmarks' own process, so that nothing of the command line is measured."""
+"""`kelvin bench` and `kelvin drill` become a process of their own, so that nothing of the command line is measured."""
 
 import os
 import sys
@@ -49,3 +49,13 @@ def _passed_on(name: str, what: str) -> click.Command:
 
 for _name, _what in BENCHES.items():
     bench_command.add_command(_passed_on(_name, _what))
+
+
+@click.group("drill")
+def drill_command() -> None:
+    """Show that what the documentation states holds on this machine. Touches no installation of yours."""
+
+
+drill_command.add_command(
+    _passed_on("recovery", "Lose the database, then the whole data directory; restore, and compare the bill")
+)

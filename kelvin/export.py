@@ -27,8 +27,7 @@ from contracts.wire import decoder
 from kelvin.client import failure_of
 from kelvin.export_tensors import check_fits, check_original, convert
 from kelvin.openssf import SIGNATURE_FILE
-from kelvin.policy.bundles import find_bundle
-from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, lay_out, lay_out_original, pieces
+from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, find_bundle, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
 from kelvin.push_calls import Door, Patience, PushCalls, open_door
 from service.whole_file import sync

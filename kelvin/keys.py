@@ -2,18 +2,22 @@
 
 import contextlib
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.table import Table
 
 from contracts.control import Scope
-from kelvin.client import json_of, target
+from kelvin.client import DoorClosed, json_of, target
 from kelvin.instants import instant
-from kelvin.key_file import key_file
 from kelvin.policy.durations import parse_duration_s
 from kelvin.tables import print_table
+from service.whole_file import drafted
+
+_ROOM_BYTES: Final = 4096  # more than a key has
 
 
 class Duration(click.ParamType[int]):
@@ -133,3 +137,26 @@ def _make(
         click.echo(f"{old['key_id']}: good until {instant(old['expires_at_s'])} UTC", err=True)
     if output is None:
         click.echo(made["secret"])
+
+
+@contextlib.contextmanager
+def key_file(path: Path, *, replace: bool) -> Iterator[Callable[[str], None]]:
+    """Make sure of a file for a key before the key exists. Raises DoorClosed where the file can't be made.
+
+    Yields what writes the key: whole or not at all, mode 0600.
+    """
+    if path.exists() and not replace:
+        raise DoorClosed(f"{path} exists; a new key does not replace it")
+    with contextlib.ExitStack() as stack:
+        try:
+            draft = stack.enter_context(drafted(path, 0o600))
+            os.posix_fallocate(draft.file.fileno(), 0, _ROOM_BYTES)  # a full disk may take a new file and no bytes
+        except OSError as error:
+            raise DoorClosed(f"{path} can't be written: {error.strerror}") from error
+
+        def write(secret: str) -> None:
+            draft.file.write(secret.encode() + b"\n")
+            draft.file.truncate()
+            draft.keep()
+
+        yield write

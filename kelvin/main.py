@@ -14,36 +14,32 @@ import httpx
 from contracts.errors import Refused
 from contracts.settings import BadSetting
 from kelvin.audit import audit_command
-from kelvin.bench import bench_command
+from kelvin.bench import bench_command, drill_command
 from kelvin.billing import billing_command
-from kelvin.cache import cache_command
-from kelvin.client import DoorClosed, Target, target, unreachable
+from kelvin.client import DoorClosed, Target, unreachable
 from kelvin.cluster import cluster_group
 from kelvin.collect import collect_command
 from kelvin.database import copy_command, database_command
 from kelvin.doctor import doctor_command
-from kelvin.drill import drill_command
-from kelvin.engine import engine_command
 from kelvin.explain import explain_command
 from kelvin.export import export_command
 from kelvin.fsck import fsck_command
 from kelvin.keys import keys_command
-from kelvin.logs import logs_command
 from kelvin.models import (
     deploy_command,
     models_command,
     status_command,
     stop_command,
-    timeline_command,
 )
 from kelvin.push_command import push_command
 from kelvin.recovery import backup_command, restore_command
-from kelvin.restart import restart_command
-from kelvin.runtime import runtime_command
+from kelvin.runtime import cache_command, engine_command, runtime_command
 from kelvin.scale import LOCAL, scale_command
-from kelvin.settings import CA, KEY, URL, default_data, load_up
+from kelvin.settings import CA, KEY, URL, default_data
 from kelvin.show import show_command
 from kelvin.tenants import tenants_command
+from kelvin.timeline import timeline_command
+from kelvin.up import logs_command, restart_command, up_command
 from kelvin.versions import versions_command
 
 
@@ -75,22 +71,6 @@ class _Kelvin(click.Group):
 def main(context: click.Context) -> None:
     """Kelvin: models that start from zero."""
     context.obj = Target(default_data())
-
-
-@click.command("up")
-@click.option("--port", type=click.IntRange(1, 65535), help="HTTPS port. [default: $KELVIN_PORT, else 8443]")
-@click.option(
-    "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE, else in DATA]"
-)
-def up_command(port: int | None, store: str | None) -> None:
-    """Run an installation on this machine until SIGTERM, SIGHUP or Ctrl-C."""
-    from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers
-    from kelvin.supervisor.up import NotReady, run_up
-
-    try:
-        run_up(load_up(target().data, port, store))
-    except (AlreadyRunning, OpenToOthers, NotReady) as error:
-        raise DoorClosed(str(error)) from error
 
 
 def _place(context: click.Context, parameter: click.Parameter, value: object) -> None:

@@ -1,30 +1,26 @@
-"""Commands about models: what there is, which version serves, how it scales, and the timeline of a request."""
+"""Commands about models: what there is, which version serves, who may call it, and another process for each replica."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
+import httpx
 from rich.table import Table
 
-from contracts.control import TimelineAnswer
 from contracts.names import parse_reference
 from contracts.numbers import whole_number
-from contracts.timeline import Stage
-from contracts.wire import BadJson, decode_any, decoder
 from kelvin.client import DoorClosed, json_of, target
-from kelvin.floors import BadReport, read_floor_us
-from kelvin.grants import grant_command, grants_command, revoke_command
 from kelvin.instants import instant
 from kelvin.ladder import ladder_command
-from kelvin.model_restart import restart_command
 from kelvin.policy.findings import as_bytes
 from kelvin.render import render_command
 from kelvin.tables import print_table
-from kelvin.waterfall import waterfall
-from service.arguments import Number
+
+POLL_S: Final = 0.2
+AWAY_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -99,7 +95,7 @@ def delete_command(model: str, force: bool) -> None:
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
 
 
-for _command in (grant_command, revoke_command, grants_command, ladder_command, render_command, restart_command):
+for _command in (ladder_command, render_command):
     models_command.add_command(_command)
 
 
@@ -289,49 +285,103 @@ def stop_command(model: str) -> None:
     click.echo(f"{model}: stopping")
 
 
-@click.command("timeline")
-@click.argument("request_id")
-@click.option("--floor-ms", type=Number(0), help="Draw this measured floor beside it.")
-@click.option(
-    "--floor",
-    "report",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw the floor of a report of `kelvin bench cold --json`, for the measured size next to the model's.",
-)
+_OWNER = click.option("--owner", help="Whose model it is; for operators. [default: the key's own tenant]")
+
+
+@models_command.command("grant")
+@click.argument("model")
+@click.argument("tenant")
+@_OWNER
+def grant_command(model: str, tenant: str, owner: str | None) -> None:
+    """Let another tenant call a model, all its versions. It calls it OWNER/MODEL, and pays for its own requests."""
+    _change_grant("PUT", model, tenant, owner, "may call")
+
+
+@models_command.command("revoke")
+@click.argument("model")
+@click.argument("tenant")
+@_OWNER
+def revoke_command(model: str, tenant: str, owner: str | None) -> None:
+    """No longer let another tenant call a model. What is being answered is finished."""
+    _change_grant("DELETE", model, tenant, owner, "may no longer call")
+
+
+@models_command.command("grants")
+@click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
 @_json_option
-def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
-    """Draw the stages of one request from its arrival to its first token, beside the floor.
-
-    It needs a key of the request's tenant with the scope `infer`. The default is default.key, not admin.key.
-    """
-    with target().door("default.key") as door:
-        raw = door.get(f"/v1/requests/{request_id}/timeline").content
-    try:
-        if as_json:
-            _print_json(decode_any(raw))
-            return
-        answer = decoder(TimelineAnswer).decode(raw)
-        floor_us = None if floor_ms is None else round(floor_ms * 1000)
-        if report is not None:
-            floor_us = read_floor_us(report, _weight_bytes(answer))
-    except BadJson as error:
-        raise DoorClosed(f"the timeline does not decode: {error}") from error
-    except BadReport as error:
-        raise click.UsageError(str(error)) from error
-    reached = any(stamp.stage == Stage.DISPATCHED for stamp in answer.stamps)
-    kind = "cold" if answer.cold else "warm" if reached else "reached no replica"
-    click.echo(f"{answer.request_id}  {answer.model}@{(answer.version or '')[:12]}  {kind}")
-    click.echo(waterfall(answer.stamps, floor_us))
-    if answer.start_problem is not None:
-        click.echo(f"no replica came ({answer.start_problem.reason}): {answer.start_problem.message}")
-    if report is not None and floor_us is None:
-        click.echo(f"no floor: {report.name} holds no model of about this size")
-
-
-def _weight_bytes(answer: TimelineAnswer) -> int:
-    """Bytes of the weights of the request's version; 0 of another tenant's, which only that one sees."""
-    if "/" in answer.model:
-        return 0
+def grants_command(tenant: str | None, as_json: bool) -> None:
+    """Which models others may call, and which of others' the tenant may."""
     with target().door() as door:
-        found = json_of(door.get(f"/admin/v1/models/{answer.model}"))
-    return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)
+        found = json_of(door.get("/admin/v1/grants", params={} if tenant is None else {"tenant": tenant}))
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("model", "may be called by", title="grants")
+    for row in (*found["given"], *found["had"]):
+        table.add_row(f"{row['owner']}/{row['model']}", row["grantee"])
+    print_table(table)
+
+
+def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
+    with target().door() as door:
+        params = {} if owner is None else {"tenant": owner}
+        found = json_of(door.request(method, f"/admin/v1/models/{model}/grants/{tenant}", params=params))
+    late = "" if found["told"] else "; an activator has not taken it yet"
+    click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")
+
+
+@models_command.command("restart")
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's last answer as it is, and no progress.")
+def restart_command(model: str, as_json: bool) -> None:
+    """Replace all replicas of a model by new ones, one after another, under load; returns when the old ones are gone.
+
+    A new one serves before the old one is drained, where a device slot is free; else callers wait in between. An
+    interrupted command leaves the order as it is.
+    """
+    path = f"/admin/v1/models/{model}/restart"
+    with target().door() as door:
+        ordered = found = json_of(door.post(path))
+        shown = _print_replaced(None, found, as_json)
+        while found["state"] == "running":
+            time.sleep(POLL_S)
+            found = _ask_order(door, path)
+            if found["order"] != ordered["order"]:
+                raise DoorClosed(
+                    f"{model}: the order ended with its control plane, {_replaced_of(shown)}; order it again"
+                )
+            shown = _print_replaced(shown, found, as_json)
+    if as_json:
+        _print_json(found)
+    if found["state"] == "failed":
+        raise DoorClosed(f"{model}: {found['reason']}; {_replaced_of(found)}")
+    if not as_json:
+        click.echo(f"{model}: restarted, {_replaced_of(found)}")
+
+
+def _ask_order(door: httpx.Client, path: str) -> dict[str, Any]:
+    """How it goes. Without a control plane it is asked again for a while. Raises DoorClosed."""
+    limit = time.monotonic() + AWAY_S
+    while True:
+        try:
+            answer: dict[str, Any] = json_of(door.get(path))
+        except (DoorClosed, httpx.TransportError) as error:
+            if (
+                getattr(error, "status", HTTPStatus.SERVICE_UNAVAILABLE) != HTTPStatus.SERVICE_UNAVAILABLE
+                or time.monotonic() > limit
+            ):
+                raise
+            time.sleep(POLL_S)
+        else:
+            return answer
+
+
+def _print_replaced(before: dict[str, Any] | None, found: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """A line for each replica that was replaced."""
+    if not as_json and found["replaced"] and (before is None or found["replaced"] != before["replaced"]):
+        click.echo(_replaced_of(found))
+    return found
+
+
+def _replaced_of(found: dict[str, Any]) -> str:
+    return f"{found['replaced']} of {found['replicas']} replicas replaced"

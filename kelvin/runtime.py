@@ -1,6 +1,4 @@
-"""`kelvin runtime VERSION`: serve one version on a port, as a pod does, without an installation around it; or, with
-`--standby`, wait for the installation to say which one.
-"""
+"""Parts of an installation by themselves, as pods run them: `kelvin runtime`, `kelvin cache` and `kelvin engine`."""
 
 import os
 import re
@@ -19,7 +17,7 @@ from contracts.errors import Refused
 from contracts.jobs import Bind, Parked
 from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class
 from kelvin.client import DoorClosed
-from kelvin.settings import chosen_data, load_pod
+from kelvin.settings import agent_environment, chosen_data, load_engine, load_pod
 from kelvin.supervisor.lock import AlreadyRunning
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -142,3 +140,39 @@ def _runtime_id() -> str:
     """The pod's name, by its host's, and something of this life: a container that starts again is another runtime."""
     kept = "".join(each for each in socket.gethostname().lower() if each.isascii() and (each.isalnum() or each == "-"))
     return f"{kept[:_NAME].strip('-') or 'runtime'}-{uuid.uuid4().hex[:8]}"
+
+
+@click.command("cache")
+@click.option("--tenant", required=True, callback=label, help="Whose versions it lends, and nobody else's.")
+@click.option("--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What it keeps; runtimes find it by DATA/run.",
+)
+def cache_command(tenant: str, store: str | None, data: Path) -> None:
+    """Keep a tenant's versions on this node, for every `kelvin runtime --cache DATA/run`, until SIGTERM."""
+    environment = agent_environment(data, tenant, store)
+    os.execve(sys.executable, [sys.executable, "-m", "weightcache"], environment)  # noqa: S606
+
+
+@click.command("engine")
+@click.option(
+    "--store", metavar="URL", help="The snapshotter's: s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE]"
+)
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="What it keeps; the snapshotter finds it by $KELVIN_ENGINE, which is DATA/run.",
+)
+def engine_command(store: str | None, data: Path) -> None:
+    """Gate and seal what a snapshotter is pushed, until SIGTERM. Nothing is served."""
+    from kelvin.supervisor.engine import run_engine
+
+    try:
+        status = run_engine(load_engine(data, store))
+    except AlreadyRunning as error:
+        raise DoorClosed(str(error)) from error
+    sys.exit(status)

@@ -8,8 +8,7 @@ import click
 
 from contracts.wire import encode
 from kelvin.client import json_of, target
-from kelvin.policy.scale_cases import BadCase
-from kelvin.policy.scale_replay import average, replay
+from kelvin.policy.scale_cases import BadCase, average, replay
 from service.arguments import Number
 
 _SETTINGS: Final = "MODEL"  # no model's name: these are lower-case

@@ -7,14 +7,17 @@ file that the store keeps as it was pushed comes back as that.
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from blake3 import blake3
+
 from contracts.artifact_errors import ManifestCorrupt
+from contracts.attestation import read_origin
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES, Manifest, Tensor
-from contracts.push import Original
+from contracts.push import AttestationEntry, Original
 from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, Role, find_path_fault, role_of
 from snapshotter.policy.layout import padded
 
@@ -129,3 +132,18 @@ def pieces(layout: ExportLayout, start: int, length: int) -> Iterator[tuple[str,
         low, high = max(span.start, start), min(span.start + span.nbytes, start + length)
         if low < high:
             yield span.path, span.offset + low - span.start, slice(low - start, high - start)
+
+
+def find_bundle(version: str, entries: Iterable[AttestationEntry]) -> bytes | None:
+    """Return the OpenSSF bundle that goes with an export: that of the latest statement with one, of a trusted key
+    before all others. None where none does.
+    """
+    good = [entry for entry in entries if entry.fault is None]
+    bundles = {blake3(entry.content).hexdigest(): entry.content for entry in good if entry.name.startswith("bundle-")}
+    found: list[tuple[bool, int, bytes]] = []
+    for entry in good:
+        if entry.name.startswith("origin-"):
+            origin, _ = read_origin(entry.content, version)
+            if origin.bundle in bundles:
+                found.append((entry.trusted_as is not None, origin.signed_at_s, bundles[origin.bundle]))
+    return max(found)[2] if found else None

@@ -1,4 +1,7 @@
-"""What `kelvin scale replay` and `windows` read and print. What is wrong of it is told by case, step and rule."""
+"""What `kelvin scale replay` and `windows` read and print, and how it is decided: by what the control plane decides by.
+
+What is wrong of a case is told by case, step and rule.
+"""
 
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -6,7 +9,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 
 from contracts.wire import MAX_RULE, BadJson, Wire, convert, decode_any
-from controlplane.policy.kpa import Memory, ScalingSpec, initial
+from controlplane.policy.kpa import Memory, Observed, ScalingSpec, decide, initial
+from controlplane.policy.windows import LinearWindow, WeightedWindow
 
 # Go's times are 64 bits of nanoseconds (292 years), its numbers of pods 32 bits.
 Seconds = Annotated[float, msgspec.Meta(ge=-9e9, le=9e9)]
@@ -158,3 +162,50 @@ def read_as(value: object, kind: type[T], where: str) -> T:
 def _title(number: int, case: object) -> str:
     name = case.get("name") if isinstance(case, dict) else None
     return f"case {number}" + (f" ({name[:_LONGEST_NAME]!r})" if isinstance(name, str) else "")
+
+
+def replay(raw: bytes) -> ScaleResults:
+    """Each case through a decider of its own. Raises BadCase."""
+    return ScaleResults(cases=[_decided(case, title) for title, case in read_cases(raw, ScaleCase)])
+
+
+def average(raw: bytes) -> WindowResults:
+    """Each case through a window of its own. Raises BadCase."""
+    return WindowResults(cases=[_averaged(case, title) for title, case in read_cases(raw, WindowCase)])
+
+
+def _decided(case: ScaleCase, title: str) -> ScaleResult:
+    spec = ScalingSpec() if case.spec is None else case.spec.over(ScalingSpec())
+    memory, results = case.memory(spec), []
+    for number, value in enumerate(case.steps, start=1):
+        step = read_as(value, Step, f"{title}, step {number}")
+        if step.update_spec is not None:
+            spec = step.update_spec.over(spec)
+        seen = Observed(
+            stable=step.stable or 0.0,
+            panic=step.panic or 0.0,
+            ready_pods=step.ready_pods or 0,
+            metric_error=bool(step.metric_error),
+            ready_error=bool(step.ready_error),
+        )
+        decision = decide(spec, seen, memory, step.t_s)
+        memory = decision.memory
+        results.append(StepResult(desired=decision.desired, ebc=decision.excess_burst_capacity, valid=decision.valid))
+    return ScaleResult(name=case.name, steps=results)
+
+
+def _averaged(case: WindowCase, title: str) -> WindowResult:
+    if case.window_s / case.granularity_s > MAX_BUCKETS:
+        raise BadCase(f"{title}: window_s={case.window_s:g}: must be {MAX_BUCKETS} buckets or fewer")
+    window = (WeightedWindow if case.kind == "weighted" else LinearWindow)(case.window_s, case.granularity_s)
+    averages = []
+    for number, value in enumerate(case.ops, start=1):
+        where = f"{title}, op {number}"
+        operation = read_as(value, Operation, where)
+        if operation.op == "average":
+            averages.append(window.average(operation.t))
+        elif operation.v is None:
+            raise BadCase(f"{where}: Object missing required field `v`")
+        else:
+            window.record(operation.t, operation.v)
+    return WindowResult(name=case.name, averages=averages)

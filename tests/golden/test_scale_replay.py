@@ -16,7 +16,7 @@ import pytest
 
 from controlplane.policy import kpa, windows
 from controlplane.policy.kpa import Decision, Memory, Observed, ScalingSpec, decide
-from kelvin.policy import scale_replay
+from kelvin.policy import scale_cases
 from tests.house.pages import ROOT
 
 GOLDEN = Path(__file__).parent
@@ -53,7 +53,7 @@ def wrong(answers: list[dict[str, Any]], name: str) -> list[str]:
 
 def replayed() -> list[dict[str, Any]]:
     """What the decider says now."""
-    found = scale_replay.replay(cases("replay")).cases
+    found = scale_cases.replay(cases("replay")).cases
     return [
         {
             "name": case.name,
@@ -65,7 +65,7 @@ def replayed() -> list[dict[str, Any]]:
 
 def averaged() -> list[dict[str, Any]]:
     """What the windows say now."""
-    return [{"name": case.name, "averages": case.averages} for case in scale_replay.average(cases("windows")).cases]
+    return [{"name": case.name, "averages": case.averages} for case in scale_cases.average(cases("windows")).cases]
 
 
 def forgets_its_panic(spec: ScalingSpec, seen: Observed, memory: Memory, now: float) -> Decision:
@@ -103,7 +103,7 @@ def goes_up_without_end(spec: ScalingSpec, seen: Observed, memory: Memory, now: 
 def test_a_broken_rule_is_caught(monkeypatch: pytest.MonkeyPatch, broken: Callable[..., Decision], caught: str) -> None:
     """By the case that is named for it."""
     assert wrong(replayed(), "replay") == []
-    monkeypatch.setattr(scale_replay, "decide", broken)
+    monkeypatch.setattr(scale_cases, "decide", broken)
     assert caught in wrong(replayed(), "replay")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kelvin.floors import BadReport, read_floor_us
+from kelvin.timeline import BadReport, read_floor_us
 
 ROWS = [
     {"size_bytes": 500_000_000, "tier": "host", "system": "floor", "median_s": 0.07},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kelvin.client import DoorClosed
-from kelvin.key_file import key_file
+from kelvin.keys import key_file
 
 
 def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:

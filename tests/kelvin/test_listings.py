@@ -10,9 +10,8 @@ from click.testing import CliRunner
 
 from kelvin.audit import audit_command
 from kelvin.billing import billing_command
-from kelvin.grants import grants_command
 from kelvin.keys import keys_command
-from kelvin.models import models_command, status_command
+from kelvin.models import grants_command, models_command, status_command
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
 from tests.kelvin.doors import Installation

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from contracts.errors import RemoteFailure
 from contracts.problem import problem_details
 from kelvin.client import _refuse
-from kelvin.model_restart import restart_command
+from kelvin.models import restart_command
 
 
 def said(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> tuple[int, Any]:
@@ -69,7 +69,7 @@ def test_what_is_said(
 ) -> None:
     """Progress on standard output, one sentence where it fails, and the exit code."""
     doors = Doors(iter(answers))
-    monkeypatch.setattr("kelvin.model_restart.target", lambda: doors)
+    monkeypatch.setattr("kelvin.models.target", lambda: doors)
     done = CliRunner().invoke(restart_command, ["m"])
     assert (done.exit_code, done.output) == (status, output)
 
@@ -77,6 +77,6 @@ def test_what_is_said(
 def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """The API's last answer, without progress."""
     doors = Doors(iter([said("running"), said("running", 1), said("done", 2)]))
-    monkeypatch.setattr("kelvin.model_restart.target", lambda: doors)
+    monkeypatch.setattr("kelvin.models.target", lambda: doors)
     done = CliRunner().invoke(restart_command, ["m", "--json"])
     assert (done.exit_code, json.loads(done.output)) == (0, said("done", 2)[1])

@@ -48,7 +48,7 @@ threading.Event().wait()
 
 def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor that hangs has no log file: it writes to its standard error."""
-    monkeypatch.setattr("kelvin.restart.PATIENCE_S", 0.1)
+    monkeypatch.setattr("kelvin.up.PATIENCE_S", 0.1)
     (tmp_path / "run").mkdir(mode=0o700)
     program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "None")
     with subprocess.Popen([sys.executable, "-c", program, "up", str(tmp_path)], stdout=subprocess.PIPE) as process:

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from contracts.control import StartProblem, TimelineAnswer
 from contracts.timeline import Stage, Stamp
-from kelvin.models import timeline_command
+from kelvin.timeline import timeline_command
 from tests.kelvin.doors import Installation
 
 WARM = TimelineAnswer(request_id="r1", model="m", version="a" * 64, cold=True, stamps=(Stamp(Stage.ROUTED, 1_000),))

@@ -1,7 +1,7 @@
 """The waterfall shows each stage where it lies."""
 
 from contracts.timeline import Stage, Stamp
-from kelvin.waterfall import waterfall
+from kelvin.timeline import waterfall
 
 
 def test_each_bar_begins_where_the_one_before_ended() -> None:

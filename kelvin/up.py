@@ -1,4 +1,4 @@
-"""`kelvin restart activator`: another front door takes over the listening socket; no request fails for it."""
+"""An installation on this machine: run it, change its front door for another process, print its logs."""
 
 import contextlib
 import os
@@ -10,11 +10,29 @@ from typing import Final
 import click
 
 from kelvin.client import DoorClosed, target
+from kelvin.settings import load_up
 from kelvin.supervisor.succession import OUTCOME
+from kelvin.tail import last_lines
 from service.unix import SocketDirectory, peer_pid
 
 PATIENCE_S: Final = 180.0  # a start, and the longest drain but those that were asked for
 POLL_S: Final = 0.05  # how late the change may be noticed
+
+
+@click.command("up")
+@click.option("--port", type=click.IntRange(1, 65535), help="HTTPS port. [default: $KELVIN_PORT, else 8443]")
+@click.option(
+    "--store", metavar="URL", help="s3://BUCKET/PREFIX or file:///PATH. [default: $KELVIN_STORE, else in DATA]"
+)
+def up_command(port: int | None, store: str | None) -> None:
+    """Run an installation on this machine until SIGTERM, SIGHUP or Ctrl-C."""
+    from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers
+    from kelvin.supervisor.up import NotReady, run_up
+
+    try:
+        run_up(load_up(target().data, port, store))
+    except (AlreadyRunning, OpenToOthers, NotReady) as error:
+        raise DoorClosed(str(error)) from error
 
 
 @click.command("restart")
@@ -63,3 +81,21 @@ def _supervisor(data: Path) -> int | None:
         if b"up" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             return pid
     return None
+
+
+@click.command("logs")
+@click.argument("process", required=False)
+@click.option("--lines", default=100, type=click.IntRange(1), help="Lines from the end of each log.")
+def logs_command(process: str | None, lines: int) -> None:
+    """Print the last lines of one process's log, or of all."""
+    directory = target().data / "logs"
+    found = sorted(directory.glob("*.log")) if directory.is_dir() else []
+    if not found:
+        raise DoorClosed(f"{directory} holds no logs; is this the data directory of `kelvin up`?")
+    names = [path.stem for path in found]
+    if process is not None and process not in names:
+        raise DoorClosed(f"process '{process}' has no log; there is: {', '.join(names)}")
+    for path in found:
+        if process in (None, path.stem):
+            for line in last_lines(path, lines):
+                click.echo(line)
