@@ -324,3 +324,17 @@ def test_what_is_certainly_served_before(ask: Ask, deadline_s: float, want: int)
         queue.put(entry, Ask(tenant, 1, tokens, rank), at_s)
     queue.discard(2)
     assert queue.tokens_before(ask, deadline_s) == want
+
+
+def test_one_that_had_no_use_of_its_turn_is_first_again() -> None:
+    """Before those of its tenant with the same deadline, and uncharged: else another tenant would be next."""
+    queue: FairQueue[str] = FairQueue(Crowd(UNBOUNDED))
+    for entry, ask in (("t1", Ask("t", 0, 100)), ("t2", Ask("t", 0, 100)), ("u1", Ask("u", 0, 100))):
+        queue.put(entry, ask, 5.0)
+    for _ in range(3):
+        found = queue.take()
+        assert found is not None
+        assert found[0] == "t1"
+        queue.put_first("t1", found[1], 5.0)
+        queue.check_integrity()
+    assert [taken[0] for taken in iter(queue.take, None)] == ["t1", "u1", "t2"]
