@@ -22,13 +22,14 @@ from service.failures import install_failure_handlers
 from service.principal import HEADER
 from tests.controlplane import backends
 from tests.controlplane.usage_records import END_US, MONTH, request_record
+from tests.eventually import PATIENCE_S
 
 ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
 READER = Principal(key_id="k", tenant="acme", scopes=(Scope.INFER,))
 
 
 def ask(path: Path, params: dict[str, str], principal: Principal | None, route: str = "report") -> httpx.Response:
-    """One call to the route, with a ledger that holds one request of a replica that is gone."""
+    """Ask the route until it answers, with a ledger that holds one request of a replica that is gone."""
 
     async def scenario() -> httpx.Response:
         database = backends.database(path)
@@ -42,8 +43,13 @@ def ask(path: Path, params: dict[str, str], principal: Principal | None, route: 
             app.include_router(router(ledger, book, examiner, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
             headers = {} if principal is None else {HEADER: encode(principal).decode()}
             transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
-                return await client.get(f"/admin/v1/billing/{route}", params=params, headers=headers)
+            async with (
+                httpx.AsyncClient(transport=transport, base_url="http://control", headers=headers) as client,
+                asyncio.timeout(PATIENCE_S),
+            ):
+                while (answer := await client.get(f"/admin/v1/billing/{route}", params=params)).status_code == 202:
+                    pass  # it still reads
+                return answer
         finally:
             database.close()
 
