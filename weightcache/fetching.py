@@ -7,18 +7,24 @@ is known how the load ended: healed from a tier, or refused.
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Failure, Refused
 from weightcache.counters import Counters
 from weightcache.peer_tier import Elsewhere, PeerTier
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
+from weightcache.policy.sharing import Limit
 from weightcache.sources import Source, Turn
 from weightcache.telling import tell_faults
 from weightcache.turns import Turns
 from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
+
+# Chunks that other nodes own wait in a lane of their own, so that they don't keep one that is there from its turn.
+OWNER: Final = "owner"
+WAITS_AT_ONCE: Final = 16
 
 
 class Fetcher:
@@ -36,7 +42,8 @@ class Fetcher:
         self._verifier = verifier
         self._counters = counters
         self._peers = peers
-        self.turns = Turns({source.tier: source.room for source in sources})
+        waits = {} if peers is None else {OWNER: Limit(WAITS_AT_ONCE)}
+        self.turns = Turns({source.tier: source.room for source in sources} | waits)
 
     def __repr__(self) -> str:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
@@ -53,7 +60,10 @@ class Fetcher:
         key = tenant, digest
         with self._peers.loading(key):
             while True:
-                await self._peers.decide(key, into.nbytes, lambda: self.turns.is_wanted(key))
+                await self._peers.ask(key)
+                while self._peers.owner(key) is not None:
+                    async with self.turns.at(OWNER, key, into.nbytes):
+                        await self._peers.wait(key)
                 with suppress(Elsewhere):
                     return await self._fetch(tenant, digest, into)
 

@@ -17,7 +17,7 @@ from service.cause import headers as told
 from weightcache.dependencies import PEER_ANSWERS, PEERS
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
 from weightcache.policy.healing import Outcome
-from weightcache.policy.mixing import Standing
+from weightcache.policy.ownership import Standing
 from weightcache.policy.pace import Pace
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Peer:
         self.url = url
         self.node: str | None = None
         self.pace = Pace()
-        self.moved_at = clock()  # when a chunk last arrived there, as far as it told
+        self.moved_at = clock()  # when something last arrived there, as far as it told
         self.busy_until = 0.0
         self._moved = -1
         self._session = session
@@ -105,7 +105,7 @@ class Peer:
 
         Nothing writes to `into` any more when this returns, raises or is cancelled.
         """
-        transfer = self.pace.begin(into.nbytes, self._clock())
+        transfer = self.pace.begin(self._clock())
         moved = 0
         try:
             for resumed in range(RESUMES + 1):

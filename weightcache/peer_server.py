@@ -20,7 +20,7 @@ from contracts.wire import decode, encode
 from service.cause import REQUEST_ID, begin
 from service.greeter import CLOSE_S, Greeter
 from weightcache.counters import Counters
-from weightcache.peer_board import Board
+from weightcache.peer_group import PeerGroup
 from weightcache.peer_wire import Have
 from weightcache.shelf import Shelf
 
@@ -38,11 +38,11 @@ class PeerServer:
     """Serves `listener` (TCP) from `open` to `close`."""
 
     def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext, shelf: Shelf, board: Board, counters: Counters, *,
+        self, listener: socket.socket, tls: ssl.SSLContext, shelf: Shelf, group: PeerGroup, counters: Counters, *,
         stall_s: float = STALL_S, max_connections: int = MAX_CONNECTIONS,
     ) -> None:  # fmt: skip
         self._shelf = shelf
-        self._board = board
+        self._group = group
         self._counters = counters
         self._stall_s = stall_s
         self._server = web.Server(
@@ -108,7 +108,7 @@ class PeerServer:
             return await self._send(request, chunk)
 
     async def _have(self, tenant: str, question: Have) -> web.Response:
-        found = await self._board.answer(tenant, question)
+        found = await self._group.answer(tenant, question)
         return web.Response(body=encode(found), content_type="application/json")
 
     async def _send(self, request: BaseRequest, chunk: memoryview) -> web.StreamResponse:

@@ -24,7 +24,7 @@ class Have(Fact, frozen=True):
 
 
 class Holdings(Fact, frozen=True):
-    """The answer: one letter for each chunk (`policy/mixing.Standing`), and a count that grows as bytes arrive."""
+    """The answer: one letter for each chunk (`policy/ownership.Standing`), and a count that grows as bytes arrive."""
 
     node: str
     standings: str

@@ -15,9 +15,10 @@ from contracts.wire import Wire
 from service.node_tls import NodeTls
 from weightcache.arena import Arena
 from weightcache.counters import Counters
+from weightcache.fetching import WAITS_AT_ONCE
 from weightcache.nvme import NvmeTier
-from weightcache.peer_board import Board
 from weightcache.peer_client import Peer
+from weightcache.peer_group import PeerGroup
 from weightcache.peer_server import PeerServer
 from weightcache.peer_tier import READS_AT_ONCE, PeerTier, SharedStore
 from weightcache.settings import PeerSettings
@@ -26,7 +27,7 @@ from weightcache.sources import Source
 from weightcache.verifying import Verifier
 
 BACKLOG: Final = 256
-QUESTIONS_AT_ONCE: Final = 8  # connections beside those of reads
+CONNECTIONS: Final = READS_AT_ONCE + WAITS_AT_ONCE + 8  # to one node: for chunks, waits, and questions about many
 KEPT_S: Final = 30.0  # less than the other end keeps them
 
 
@@ -71,17 +72,15 @@ async def open_peers(
         return
     tls, clock = NodeTls(settings.secrets), asyncio.get_running_loop().time
     shelf = Shelf(arena, nvme, verifier, counters)
-    connector = aiohttp.TCPConnector(
-        ssl=tls.client(), limit=0, limit_per_host=READS_AT_ONCE + QUESTIONS_AT_ONCE, keepalive_timeout=KEPT_S
-    )
+    connector = aiohttp.TCPConnector(ssl=tls.client(), limit=0, limit_per_host=CONNECTIONS, keepalive_timeout=KEPT_S)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         peers = [Peer(url, session, clock) for url in settings.urls]
-        board = Board(secrets.token_hex(8), peers, shelf.has, clock, serves=settings.listen is not None)
-        tier = PeerTier(board, lambda *key: nvme.index.holds(key), clock)
+        group = PeerGroup(secrets.token_hex(8), peers, shelf.has, clock, serves=settings.listen is not None)
+        tier = PeerTier(group, lambda *key: nvme.index.holds(key))
         try:
-            yield Peering(tier, SharedStore(store, tier, clock), shelf, tls)
+            yield Peering(tier, SharedStore(store, group), shelf, tls)
         finally:
-            await board.close()
+            await group.close()
 
 
 @asynccontextmanager
@@ -90,7 +89,7 @@ async def serving_peers(settings: PeerSettings, peering: Peering | None, counter
     if peering is None or settings.listen is None:
         yield
         return
-    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.shelf, peering.tier.board, counters)
+    server = PeerServer(_listener(settings.listen), peering.tls.server(), peering.shelf, peering.tier.group, counters)
     server.open()
     try:
         yield
@@ -100,7 +99,7 @@ async def serving_peers(settings: PeerSettings, peering: Peering | None, counter
 
 def peer_state(peering: Peering | None, counters: Counters) -> PeerState:
     """What an operator may want to know."""
-    peers = [] if peering is None else peering.tier.board.peers
+    peers = [] if peering is None else peering.tier.group.peers
     return PeerState(
         nodes=tuple(PeerFact(url=each.url, answers=each.answers, bytes_per_s=each.pace.rate) for each in peers),
         sent_chunks=counters.peer_sent_chunks,

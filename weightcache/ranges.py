@@ -58,7 +58,7 @@ class Ranges:
             await end_all(reads)
 
     async def _part(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
-        came, read = 0, self.line.begin(into.nbytes, self._clock())
+        came, read = 0, self.line.begin(self._clock())
         try:
             await self._read(key, offset, into)
             came = into.nbytes

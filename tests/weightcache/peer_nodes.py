@@ -1,11 +1,11 @@
-"""Nodes that miss a version at once, over virtual time: the product's turns and boards, whose calls take the time that
-lines and a throttled store would take.
+"""Nodes that miss a version at once, over virtual time: the product's fetchers and groups, whose calls take the time
+that lines and a throttled store would take.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Executor
 from typing import cast
 
 import aiohttp
@@ -13,14 +13,18 @@ from blake3 import blake3
 
 from contracts.errors import Refused, Unavailable
 from tests.virtual_loop import run_virtually
-from weightcache.peer_board import Board
+from weightcache.counters import Counters
+from weightcache.fetching import Fetcher
 from weightcache.peer_client import Peer
-from weightcache.peer_tier import READS_AT_ONCE, Elsewhere, PeerTier, SharedStore
+from weightcache.peer_group import PeerGroup
+from weightcache.peer_tier import PeerTier, SharedStore
 from weightcache.peer_wire import Have
 from weightcache.policy.healing import Outcome
-from weightcache.policy.mixing import Standing
+from weightcache.policy.ownership import Standing
 from weightcache.policy.sharing import Limit
-from weightcache.sources import ALL_AT_ONCE, Source, Turn
+from weightcache.policy.wants import by_position
+from weightcache.sources import ALL_AT_ONCE, Turn
+from weightcache.verifying import Verifier
 
 TENANT = "acme"
 CHUNK = 1000
@@ -62,7 +66,7 @@ class Store:
 
 
 class Wire(Peer):
-    """A peer whose calls go straight to the other node's board and line."""
+    """A peer whose calls go straight to the other node's group and line."""
 
     def __init__(self, target: "Node") -> None:
         self._loop = asyncio.get_running_loop()
@@ -71,30 +75,25 @@ class Wire(Peer):
 
     async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
         await asyncio.sleep(LATENCY_S)
+        if not self.target.dead:
+            found = await self.target.group.answer(tenant, Have(digests=tuple(digests), node=node, wait_s=wait_s))
+            self.node = found.node
+            if found.moved != self._moved:
+                self._moved, self.moved_at = found.moved, self._loop.time()
         if self.target.dead:
             self._fail(OSError("dead"))
             return None
-        found = await self.target.board.answer(tenant, Have(digests=tuple(digests), node=node, wait_s=wait_s))
-        self.node = found.node
-        if found.moved != self._moved:
-            self._moved, self.moved_at = found.moved, self._loop.time()
         return [Standing(letter) for letter in found.standings]
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> Outcome:
-        transfer = self.pace.begin(into.nbytes, self._loop.time())
-        moved = 0
-        try:
-            await asyncio.sleep(LATENCY_S)
-            if not self.target.dead and digest not in self.target.here:
-                return Outcome.ABSENT
-            await self.target.line.move(into.nbytes)
-            if self.target.dead:
-                self._fail(OSError("dead"))
-                raise Refused(Unavailable("a peer"))
-            moved = into.nbytes
-            return Outcome.WHOLE
-        finally:
-            self.pace.end(transfer, moved, self._loop.time())
+        await asyncio.sleep(LATENCY_S)
+        if not self.target.dead and digest not in self.target.here:
+            return Outcome.ABSENT
+        await self.target.line.move(into.nbytes)
+        if self.target.dead:
+            self._fail(OSError("dead"))
+            raise Refused(Unavailable("a peer"))
+        return Outcome.WHOLE
 
 
 class SimStore:
@@ -121,8 +120,18 @@ class SimStore:
         """Nothing is wrong here."""
 
 
+class Trusting(Verifier):
+    """All bytes are right, and nobody hashes them."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Executor, None), lambda *_: True, Counters())
+
+    async def is_right(self, data: memoryview, digest: str) -> bool:
+        return True
+
+
 class Node:
-    """Loads chunks as the fetcher does: it decides, asks the peer tier in turn, then the store in turn."""
+    """Loads chunks by the product's fetcher, from its peers and the store."""
 
     def __init__(self, name: str, store: Store) -> None:
         clock = asyncio.get_running_loop().time
@@ -131,31 +140,45 @@ class Node:
         self.line = Line(LINE)
         self.here: set[str] = set()
         self.dead = False
-        self.board = Board(name, (), lambda _, digest: digest in self.here, clock, serves=True)
-        self.tier = PeerTier(self.board, lambda _, digest: digest in self.here, clock)
-        self.store = SharedStore(self.source, self.tier, clock)
-        self.places = {"peer": asyncio.Semaphore(READS_AT_ONCE), "store": asyncio.Semaphore(STORE_READS)}
+        self.group = PeerGroup(name, (), lambda _, digest: digest in self.here, clock, serves=True)
+        self.tier = PeerTier(self.group, lambda *_: False)
+        self.fetcher = Fetcher((self.tier, SharedStore(self.source, self.group)), Trusting(), Counters(), self.tier)
         self.from_peers = 0
+        self._loads: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is loading, wanted, waited for or under way."""
+        turns = self.fetcher.turns
+        under_way = [*turns.running.values(), *turns.queued.values(), len(self._loads)]
+        return not any(under_way) and "loading=0" in repr(self.group)
 
     async def load(self, digests: Sequence[str]) -> None:
-        await asyncio.gather(*(self._load(digest) for digest in digests))
+        """Returns early if the node dies."""
+        flow = object()
+        missing = [digest for digest in digests if digest not in self.here]
+        self.fetcher.turns.enter(flow, by_position(missing, TENANT))
+        loads = {asyncio.create_task(self._load(digest)) for digest in missing}
+        self._loads |= loads
+        try:
+            await asyncio.gather(*loads)
+        except asyncio.CancelledError:
+            if not self.dead:
+                raise
+        finally:
+            self.fetcher.turns.leave(flow)
+            self._loads -= loads
+
+    def die(self) -> None:
+        """No call to it is answered any more, and it makes none."""
+        self.dead = True
+        for load in self._loads:
+            load.cancel()
 
     async def _load(self, digest: str) -> None:
-        into = memoryview(bytearray(CHUNK))
-        with self.tier.loading((TENANT, digest)):
-            while digest not in self.here and not self.dead:
-                await self.tier.decide((TENANT, digest), CHUNK, lambda: not self.dead)
-                sources: tuple[Source, ...] = (self.tier, self.store)
-                for source in sources:
-                    if not source.may_have(TENANT, digest):
-                        continue
-                    with suppress(Refused, Elsewhere):
-                        async with self.places[source.tier]:
-                            outcome = await source.fetch(TENANT, digest, into)
-                        if outcome is Outcome.WHOLE and not self.dead:
-                            self.here.add(digest)
-                            self.from_peers += source is self.tier
-                            break
+        tier = await self.fetcher.fetch(TENANT, digest, memoryview(bytearray(CHUNK)))
+        self.here.add(digest)
+        self.from_peers += tier == self.tier.tier
 
 
 Story = Callable[[list[Node], Store], Awaitable[None]]
@@ -168,11 +191,11 @@ def play(story: Story, count: int = 8, rate: float = THROTTLE) -> tuple[list[Nod
         store = Store(rate)
         nodes = [Node(f"node{number}", store) for number in range(count)]
         for node in nodes:
-            node.board.peers = [Wire(other) for other in nodes if other is not node]
+            node.group.peers = [Wire(other) for other in nodes if other is not node]
         await story(nodes, store)
         took_s = asyncio.get_running_loop().time()
         for node in nodes:
-            await node.board.close()
+            await node.group.close()
         return nodes, store, took_s
 
     return run_virtually(main())

@@ -24,14 +24,13 @@ from weightcache.client import acquire
 START = "from weightcache.__main__ import main\nmain()\n"
 # Each node by itself: who has a chunk is asked, but nobody waits for a turn.
 WITHOUT_TURNS = """
-from weightcache import peer_tier
-from weightcache.policy.mixing import FromPeer, FromStore, Standing
+from weightcache import peer_group
+from weightcache.policy.ownership import Standing
 
-def choose(me, digest, others, **_):
-    ready = [other for other in others if other.standing is Standing.READY]
-    return FromPeer(ready[0].node) if ready else FromStore()
+def choose(me, digest, others, busy):
+    return next((node for node, said in others.items() if said is Standing.READY), None)
 
-peer_tier.choose = choose
+peer_group.choose = choose
 """
 WAIT_S = 120.0
 

@@ -29,7 +29,7 @@ CEILING = READS * RANGE_BYTES
 def measured(rate: float, at_once: int = READS) -> Line:
     """One that has seen so many bytes a second."""
     line = Line(at_once)
-    line.end(line.begin(RANGE_BYTES, 0.0), RANGE_BYTES, RANGE_BYTES / rate)
+    line.end(line.begin(0.0), RANGE_BYTES, RANGE_BYTES / rate)
     return line
 
 
@@ -78,7 +78,7 @@ def test_bounds(at_once: int, reads: list[tuple[int, float]], parts: int, left: 
     """Whatever it saw: something may begin where nothing is under way, and never more than allowed."""
     line, now = Line(at_once), 0.0
     for nbytes, seconds in reads:
-        read = line.begin(nbytes, now)
+        read = line.begin(now)
         now += seconds
         line.end(read, nbytes, now)
     assert min(LEAST_BYTES, at_once * RANGE_BYTES) <= line.window <= at_once * RANGE_BYTES
@@ -158,7 +158,7 @@ class Storm:
             if part is None:
                 return
             key = self.sharing.take(part)
-            self.reads[id(self.wire.begin(key, part))] = self.line.begin(part, self.wire.now)
+            self.reads[id(self.wire.begin(key, part))] = self.line.begin(self.wire.now)
             self.left[key] -= part
             if self.left[key]:
                 self.sharing.add(key, self.left[key])
@@ -250,7 +250,7 @@ def test_it_follows(before: float, after: float) -> None:
     line = measured(before)
     now = 1.0
     for _ in range(20):
-        read = line.begin(RANGE_BYTES, now)
+        read = line.begin(now)
         now += RANGE_BYTES / after
         line.end(read, RANGE_BYTES, now)
     assert line.rate == pytest.approx(after, rel=0.1)
@@ -260,8 +260,8 @@ def test_what_tells_nothing() -> None:
     """Short reads and failed ones say nothing of the line; idle time does not count."""
     line = measured(50e6)
     for nbytes in (0, 4096):
-        read = line.begin(RANGE_BYTES, 10.0)
+        read = line.begin(10.0)
         line.end(read, nbytes, 20.0)
     assert line.rate == 50e6
-    line.end(line.begin(RANGE_BYTES, 1000.0), RANGE_BYTES, 1000.0 + RANGE_BYTES / 50e6)
+    line.end(line.begin(1000.0), RANGE_BYTES, 1000.0 + RANGE_BYTES / 50e6)
     assert line.rate == pytest.approx(50e6)

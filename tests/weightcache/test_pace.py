@@ -8,31 +8,24 @@ from weightcache.policy.pace import Pace
 
 
 def moved(pace: Pace, nbytes: int, begin: float, end: float) -> Pace:
-    pace.end(pace.begin(nbytes, begin), nbytes, end)
+    pace.end(pace.begin(begin), nbytes, end)
     return pace
 
 
 def test_before_the_first() -> None:
     """Nothing is known, also while it is under way."""
     pace = Pace()
-    assert pace.expected_s(100) is None
-    pace.begin(100, 0.0)
-    assert pace.expected_s(100) is None
+    assert pace.rate is None
+    pace.begin(0.0)
+    assert pace.rate is None
 
 
 def test_one_after_another() -> None:
-    """A hundred bytes in a second are a hundred a second; what is queued comes first."""
+    """A hundred bytes in a second are a hundred a second; a refusal is not a slow transfer."""
     pace = moved(Pace(), 100, 0.0, 1.0)
     assert pace.rate == 100
-    assert pace.expected_s(50) is None, "one may have made the connection first"
-    for second in (1.0, 2.0):
-        moved(pace, 100, second, second + 1.0)
-    assert pace.expected_s(50) == 0.5
-    refused = pace.begin(100, 5.0)
-    assert pace.expected_s(50) == 1.5
-    assert pace.alone_s(50) == 0.5
-    pace.end(refused, 0, 9.0)
-    assert pace.rate == 100, "a refusal is not a slow transfer"
+    pace.end(pace.begin(5.0), 0, 9.0)
+    assert pace.rate == 100
 
 
 def test_idle_is_not_slow() -> None:
@@ -44,13 +37,12 @@ def test_idle_is_not_slow() -> None:
 def test_abreast(apart_s: float) -> None:
     """Four that share a source of four hundred a second are told from a source of a hundred, however they end."""
     pace = Pace()
-    begun = [pace.begin(100, 0.0 + apart_s * number) for number in range(4)]
+    begun = [pace.begin(0.0 + apart_s * number) for number in range(4)]
     for round_ in range(1, 20):
         for number in range(4):
             now = round_ + apart_s * number
             pace.end(begun[number], 100, now)
-            begun[number] = pace.begin(100, now)
-    assert pace.queued == 400
+            begun[number] = pace.begin(now)
     assert pace.rate == pytest.approx(400, rel=0.05)
 
 
@@ -64,13 +56,11 @@ def test_it_follows() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 20), st.floats(0, 10), st.booleans()), max_size=30))
-def test_queue_and_rate_are_sane(transfers: list[tuple[int, float, bool]]) -> None:
-    """Whatever comes and fails: nothing stays queued, and no rate is negative or above what moved at once."""
+def test_the_rate_is_sane(transfers: list[tuple[int, float, bool]]) -> None:
+    """Whatever comes and fails, no rate is negative."""
     pace, now = Pace(), 0.0
     for nbytes, took_s, came in transfers:
-        transfer = pace.begin(nbytes, now)
-        assert pace.queued == nbytes
+        transfer = pace.begin(now)
         now += took_s
         pace.end(transfer, nbytes if came else 0, now)
-        assert pace.queued == 0
         assert pace.rate is None or pace.rate >= 0

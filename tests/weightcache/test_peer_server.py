@@ -18,7 +18,7 @@ from tests.loops import HOST
 from tests.weightcache.kit import HUGE, TENANT, make_version, publish, settings_of
 from tests.weightcache.peer_kit import SECRET
 from weightcache.cache import Cache, open_cache
-from weightcache.peer_board import Board
+from weightcache.peer_group import PeerGroup
 from weightcache.peer_server import PeerServer
 from weightcache.peer_wire import chunk_path
 from weightcache.shelf import Shelf
@@ -53,8 +53,8 @@ async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer,
     """The product's server with bounds of a test's."""
     listener = socket.create_server((HOST, 0))
     number = listener.getsockname()[1]
-    board = Board("me", (), lambda *_: False, asyncio.get_running_loop().time, serves=True)
-    server = PeerServer(listener, TLS.server(), shelf_of(cache), board, cache.counters, **bounds)  # type: ignore[arg-type]
+    group = PeerGroup("me", (), lambda *_: False, asyncio.get_running_loop().time, serves=True)
+    server = PeerServer(listener, TLS.server(), shelf_of(cache), group, cache.counters, **bounds)  # type: ignore[arg-type]
     server.open()
     try:
         yield server, number

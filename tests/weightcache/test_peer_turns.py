@@ -2,14 +2,27 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.weightcache.peer_nodes import CHUNK, COUNT, DIGESTS, THROTTLE, Node, Store, Story, assert_all_here, play
-from weightcache import peer_tier
-from weightcache.policy import mixing
-from weightcache.policy.mixing import Choice, FromPeer, FromStore, Other, Standing
+from tests.weightcache.peer_nodes import (
+    CHUNK,
+    COUNT,
+    DIGESTS,
+    TENANT,
+    THROTTLE,
+    Node,
+    Store,
+    Story,
+    Wire,
+    assert_all_here,
+    play,
+)
+from weightcache import peer_group
+from weightcache.peer_group import PATIENCE_S, STALL_S, WAIT_S
+from weightcache.peer_wire import Have
+from weightcache.policy.ownership import Standing
 
 SLOW_LINE = 6 * CHUNK
 
@@ -75,7 +88,7 @@ def test_one_dies() -> None:
     async def story(nodes: list[Node], store: Store) -> None:
         async def die() -> None:
             await asyncio.sleep(2.0)
-            nodes[3].dead = True
+            nodes[3].die()
 
         await asyncio.gather(all_at_once(nodes, store), die())
 
@@ -101,26 +114,6 @@ def test_one_stands_still() -> None:
     assert store.reads.total() <= 2 * COUNT
 
 
-def test_a_far_quicker_store_is_used() -> None:
-    """Beside a peer whose line is all but cut most is read again; not beside one that is merely slower."""
-
-    def second(line: float) -> Story:
-        async def story(nodes: list[Node], store: Store) -> None:
-            await nodes[0].load(DIGESTS)
-            nodes[0].line.rate = line
-            await nodes[1].load(DIGESTS)
-
-        return story
-
-    nodes, store, _ = play(second(THROTTLE / 2), count=2)
-    assert_all_here(nodes)
-    assert store.reads.total() == COUNT
-    nodes, store, took_s = play(second(CHUNK), count=2)
-    assert_all_here(nodes)
-    assert store.reads.total() > 1.5 * COUNT
-    assert took_s < 60
-
-
 async def over_slow_lines(nodes: list[Node], store: Store) -> None:
     """Such that chunks queue at the nodes that have them, while hardly anything is asked of the store."""
     for node in nodes:
@@ -133,18 +126,6 @@ def test_queues_between_nodes_are_no_reason_to_turn_to_the_store() -> None:
     nodes, store, _ = play(over_slow_lines)
     assert_all_here(nodes)
     assert store.reads.total() <= 1.1 * COUNT
-
-
-def test_control_by_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where what waits at a node counts against it, all turn to the store when they take most from one another."""
-
-    def by_queue(best: Other, peers_s: float | None, store_s: float | None) -> bool:
-        return best.expected_s is not None and best.expected_s > (store_s or 1.0)
-
-    monkeypatch.setattr(mixing, "_is_far_slower", by_queue)
-    nodes, store, _ = play(over_slow_lines)
-    assert_all_here(nodes)
-    assert store.reads.total() > 1.2 * COUNT
 
 
 @pytest.mark.parametrize("tells", [True, False], ids=["part by part", "control: at the end alone"])
@@ -171,26 +152,126 @@ def test_who_leaves_leaves_nothing() -> None:
             loads.cancel()
             await asyncio.gather(loads, return_exceptions=True)
             await asyncio.sleep(5.0)
-            for node in nodes:
-                assert not node.board._chunks
-                assert not node.board._watched
-                assert not node.tier._plans
-                assert not node.board._tasks
-                assert not any(places.locked() for places in node.places.values())
+            assert all(node.is_idle for node in nodes)
         await all_at_once(nodes, store)
 
     nodes, _, _ = play(story, count=3)
     assert_all_here(nodes)
 
 
-def _without_turns(me: str, digest: str, others: Sequence[Other], **_: object) -> Choice:
-    ready = [other for other in others if other.standing is Standing.READY]
-    return FromPeer(ready[0].node) if ready else FromStore()
+class Promising(Wire):
+    """A peer that says of each chunk that it will have it, and never has it."""
+
+    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+        self.node = self.target.name
+        await asyncio.sleep(wait_s)
+        return [Standing.WANTED] * len(digests)
+
+
+class Lying(Promising):
+    """One that says as well that others arrive there."""
+
+    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+        said = await super().have(tenant, digests, node, wait_s)
+        self.moved_at = self._loop.time()
+        return said
+
+
+class Silent(Wire):
+    """A peer that says once what a promising one says, and then does not answer."""
+
+    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+        if self.node is None:
+            self.node = self.target.name
+            return [Standing.WANTED] * len(digests)
+        await asyncio.sleep(wait_s + 5.0)
+        self._fail(TimeoutError())
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_most_s"),
+    [
+        pytest.param(Promising, STALL_S + 2 * WAIT_S, id="promises for ever"),
+        pytest.param(Lying, PATIENCE_S + 2 * WAIT_S, id="and says that it gets on"),
+        pytest.param(Silent, WAIT_S + 5.0, id="does not answer"),
+    ],
+)
+def test_an_owner_that_never_has_it(kind: type[Wire], at_most_s: float) -> None:
+    """It costs a bounded time, once for all its chunks: then the store is read."""
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        nodes[0].group.peers = [kind(nodes[1])]
+        await nodes[0].load(DIGESTS)
+
+    nodes, store, took_s = play(story, count=2)
+    assert_all_here(nodes[:1])
+    assert store.reads == Counter(dict.fromkeys(DIGESTS, 1))
+    assert took_s < COUNT * CHUNK / THROTTLE + at_most_s
+
+
+def test_a_chunk_that_is_there_does_not_wait_behind_an_owner() -> None:
+    """Beside a peer that never has what it owns, another version comes from the peer that has it at once."""
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        await nodes[2].load(DIGESTS[: COUNT // 2])
+        nodes[0].group.peers = [Promising(nodes[1]), Wire(nodes[2])]
+        stuck = asyncio.create_task(nodes[0].load(DIGESTS[COUNT // 2 :]))
+        await asyncio.sleep(1.0)
+        began_s = asyncio.get_running_loop().time()
+        await nodes[0].load(DIGESTS[: COUNT // 2])
+        assert asyncio.get_running_loop().time() - began_s < 1.0
+        stuck.cancel()
+        await asyncio.gather(stuck, return_exceptions=True)
+
+    nodes, _, _ = play(story, count=3)
+    assert nodes[0].here >= set(DIGESTS[: COUNT // 2])
+
+
+def test_one_that_began_anew_is_asked_for_its_name() -> None:
+    """An agent has another name after a restart. Who is loading then learns it, and no chunk is read twice."""
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        first = asyncio.create_task(nodes[0].load(DIGESTS))
+        await asyncio.sleep(0.5)
+        nodes[1] = anew = Node("another name", store)
+        anew.group.peers = [Wire(nodes[0])]
+        known = nodes[0].group.peers[0]
+        assert isinstance(known, Wire)
+        known.target = anew
+        await asyncio.gather(first, anew.load(DIGESTS))
+
+    nodes, store, _ = play(story, count=2)
+    assert_all_here(nodes)
+    assert store.reads == Counter(dict.fromkeys(DIGESTS, 1))
+
+
+def test_a_question_about_several_with_a_wait() -> None:
+    """An agent of an earlier build asks so: it is answered once one of them is here, or will not be."""
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        loop, node = asyncio.get_running_loop(), nodes[0]
+        load = asyncio.create_task(node.load(DIGESTS))
+        await asyncio.sleep(0.1)
+        found = await node.group.answer(TENANT, Have(digests=tuple(DIGESTS), node="old", wait_s=5.0))
+        assert "r" in found.standings
+        assert found.moved > 0
+        assert loop.time() < 1.0
+        await load
+        at_s = loop.time()
+        found = await node.group.answer(TENANT, Have(digests=("0" * 64,), node="old", wait_s=5.0))
+        assert (found.standings, loop.time()) == ("-", at_s)
+
+    play(story, count=1)
+
+
+def _without_turns(me: str, digest: str, others: Mapping[str, Standing], busy: object) -> str | None:
+    return next((node for node, said in others.items() if said is Standing.READY), None)
 
 
 def test_control(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without turns chunks leave the store several times, and it takes as much longer."""
-    monkeypatch.setattr(peer_tier, "choose", _without_turns)
+    """Without owners chunks leave the store several times, and it takes as much longer."""
+    monkeypatch.setattr(peer_group, "choose", _without_turns)
     nodes, store, took_s = play(all_at_once)
     assert_all_here(nodes)
     assert store.reads.total() > 2 * COUNT

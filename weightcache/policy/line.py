@@ -52,9 +52,9 @@ class Line:
             return None
         return size
 
-    def begin(self, nbytes: int, now: float) -> Transfer:
+    def begin(self, now: float) -> Transfer:
         """A read was asked for."""
-        return self._pace.begin(nbytes, now)
+        return self._pace.begin(now)
 
     def end(self, read: Transfer, moved: int, now: float) -> None:
         """It brought so many bytes; 0: it failed."""

@@ -9,60 +9,40 @@ from dataclasses import dataclass
 from typing import Final
 
 WEIGHT: Final = 0.3  # of the newest transfer; the rest is what was known before
-FEW: Final = 3  # transfers
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One that is under way."""
 
-    nbytes: int
     began: float
     seen: float  # transfers under way, times seconds, by then
 
 
 @dataclass(slots=True)
 class Pace:
-    """Bytes per second while something is under way, as a moving average; None before the first.
-
-    `alone_s` goes by it after a few transfers: the first ones tell of connections that were made.
-    """
+    """Bytes per second while something is under way, as a moving average; None before the first."""
 
     rate: float | None = None
-    queued: int = 0  # bytes under way
     _under_way: int = 0
-    _samples: int = 0
     _seen: float = 0.0
     _at: float = 0.0
 
-    def begin(self, nbytes: int, now: float) -> Transfer:
+    def begin(self, now: float) -> Transfer:
         """A transfer was asked for."""
         self._look(now)
         self._under_way += 1
-        self.queued += nbytes
-        return Transfer(nbytes, now, self._seen)
+        return Transfer(now, self._seen)
 
     def end(self, transfer: Transfer, moved: int, now: float) -> None:
         """It is over, and so many bytes came; 0 teaches nothing: a refusal is not a slow transfer."""
         self._look(now)
         self._under_way -= 1
-        self.queued -= transfer.nbytes
         took_s = now - transfer.began
         if moved and took_s > 0:
             at_once = (self._seen - transfer.seen) / took_s  # on average, itself included
             sample = moved / took_s * at_once
             self.rate = sample if self.rate is None else WEIGHT * sample + (1 - WEIGHT) * self.rate
-            self._samples += 1
-
-    def alone_s(self, nbytes: int) -> float | None:
-        """How long that many bytes would take by themselves; None where too little was measured yet."""
-        if self.rate is None or self._samples < FEW:
-            return None
-        return nbytes / max(self.rate, 1.0)
-
-    def expected_s(self, nbytes: int) -> float | None:
-        """Until that many more bytes would be here, behind those under way; None as above."""
-        return self.alone_s(self.queued + nbytes)
 
     def _look(self, now: float) -> None:
         self._seen += self._under_way * (now - self._at)

@@ -1,0 +1,191 @@
+"""The other nodes, and what they said of the chunks that this node is loading.
+
+Each of them is asked once, in one question for all chunks that are wanted in the same moment. The question also says
+that they are wanted here. A chunk is forgotten when its load has ended.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from weightcache.peer_client import Peer
+from weightcache.peer_wire import MAX_DIGESTS, Have, Holdings
+from weightcache.policy.ownership import Standing, choose
+
+WAIT_S: Final = 2.0  # of one question to an owner; then its turn is another chunk's
+STALL_S: Final = 10.0  # an owner is waited for while nothing at all arrives there
+PATIENCE_S: Final = 30.0  # or here
+
+Key = tuple[str, str]  # tenant, digest
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One that is loading."""
+
+    since: float
+    users: int = 0
+    question: asyncio.Task[None] | None = None  # by which the others were asked
+    claimed: bool = False
+    is_ours: bool = False  # whatever others say
+    said: dict[Peer, Standing] = field(default_factory=dict)
+
+
+class PeerGroup:
+    """`node` is our name among the others; `serves`: they may ask us for what we load. `is_here` knows our tiers."""
+
+    def __init__(
+        self, node: str, peers: Sequence[Peer], is_here: Callable[[str, str], bool], clock: Callable[[], float], *,
+        serves: bool,
+    ) -> None:  # fmt: skip
+        self.node = node
+        self.peers = list(peers)
+        self._moved = 0  # loads that ended, and parts of chunks that arrived
+        self._moved_at = clock()  # when the last one did
+        self._is_here = is_here
+        self._clock = clock
+        self._told_name = node if serves else None
+        self._chunks: dict[Key, _Chunk] = {}
+        self._next: dict[str, tuple[list[str], asyncio.Task[None]]] = {}  # by tenant, the question that is about to go
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<PeerGroup {self.node} loading={len(self._chunks)} peers={len(self.peers)}>"
+
+    async def close(self) -> None:
+        """Nobody is asked any more."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @contextmanager
+    def loading(self, key: Key) -> Iterator[None]:
+        """The chunk is wanted while the block runs. Two may want it: for memory, and for the disk."""
+        chunk = self._chunks.setdefault(key, _Chunk(self._clock()))
+        chunk.users += 1
+        try:
+            yield
+        finally:
+            chunk.users -= 1
+            if not chunk.users:
+                del self._chunks[key]
+            self.note_moved()
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def note_moved(self) -> None:
+        """Something arrived here: it is worth to go on waiting for the rest."""
+        self._moved += 1
+        self._moved_at = self._clock()
+
+    def was_asked(self, key: Key) -> bool:
+        """Whether the others said what they have of the chunk."""
+        question = self._chunks[key].question
+        return question is not None and question.done()
+
+    async def ask(self, key: Key) -> None:
+        """Have the others say what they have of the chunk, once, with all that is asked for in this moment."""
+        chunk = self._chunks[key]
+        if chunk.question is None:
+            tenant, digest = key
+            if tenant not in self._next:
+                digests: list[str] = []
+                task = asyncio.create_task(self._ask_all(tenant, digests))
+                self._next[tenant] = digests, task
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            asked, chunk.question = self._next[tenant]
+            asked.append(digest)
+        await asyncio.shield(chunk.question)
+
+    def choose(self, key: Key) -> tuple[Peer, Standing] | None:
+        """Return who has the chunk or will have it, and what it said; None: the store is ours to read."""
+        said = self._chunks[key].said
+        known = {peer.node: peer for peer in said if peer.answers and peer.node is not None}
+        others = {node: said[peer] for node, peer in known.items()}
+        node = choose(self.node, key[1], others, [node for node, peer in known.items() if peer.is_busy])
+        return None if node is None else (known[node], others[node])
+
+    def claim(self, key: Key) -> bool:
+        """Return whether the chunk is ours to read from the store. If so, others wait for it from now on."""
+        chunk = self._chunks[key]
+        if not chunk.claimed:
+            chunk.claimed = chunk.is_ours or (self.was_asked(key) and self.choose(key) is None)
+        return chunk.claimed
+
+    def keep(self, key: Key) -> None:
+        """The chunk is ours to read from the store, whatever others say: a copy of it was wrong."""
+        self._chunks[key].is_ours = True
+
+    def forget(self, peer: Peer, key: Key | None = None) -> None:
+        """What it said of the chunk, or of any, counts no more."""
+        for each in list(self._chunks) if key is None else [key]:
+            if (chunk := self._chunks.get(each)) is not None:
+                chunk.said.pop(peer, None)
+
+    async def wait(self, key: Key, owner: Peer) -> None:
+        """Wait until the owner has the chunk or will not have it, or for WAIT_S. Its chunks are not waited for any more
+        if it does not answer, or if nothing arrives there, or here, for too long.
+        """
+        tenant, digest = key
+        await self._ask_one(owner, tenant, [digest], WAIT_S)
+        since, now = self._chunks[key].since, self._clock()
+        if now - max(since, owner.moved_at) > STALL_S or now - max(since, self._moved_at) > PATIENCE_S:
+            self.forget(owner)
+
+    async def answer(self, tenant: str, question: Have) -> Holdings:
+        """What another node asked. With a wait: once one of the chunks is here, or will not be."""
+        if question.node is not None:
+            self._hear(question.node, tenant, question.digests)
+        until = self._clock() + question.wait_s
+        while True:
+            standings = [self._standing(tenant, digest) for digest in question.digests]
+            left = until - self._clock()
+            if left <= 0 or Standing.READY in standings or Standing.ABSENT in standings:
+                return Holdings(node=self.node, standings="".join(standings), moved=self._moved)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    def _standing(self, tenant: str, digest: str) -> Standing:
+        if self._is_here(tenant, digest):
+            return Standing.READY
+        chunk = self._chunks.get((tenant, digest))
+        if chunk is None:
+            return Standing.ABSENT
+        return Standing.CLAIMED if chunk.claimed else Standing.WANTED
+
+    def _hear(self, node: str, tenant: str, digests: Sequence[str]) -> None:
+        """Another node said that it wants these."""
+        peer = next((each for each in self.peers if each.node == node), None)
+        for digest in digests:
+            chunk = self._chunks.get((tenant, digest))
+            if chunk is None:
+                continue
+            if peer is None:
+                chunk.question = None  # one that did not answer before, or began anew
+            elif chunk.said.get(peer, Standing.ABSENT) is Standing.ABSENT:
+                chunk.said[peer] = Standing.WANTED
+
+    async def _ask_all(self, tenant: str, asked: list[str]) -> None:
+        await asyncio.sleep(0)  # all tasks that begin in this turn of the loop have asked then
+        del self._next[tenant]
+        for at in range(0, len(asked), MAX_DIGESTS):
+            digests = asked[at : at + MAX_DIGESTS]
+            await asyncio.gather(*(self._ask_one(peer, tenant, digests) for peer in self.peers if peer.answers))
+
+    async def _ask_one(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
+        """If it does not answer, it is as if it had said nothing."""
+        standings = await peer.have(tenant, digests, None if wait_s else self._told_name, wait_s)
+        if standings is None:
+            self.forget(peer)
+        elif peer.node == self.node:  # the list of peers may be the same everywhere
+            self.peers = [each for each in self.peers if each is not peer]
+        else:
+            for digest, standing in zip(digests, standings, strict=True):
+                if (chunk := self._chunks.get((tenant, digest))) is not None:
+                    chunk.said[peer] = standing
