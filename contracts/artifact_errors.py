@@ -12,14 +12,8 @@ class ArtifactRejected(Failure):
     path: str
     reason: str
     code, status = "artifact_rejected", 422
-
-    @property
-    def message(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-    @property
-    def param(self) -> str | None:
-        return self.path
+    template = "{path}: {reason}"
+    param_template = "{path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +24,10 @@ class StorageQuotaExceeded(Failure):
     asked: int
     limit: int
     code, status = "storage_quota_exceeded", 507
-
-    @property
-    def message(self) -> str:
-        return (
-            f"storage quota: {self.used} bytes are stored or promised to open pushes, {self.asked} more are asked for, "
-            f"the limit is {self.limit}"
-        )
+    template = (
+        "storage quota: {used} bytes are stored or promised to open pushes, {asked} more are asked for, "
+        "the limit is {limit}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +37,7 @@ class ChunkCorrupt(Failure):
     chunk: str
     tier: str
     code, status = "chunk_corrupt", 500
-
-    @property
-    def message(self) -> str:
-        return f"chunk {self.chunk} in tier '{self.tier}' does not match its digest"
+    template = "chunk {chunk} in tier '{tier}' does not match its digest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +46,7 @@ class ChunkMissing(Failure):
 
     chunk: str
     code, status = "chunk_missing", 500
-
-    @property
-    def message(self) -> str:
-        return f"chunk {self.chunk} is in no tier"
+    template = "chunk {chunk} is in no tier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +56,7 @@ class PackCorrupt(Failure):
     pack: str
     reason: str
     code, status = "pack_corrupt", 500
-
-    @property
-    def message(self) -> str:
-        return f"pack {self.pack}: {self.reason}"
+    template = "pack {pack}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +66,7 @@ class ManifestCorrupt(Failure):
     version: str
     reason: str
     code, status = "manifest_corrupt", 500
-
-    @property
-    def message(self) -> str:
-        return f"manifest of version {self.version}: {self.reason}"
+    template = "manifest of version {version}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +75,7 @@ class ManifestMissing(Failure):
 
     version: str
     code, status = "manifest_missing", 500
-
-    @property
-    def message(self) -> str:
-        return f"the manifest of version {self.version} is missing in the store: run 'kelvin fsck'"
+    template = "the manifest of version {version} is missing in the store: run 'kelvin fsck'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +85,7 @@ class AttestationInvalid(Failure):
     version: str
     reason: str
     code, status = "attestation_invalid", 500
-
-    @property
-    def message(self) -> str:
-        return f"an attestation of version {self.version}: {self.reason}"
+    template = "an attestation of version {version}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +95,7 @@ class VersionUnverified(Failure):
     version: str
     reason: str
     code, status = "version_unverified", 500
-
-    @property
-    def message(self) -> str:
-        return f"version {self.version} is not started: {self.reason}"
+    template = "version {version} is not started: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +105,7 @@ class ProbeFailed(Failure):
     version: str
     reason: str
     code, status = "probe_failed", 500
-
-    @property
-    def message(self) -> str:
-        return f"version {self.version} failed its known-answer probe: {self.reason}"
+    template = "version {version} failed its known-answer probe: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +113,5 @@ class WeightsDamaged(Failure):
     """Weights changed in memory while they were computed over: nothing more is said from them."""
 
     version: str
-    code, status, retryable = "weights_damaged", 503, True
-
-    @property
-    def message(self) -> str:
-        return f"weights of version {self.version} changed in memory; what was said of this answer can't be relied on"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return 1.0
+    code, status, retryable, retry_after = "weights_damaged", 503, True, 1.0
+    template = "weights of version {version} changed in memory; what was said of this answer can't be relied on"

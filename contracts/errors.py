@@ -4,32 +4,41 @@ A fact knows its code, its HTTP status, whether a retry may help and when. How i
 What can be wrong with an artifact is in `artifact_errors`; what keeps a request from its answer, in `traffic_errors`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Base of the closed set. Subclasses set the class variables and phrase `message`."""
+    """Base of the closed set. Subclasses set the class variables; one whose message needs logic overrides `message`.
+
+    A template names fields: "{limit_bytes} bytes". `retry_after` is in seconds, or names the field that holds them.
+    """
 
     code: ClassVar[str] = "internal"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    retry_after: ClassVar[float | str | None] = None
+    template: ClassVar[str] = "internal error"
+    param_template: ClassVar[str | None] = None
 
     @property
     def message(self) -> str:
         """One sentence for the caller; never a secret, a path or another tenant's name."""
-        return "internal error"
+        return self._filled(self.template)
 
     @property
     def param(self) -> str | None:
         """The request field at fault, where there is one."""
-        return None
+        return None if self.param_template is None else self._filled(self.param_template)
 
     @property
     def retry_after_s(self) -> float | None:
         """Seconds after which a retry is worth its while, where known."""
-        return None
+        return getattr(self, self.retry_after) if isinstance(self.retry_after, str) else self.retry_after
+
+    def _filled(self, template: str) -> str:
+        return template.format(**{field.name: getattr(self, field.name) for field in fields(self)})
 
 
 class Refused(Exception):
@@ -54,10 +63,7 @@ class Unauthenticated(Failure):
     """No key, or one that is unknown, expired or revoked (the caller is not told which)."""
 
     code, status = "invalid_api_key", 401
-
-    @property
-    def message(self) -> str:
-        return "missing or invalid API key"
+    template = "missing or invalid API key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +72,7 @@ class Forbidden(Failure):
 
     scope: str
     code, status = "insufficient_scope", 403
-
-    @property
-    def message(self) -> str:
-        return f"this key lacks the scope '{self.scope}'"
+    template = "this key lacks the scope '{scope}'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,7 @@ class TenantSuspended(Failure):
     """The key is good, and its tenant is suspended."""
 
     code, status = "tenant_suspended", 403
-
-    @property
-    def message(self) -> str:
-        return "this tenant is suspended"
+    template = "this tenant is suspended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,8 @@ class ModelNotFound(Failure):
 
     name: str
     code, status = "model_not_found", 404
-
-    @property
-    def message(self) -> str:
-        return f"the model '{self.name}' does not exist"
-
-    @property
-    def param(self) -> str | None:
-        return "model"
+    template = "the model '{name}' does not exist"
+    param_template = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +115,7 @@ class MethodNotAllowed(Failure):
     method: str
     allowed: tuple[str, ...] = ()
     code, status = "method_not_allowed", 405
-
-    @property
-    def message(self) -> str:
-        return f"method {self.method} is not allowed here"
+    template = "method {method} is not allowed here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +126,8 @@ class InvalidRequest(Failure):
     value: str
     rule: str
     code, status = "invalid_request", 400
-
-    @property
-    def message(self) -> str:
-        return f"{self.field}={self.value}: {self.rule}"
-
-    @property
-    def param(self) -> str | None:
-        return self.field
+    template = "{field}={value}: {rule}"
+    param_template = "{field}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +140,12 @@ class LimitExceeded(Failure):
     unit: str
     whose: str = "this model"
     code, status = "context_length_exceeded", 400
+    param_template = "{field}"
 
     @property
     def message(self) -> str:
         shown = str(self.value)[:40]  # a caller may write thousands of digits
         return f"{self.field} is {shown} {self.unit}; {self.whose} allows at most {self.limit}"
-
-    @property
-    def param(self) -> str | None:
-        return self.field
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +155,8 @@ class SchemaMismatch(Failure):
     given: str
     wanted: str
     code, status = "schema_mismatch", 400
-
-    @property
-    def message(self) -> str:
-        return f"schema_hash={self.given}: this version's schema is {self.wanted}"
-
-    @property
-    def param(self) -> str | None:
-        return "schema_hash"
+    template = "schema_hash={given}: this version's schema is {wanted}"
+    param_template = "schema_hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +165,7 @@ class BodyTooLarge(Failure):
 
     limit_bytes: int
     code, status = "request_too_large", 413
-
-    @property
-    def message(self) -> str:
-        return f"the request body is larger than {self.limit_bytes} bytes"
+    template = "the request body is larger than {limit_bytes} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +175,7 @@ class Conflict(Failure):
     what: str
     rule: str
     code, status = "conflict", 409
-
-    @property
-    def message(self) -> str:
-        return f"{self.what}: {self.rule}"
+    template = "{what}: {rule}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +185,7 @@ class OneMachineOnly(Failure):
     what: str
     instead: str
     code, status = "one_machine_only", 501
-
-    @property
-    def message(self) -> str:
-        return f"{self.what}: only where one machine runs the versions; on a cluster {self.instead}"
+    template = "{what}: only where one machine runs the versions; on a cluster {instead}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +194,8 @@ class Unavailable(Failure):
 
     dependency: str
     after_s: float = 1.0
-    code, status, retryable = "unavailable", 503, True
-
-    @property
-    def message(self) -> str:
-        return f"{self.dependency} is not available"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
+    code, status, retryable, retry_after = "unavailable", 503, True, "after_s"
+    template = "{dependency} is not available"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,15 +224,9 @@ class RemoteFailure(Failure):
     remote_param: str | None = None
     remote_retryable: bool = False
     remote_retry_after_s: float | None = None
-
-    @property
-    def message(self) -> str:
-        return self.remote_message
+    retry_after = "remote_retry_after_s"
+    template = "{remote_message}"
 
     @property
     def param(self) -> str | None:
         return self.remote_param
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.remote_retry_after_s

@@ -8,39 +8,22 @@ from contracts.errors import Failure
 StartReason = Literal["crash_loop", "missing_secret", "no_room", "refused_object", "no_image", "failed"]
 
 
-class Later(Failure):
-    """Base of what may be tried again after a time that is known."""
-
-    __slots__ = ()
-    after_s: float  # each kind's own field
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
-
-
 @dataclass(frozen=True, slots=True)
-class TooManyFailures(Later):
+class TooManyFailures(Failure):
     """Another key that is not good, of a source that showed too many. A good one of the same source is served."""
 
     after_s: float
-    code, status, retryable = "too_many_failures", 429, True
-
-    @property
-    def message(self) -> str:
-        return "missing or invalid API key, as many before it from this address"
+    code, status, retryable, retry_after = "too_many_failures", 429, True, "after_s"
+    template = "missing or invalid API key, as many before it from this address"
 
 
 @dataclass(frozen=True, slots=True)
-class AddressBusy(Later):
+class AddressBusy(Failure):
     """An address asks more often than one may, whoever it is: no key was looked at."""
 
     after_s: float
-    code, status, retryable = "address_busy", 429, True
-
-    @property
-    def message(self) -> str:
-        return "too many requests from this address"
+    code, status, retryable, retry_after = "address_busy", 429, True, "after_s"
+    template = "too many requests from this address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +31,28 @@ class FirewallRefused(Failure):
     """The operator's firewall said no, whoever it is: no key was looked at."""
 
     code, status = "firewall_refused", 403
-
-    @property
-    def message(self) -> str:
-        return "the request was refused by this installation's firewall"
+    template = "the request was refused by this installation's firewall"
 
 
 @dataclass(frozen=True, slots=True)
-class TenantBusy(Later):
+class TenantBusy(Failure):
     """The tenant has as many requests under way as it may have."""
 
     limit: int
     after_s: float
-    code, status, retryable = "tenant_busy", 429, True
-
-    @property
-    def message(self) -> str:
-        return f"your tenant has {self.limit} requests under way, which is its limit; retry after {self.after_s:g} s"
+    code, status, retryable, retry_after = "tenant_busy", 429, True, "after_s"
+    template = "your tenant has {limit} requests under way, which is its limit; retry after {after_s:g} s"
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimited(Later):
+class RateLimited(Failure):
     """The tenant has used what it may in a minute. The code is OpenAI's."""
 
     unit: str  # "requests" or "tokens"
     limit: int
     after_s: float
-    code, status, retryable = "rate_limit_exceeded", 429, True
-
-    @property
-    def message(self) -> str:
-        return f"your tenant may use {self.limit} {self.unit} a minute; retry after {self.after_s:.3g} s"
+    code, status, retryable, retry_after = "rate_limit_exceeded", 429, True, "after_s"
+    template = "your tenant may use {limit} {unit} a minute; retry after {after_s:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +79,8 @@ class BudgetAway(Failure):
     """What is left of the tenant's budget can't be known: the store in which activators share it is away."""
 
     after_s: float
-    code, status, retryable = "budget_unavailable", 429, True
-
-    @property
-    def message(self) -> str:
-        return f"what is left of your tenant's budget of this month can't be known; retry after {self.after_s:g} s"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.after_s
+    code, status, retryable, retry_after = "budget_unavailable", 429, True, "after_s"
+    template = "what is left of your tenant's budget of this month can't be known; retry after {after_s:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +90,21 @@ class TooLargeForRate(Failure):
     tokens: int
     limit: int
     code, status = "request_exceeds_rate", 400
-
-    @property
-    def message(self) -> str:
-        return (
-            f"this request may take {self.tokens} tokens, prompt and max_tokens together; "
-            f"your tenant may use {self.limit} a minute"
-        )
-
-    @property
-    def param(self) -> str | None:
-        return "max_tokens"
+    template = (
+        "this request may take {tokens} tokens, prompt and max_tokens together; your tenant may use {limit} a minute"
+    )
+    param_template = "max_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Overloaded(Later):
+class Overloaded(Failure):
     """Every slot and every waiting place is taken. `unit` names what is limited, where `what` does not say it."""
 
     what: str
     limit: int
     after_s: float
     unit: str = ""
-    code, status, retryable = "overloaded", 503, True
+    code, status, retryable, retry_after = "overloaded", 503, True, "after_s"
 
     @property
     def message(self) -> str:
@@ -153,29 +113,22 @@ class Overloaded(Later):
 
 
 @dataclass(frozen=True, slots=True)
-class Displaced(Later):
+class Displaced(Failure):
     """It waited, and had to make way in a full queue: nobody who waited there was lower in the order of shedding."""
 
     rank: str
     after_s: float
-    code, status, retryable = "displaced", 503, True
-
-    @property
-    def message(self) -> str:
-        why = f"the queue is full, and this {self.rank} request made way for another one"
-        return f"{why}; retry after {self.after_s:.3g} s"
+    code, status, retryable, retry_after = "displaced", 503, True, "after_s"
+    template = "the queue is full, and this {rank} request made way for another one; retry after {after_s:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
-class OverShare(Later):
+class OverShare(Failure):
     """It waited, and had to make way in a full queue, of which its tenant held more than its share."""
 
     after_s: float
-    code, status, retryable = "over_share", 429, True
-
-    @property
-    def message(self) -> str:
-        return f"the queue is full, and your tenant has more than its share of it; retry after {self.after_s:.3g} s"
+    code, status, retryable, retry_after = "over_share", 429, True, "after_s"
+    template = "the queue is full, and your tenant has more than its share of it; retry after {after_s:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,16 +159,12 @@ class DeadlineExceeded(Failure):
     waited_s: float
     stage: str
     why: str = ""  # what held it up, where that is known
-    code, status, retryable = "deadline_exceeded", 504, True
+    code, status, retryable, retry_after = "deadline_exceeded", 504, True, 1.0
 
     @property
     def message(self) -> str:
         why = f" ({self.why})" if self.why else ""
         return f"no answer within the deadline: {self.waited_s:.1f} s passed while {self.stage}{why}"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +174,7 @@ class DeadlineTooShort(Failure):
     expected_s: float
     remaining_s: float
     is_starting: bool  # a first replica has to start; else others are served first
-    code, status, retryable = "deadline_too_short", 503, True
+    code, status, retryable, retry_after = "deadline_too_short", 503, True, "expected_s"
 
     @property
     def message(self) -> str:
@@ -234,10 +183,6 @@ class DeadlineTooShort(Failure):
         else:
             what, why = "end", "with those before it, it may take"
         return f"no answer can {what} within the {self.remaining_s:.3g} s that are left: {why} {self.expected_s:.3g} s"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return self.expected_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +193,7 @@ class StartFailed(Failure):
     reason: StartReason = "failed"
     exit_status: int | None = None
     code, status, retryable = "start_failed", 503, True
-
-    @property
-    def message(self) -> str:
-        return f"no replica could be started: {self.why}"
+    template = "no replica could be started: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +201,7 @@ class ReplicaLost(Failure):
     """The runtime that was answering is gone; what had been sent stands."""
 
     code, status, retryable = "replica_lost", 502, True
-
-    @property
-    def message(self) -> str:
-        return "the replica answering this request was lost; the answer is incomplete"
+    template = "the replica answering this request was lost; the answer is incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +209,7 @@ class Cancelled(Failure):
     """The caller asked for the end. 499 is nginx's name for a client that closed the request."""
 
     code, status = "cancelled", 499
-
-    @property
-    def message(self) -> str:
-        return "the request was cancelled"
+    template = "the request was cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,26 +218,17 @@ class SlowReader(Failure):
 
     limit_tokens: int
     code, status = "slow_reader", 499
-
-    @property
-    def message(self) -> str:
-        return f"the answer was not read: {self.limit_tokens} tokens were waiting"
+    template = "the answer was not read: {limit_tokens} tokens were waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class KeyInUse(Later):
+class KeyInUse(Failure):
     """A request with this `Idempotency-Key` is under way where it can't be joined."""
 
     after_s: float
-    code, status, retryable = "idempotency_key_in_use", 409, True
-
-    @property
-    def message(self) -> str:
-        return "a request with this Idempotency-Key is under way; its answer can be had when it has ended"
-
-    @property
-    def param(self) -> str | None:
-        return "idempotency-key"
+    code, status, retryable, retry_after = "idempotency_key_in_use", 409, True, "after_s"
+    template = "a request with this Idempotency-Key is under way; its answer can be had when it has ended"
+    param_template = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +236,8 @@ class KeyReused(Failure):
     """An `Idempotency-Key` that another request has had."""
 
     code, status = "idempotency_key_reused", 422
-
-    @property
-    def message(self) -> str:
-        return "this Idempotency-Key was sent with another model, path or body; a new request needs a key of its own"
-
-    @property
-    def param(self) -> str | None:
-        return "idempotency-key"
+    template = "this Idempotency-Key was sent with another model, path or body; a new request needs a key of its own"
+    param_template = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,26 +247,13 @@ class ContentFiltered(Failure):
     field: str
     label: str
     code, status = "content_filter", 400
-
-    @property
-    def message(self) -> str:
-        return f"{self.field}: holds what this model's filters stop ({self.label})"
-
-    @property
-    def param(self) -> str | None:
-        return self.field
+    template = "{field}: holds what this model's filters stop ({label})"
+    param_template = "{field}"
 
 
 @dataclass(frozen=True, slots=True)
 class FilterFailed(Failure):
     """The model's filters gave no answer in their time, and nothing passes that they did not look at."""
 
-    code, status, retryable = "filter_failed", 503, True
-
-    @property
-    def message(self) -> str:
-        return "this model's filters can't be reached in time"
-
-    @property
-    def retry_after_s(self) -> float | None:
-        return 1.0
+    code, status, retryable, retry_after = "filter_failed", 503, True, 1.0
+    template = "this model's filters can't be reached in time"

@@ -2,7 +2,10 @@
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from contracts import artifact_errors, errors, traffic_errors
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Unauthenticated
 from contracts.problem import (
@@ -51,6 +54,28 @@ def test_problem_is_read_as_it_was_written(failure: Failure, _kind: str) -> None
 def test_other_answers_are_no_problem(body: bytes) -> None:
     """Of a proxy, or in another form."""
     assert from_problem(body) is None
+
+
+ALL = [
+    kind
+    for module in (errors, artifact_errors, traffic_errors)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Failure)
+]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_failure_renders(kind: type[Failure]) -> None:
+    """A template and a retry rule name fields that the failure has; values are shown as they are, braces included."""
+
+    @given(st.builds(kind))
+    def rendered(failure: Failure) -> None:
+        assert isinstance(failure.message, str)
+        assert isinstance(failure.param, str | None)
+        assert isinstance(failure.retry_after_s, int | float | None)
+
+    rendered()
+    assert errors.Conflict("{what}", "{}").message == "{what}: {}"
 
 
 def test_retry_after_is_whole_seconds_rounded_up() -> None:
