@@ -203,7 +203,7 @@ READER: Final = "x-kelvin-reader"  # of a request for the feed: who reads, by a 
 class Feed(Fact, frozen=True):
     """One line of `GET /internal/v1/feed`. The first is a snapshot (`full`), the rest are changes in order."""
 
-    revision: int
+    revision: int = 0  # 0: not published yet
     full: bool = False
     tenants: tuple[TenantRow, ...] = ()
     keys: tuple[KeyRow, ...] = ()

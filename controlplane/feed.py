@@ -10,20 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from msgspec.structs import replace
+
 from contracts.control import (
     Feed,
     KeyRow,
     ModelRow,
     PoolRow,
     ReplicaRow,
-    RestoreFailure,
     RevisionRow,
     StartProblem,
     StartProblemRow,
     TenantRow,
     VersionRow,
 )
-from contracts.forecast import Forecast, StartRow
+from contracts.forecast import StartRow
 from contracts.machine import Machine
 from contracts.spending import SpendingRow
 from contracts.wire import encode
@@ -126,83 +127,39 @@ class FeedHub:
             f"readers={len(self._subscriptions)} away={len(self._away)}>"
         )
 
-    def publish(
-        self,
-        *,
-        tenants: tuple[TenantRow, ...] = (),
-        keys: tuple[KeyRow, ...] = (),
-        models: tuple[ModelRow, ...] = (),
-        versions: tuple[VersionRow, ...] = (),
-        replicas: tuple[ReplicaRow, ...] = (),
-        failures: tuple[RestoreFailure, ...] = (),
-        forecasts: tuple[Forecast, ...] = (),
-        starts: tuple[StartRow, ...] = (),
-        spending: tuple[SpendingRow, ...] = (),
-        revisions: tuple[RevisionRow, ...] = (),
-        pools: tuple[PoolRow, ...] = (),
-        start_problems: tuple[StartProblemRow, ...] = (),
-        removed_tenants: tuple[str, ...] = (),
-        removed_keys: tuple[str, ...] = (),
-        removed_replicas: tuple[str, ...] = (),
-        removed_models: tuple[tuple[str, str], ...] = (),
-        removed_versions: tuple[tuple[str, str, str], ...] = (),
-        removed_revisions: tuple[tuple[str, str, str], ...] = (),
-        removed_start_problems: tuple[tuple[str, str, str], ...] = (),
-    ) -> int:
+    def publish(self, change: Feed) -> int:
         """Take the rows over and tell every reader. Returns the revision that holds them."""
-        self._tenants.update((row.tenant, row) for row in tenants)
-        self._keys.update((row.key_id, row) for row in keys)
-        self._models.update(((row.tenant, row.model), row) for row in models)
-        self._versions.update(((row.tenant, row.model, row.version), row) for row in versions)
-        self._replicas.update((row.runtime_id, row) for row in replicas)
-        self._starts.update(((row.tenant, row.model, row.version), row) for row in starts)
-        self._spending.update((row.tenant, row) for row in spending)
-        self._revisions.update(((row.tenant, row.model, row.version), row) for row in revisions)
-        self._pools = pools or self._pools
-        self._start_problems.update(((row.tenant, row.model, row.version), row) for row in start_problems)
-        for replica in replicas:
+        self._tenants.update((row.tenant, row) for row in change.tenants)
+        self._keys.update((row.key_id, row) for row in change.keys)
+        self._models.update(((row.tenant, row.model), row) for row in change.models)
+        self._versions.update(((row.tenant, row.model, row.version), row) for row in change.versions)
+        self._replicas.update((row.runtime_id, row) for row in change.replicas)
+        self._starts.update(((row.tenant, row.model, row.version), row) for row in change.starts)
+        self._spending.update((row.tenant, row) for row in change.spending)
+        self._revisions.update(((row.tenant, row.model, row.version), row) for row in change.revisions)
+        self._pools = change.pools or self._pools
+        self._start_problems.update(((row.tenant, row.model, row.version), row) for row in change.start_problems)
+        for replica in change.replicas:
             if not (replica.draining or replica.unproven):
                 self._starts.pop((replica.tenant, replica.model, replica.version), None)
-        for tenant in removed_tenants:
+        for tenant in change.removed_tenants:
             self._tenants.pop(tenant, None)
             self._spending.pop(tenant, None)
-        for key_id in removed_keys:
+        for key_id in change.removed_keys:
             self._keys.pop(key_id, None)
-        for runtime_id in removed_replicas:
+        for runtime_id in change.removed_replicas:
             self._replicas.pop(runtime_id, None)
-        for model in removed_models:
+        for model in change.removed_models:
             self._models.pop(model, None)
-        for version in removed_versions:
+        for version in change.removed_versions:
             self._versions.pop(version, None)
             self._starts.pop(version, None)
-        for version in (*removed_versions, *removed_revisions):
+        for version in (*change.removed_versions, *change.removed_revisions):
             self._revisions.pop(version, None)
-        for version in (*removed_versions, *removed_start_problems):
+        for version in (*change.removed_versions, *change.removed_start_problems):
             self._start_problems.pop(version, None)
         self._revision += 1
-        change = Feed(
-            revision=self._revision,
-            tenants=tenants,
-            keys=keys,
-            models=models,
-            versions=versions,
-            replicas=replicas,
-            failures=failures,
-            forecasts=forecasts,
-            starts=starts,
-            spending=spending,
-            revisions=revisions,
-            pools=pools,
-            start_problems=start_problems,
-            removed_tenants=removed_tenants,
-            removed_keys=removed_keys,
-            removed_replicas=removed_replicas,
-            removed_models=removed_models,
-            removed_versions=removed_versions,
-            removed_revisions=removed_revisions,
-            removed_start_problems=removed_start_problems,
-        )
-        line = encode(change) + b"\n"
+        line = encode(replace(change, revision=self._revision)) + b"\n"
         for subscription in self._subscriptions:
             subscription.offer(self._revision, line)
         return self._revision

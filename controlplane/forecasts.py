@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from contracts.control import Feed
 from contracts.errors import Failure, Refused
 from contracts.forecast import Forecast, StartRow, Whereabouts
 from contracts.names import owner_of
@@ -160,7 +161,7 @@ class Forecasts:
             bytes_to_bring=bytes_to_bring,
             tier=tier,
         )
-        self._feed.publish(forecasts=(row,))
+        self._feed.publish(Feed(forecasts=(row,)))
 
     def _knows(self, key: VersionKey) -> bool:
         found = self._find(key)
@@ -179,7 +180,7 @@ class Forecasts:
         row = StartRow(
             tenant=key.tenant, model=key.model, version=key.version, start_ms=max(0, round(said.ready_s * 1000))
         )
-        self._feed.publish(starts=(row,))
+        self._feed.publish(Feed(starts=(row,)))
 
 
 def _is_measured(whereabouts: Whereabouts) -> bool:

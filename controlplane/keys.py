@@ -7,14 +7,15 @@ ever takes a key for good that a crash could take back, nor a revoked one after 
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from sqlalchemy import Connection, select, update
 
-from contracts.control import KeyRow, Scope, TenantRow
+from contracts.control import Feed, Scope
 from contracts.errors import CapacityExceeded, Conflict, Refused
 from controlplane import audit, schema
 from controlplane.audit import Actor
+from controlplane.feed import FeedHub
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text, warn_of_damaged
 from controlplane.key_rows import Key, find_key, insert_key, lasting_operators, load_keys, load_listed, set_columns
 from controlplane.policy.access import (
@@ -37,20 +38,6 @@ MAX_KEYS: Final = 1000  # good ones, of a tenant
 MAX_ENDED: Final = 200  # others that a list shows
 
 
-class KeyPublisher(Protocol):
-    """Where keys go once they are durable."""
-
-    def publish(
-        self,
-        *,
-        tenants: tuple[TenantRow, ...] = (),
-        keys: tuple[KeyRow, ...] = (),
-        removed_keys: tuple[str, ...] = (),
-    ) -> int: ...
-
-    async def settled(self, revision: int, timeout_s: float) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """A key that every installation begins with."""
@@ -69,9 +56,9 @@ BOOTSTRAPS: Final = (
 class KeyStore:
     """Owns the table of keys."""
 
-    def __init__(self, database: Database, publisher: KeyPublisher) -> None:
+    def __init__(self, database: Database, feed: FeedHub) -> None:
         self._database = database
-        self._publisher = publisher
+        self._feed = feed
         self._turn = asyncio.Lock()  # published in the order in which it was stored
         self._ends: dict[str, int] = {}  # published keys that expire
 
@@ -127,7 +114,7 @@ class KeyStore:
         async with self._turn:
             await self._database.write(write)
             revision = self._publish(now_s, key)
-        await self._publisher.settled(revision, TELL_S)  # so that it is good where it is used next
+        await self._feed.settled(revision, TELL_S)  # so that it is good where it is used next
         return key, text
 
     async def rotate(self, by: Actor, tenant: str, key_id: str, overlap_s: int, now_s: int) -> tuple[Key, str, Key]:
@@ -164,7 +151,7 @@ class KeyStore:
         async with self._turn:
             new, old = await self._database.write(write)
             revision = self._publish(now_s, new, old)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return new, text, old
 
     async def revoke(self, by: Actor, tenant: str, key_id: str, now_s: int) -> tuple[Key, bool]:
@@ -186,7 +173,7 @@ class KeyStore:
         async with self._turn:
             key = await self._database.write(write)
             revision = self._publish(now_s, key)
-        return key, await self._publisher.settled(revision, TELL_S)
+        return key, await self._feed.settled(revision, TELL_S)
 
     async def revoke_all(self, by: Actor, tenant: str, now_s: int) -> None:
         """End every good key of a tenant that is about to go; returns once activators were told, or after a second."""
@@ -201,7 +188,7 @@ class KeyStore:
         async with self._turn:
             ended = await self._database.write(write)
             revision = self._publish(now_s, *ended)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
 
     async def note_uses(self, used_at_s: dict[str, int]) -> None:
         """When keys were last good, as activators tell; the later of two stands, an unknown key is passed over."""
@@ -226,7 +213,7 @@ class KeyStore:
         gone |= {key_id for key_id, ends_s in self._ends.items() if ends_s <= now_s}
         for key_id in gone:
             self._ends.pop(key_id, None)
-        return self._publisher.publish(keys=good, removed_keys=tuple(sorted(gone)))
+        return self._feed.publish(Feed(keys=good, removed_keys=tuple(sorted(gone))))
 
 
 def _check_count(connection: Connection, tenant: str, now_s: int) -> None:

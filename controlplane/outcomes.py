@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from contracts.control import StartProblem, StartProblemRow
+from contracts.control import Feed, StartProblem, StartProblemRow
 from contracts.errors import Failure
 from contracts.problem import code_of
 from contracts.timeline import Span
@@ -61,13 +61,13 @@ class Outcomes:
         """
         if self._registry.find(key) is not None and self.problem(key) != problem:
             row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem)
-            self._feed.publish(start_problems=(row,))
+            self._feed.publish(Feed(start_problems=(row,)))
 
     def clear_problem(self, key: VersionKey, reason: StartReason | None = None) -> None:
         """Forget why the version did not start: any reason, or only this one."""
         known = self.problem(key)
         if known is not None and reason in (None, known.reason):
-            self._feed.publish(removed_start_problems=((key.tenant, key.model, key.version),))
+            self._feed.publish(Feed(removed_start_problems=((key.tenant, key.model, key.version),)))
 
     def exited(self, records: Iterable[LifetimeRecord]) -> None:
         """Take in how processes ended. The problem of a crash loop names the last exit status."""

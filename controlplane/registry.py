@@ -7,16 +7,16 @@ to readers, then published, so nobody ever hears of what a crash could take back
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from sqlalchemy import Connection
 
-from contracts.control import ModelRow, Registered, VersionRegistration, VersionRow
+from contracts.control import Feed, Registered, VersionRegistration
 from contracts.errors import Conflict, ModelNotFound, Refused
 from contracts.ladder import Ladder
 from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane.audit import Actor
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
+from controlplane.feed import FeedHub
 from controlplane.feed_rows import model_row, version_row
 from controlplane.grants import check_grantee, delete_grant, insert_grant
 from controlplane.ladders import check_ladder
@@ -40,27 +40,12 @@ from controlplane.store import Database
 from controlplane.tenants import TELL_S
 
 
-class Publisher(Protocol):
-    """Where changes go once they are durable."""
-
-    def publish(
-        self,
-        *,
-        models: tuple[ModelRow, ...] = (),
-        versions: tuple[VersionRow, ...] = (),
-        removed_models: tuple[tuple[str, str], ...] = (),
-        removed_versions: tuple[tuple[str, str, str], ...] = (),
-    ) -> int: ...
-
-    async def settled(self, revision: int, timeout_s: float) -> bool: ...
-
-
 class Registry:
     """Every tenant's models. Load it once before use."""
 
-    def __init__(self, database: Database, publisher: Publisher) -> None:
+    def __init__(self, database: Database, feed: FeedHub) -> None:
         self._database = database
-        self._publisher = publisher
+        self._feed = feed
         self._models: dict[tuple[str, str], Model] = {}
         self._turn = asyncio.Lock()  # a write is decided on what the write before it left
         self._last_stop_s = 0  # the time of the last stop of any model
@@ -80,7 +65,7 @@ class Registry:
             models = tuple(model_row(model) for model in self._models.values())
             every = (each for model in self._models.values() for each in model.versions)
             versions = tuple(version_row(each) for each in every if not each.is_deleted)
-            self._publisher.publish(models=models, versions=versions)
+            self._feed.publish(Feed(models=models, versions=versions))
 
     def models(self, tenant: str) -> tuple[Model, ...]:
         """All models of a tenant, by name."""
@@ -102,7 +87,7 @@ class Registry:
         changed = [replace(model, meanwhile=now) for model, now in looked if now != model.meanwhile]
         self._models.update({(model.tenant, model.model): model for model in changed})
         if changed:
-            self._publisher.publish(models=tuple(map(model_row, changed)))
+            self._feed.publish(Feed(models=tuple(map(model_row, changed))))
 
     def model(self, tenant: str, model: str) -> Model:
         """Raises Refused(ModelNotFound)."""
@@ -144,10 +129,10 @@ class Registry:
                 if not before.is_deleted:
                     return Registered(is_new=False)
                 # Who serves has to hear of it again.
-                revision = self._publisher.publish(versions=(version_row(before),))
+                revision = self._feed.publish(Feed(versions=(version_row(before),)))
             else:
                 revision = await self._take_in(model, registration, name, now_s)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return Registered(is_new=before is None, was_deleted=before is not None)
 
     async def _take_in(self, model: Model | None, registration: VersionRegistration, name: str, now_s: int) -> int:
@@ -185,7 +170,7 @@ class Registry:
                 await self._database.write(write)
                 revision = self._show(after)
             self.on_named(version.key)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return digest
 
     async def split(self, by: Actor, tenant: str, model: str, weights: Mapping[str, int], now_s: int) -> dict[str, int]:
@@ -209,7 +194,7 @@ class Registry:
             revision = self._show(after)
             for version in versions:
                 self.on_named(version.key)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return after.split
 
     async def set_ladder(self, by: Actor, tenant: str, model: str, ladder: Ladder, now_s: int) -> Ladder:
@@ -223,7 +208,7 @@ class Registry:
             after = replace(found, ladder=ladder.steps, plan_ladders=ladder.plans)
             await self._database.write(lambda connection: set_ladder(connection, by, found, after, now_s))
             revision = self._show(after)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return ladder
 
     async def delete(
@@ -250,8 +235,8 @@ class Registry:
                     version, VersionEvent.DELETED, None, lambda connection: deleted(connection, by, version.key, now_s)
                 )
                 gone = (tenant, model, version.registration.version)
-                revision = self._publisher.publish(removed_versions=(gone,))
-        await self._publisher.settled(revision, TELL_S)
+                revision = self._feed.publish(Feed(removed_versions=(gone,)))
+        await self._feed.settled(revision, TELL_S)
         return version.key
 
     async def delete_model(
@@ -270,8 +255,8 @@ class Registry:
             del self._models[tenant, model]
             self.on_changed()
             served = tuple((tenant, model, v.registration.version) for v in found.versions if not v.is_deleted)
-            revision = self._publisher.publish(removed_models=((tenant, model),), removed_versions=served)
-        await self._publisher.settled(revision, TELL_S)
+            revision = self._feed.publish(Feed(removed_models=((tenant, model),), removed_versions=served))
+        await self._feed.settled(revision, TELL_S)
         return keys
 
     async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
@@ -295,7 +280,7 @@ class Registry:
                 self._keep(after)
                 return after.scale
             revision = self._show(after)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return after.scale
 
     async def grant(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
@@ -310,7 +295,7 @@ class Registry:
             if grantee not in found.grantees:
                 await self._database.write(lambda connection: insert_grant(connection, by, found, grantee, now_s))
             revision = self._show(replace(found, grantees=tuple(sorted({*found.grantees, grantee}))))
-        return await self._publisher.settled(revision, TELL_S)
+        return await self._feed.settled(revision, TELL_S)
 
     async def revoke(self, by: Actor, tenant: str, model: str, grantee: str, now_s: int) -> bool:
         """Take back a grant of the model. Returns as `grant`. Raises Refused: ModelNotFound, NotFound (the grant)."""
@@ -318,7 +303,7 @@ class Registry:
             found = self.model(tenant, model)
             await self._database.write(lambda connection: delete_grant(connection, by, found, grantee, now_s))
             revision = self._show(_without(found, grantee))
-        return await self._publisher.settled(revision, TELL_S)
+        return await self._feed.settled(revision, TELL_S)
 
     async def forget_grantee(self, tenant: str) -> None:
         """It is deleted, and its grants with it: show that."""
@@ -393,7 +378,7 @@ class Registry:
 
     def _show(self, model: Model, *versions: Version) -> int:
         rows = tuple(version_row(each) for each in versions)
-        return self._publisher.publish(models=(model_row(self._keep(model)),), versions=rows)
+        return self._feed.publish(Feed(models=(model_row(self._keep(model)),), versions=rows))
 
 
 def _resumed(model: Model, versions: Collection[str]) -> Model:

@@ -8,18 +8,20 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 from sqlalchemy import Connection, func, or_, select
 from sqlalchemy.exc import DBAPIError
 
+from contracts.control import Feed
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from contracts.usage import RequestRecord
 from controlplane import schema
 from controlplane.billing import spent_micros
 from controlplane.clock import Clock
+from controlplane.feed import FeedHub
 from controlplane.ledger_schema import received, sources
 from controlplane.policy.access import TenantState
 from controlplane.policy.month import DAY_US, month_bounds_us, month_of
@@ -36,19 +38,13 @@ LATEST: Final = 64  # activators whose last record may be older: it may have wai
 ACTIVATORS: Final = "activator-"
 
 
-class SpendingPublisher(Protocol):
-    """Where rows go."""
-
-    def publish(self, *, spending: tuple[SpendingRow, ...] = ()) -> int: ...
-
-
 class Spending:
     """Reads the ledger and publishes what tenants have spent. Writes nothing."""
 
-    def __init__(self, database: Database, book: PriceBook, publisher: SpendingPublisher, clock: Clock) -> None:
+    def __init__(self, database: Database, book: PriceBook, feed: FeedHub, clock: Clock) -> None:
         self._database = database
         self._book = book
-        self._publisher = publisher
+        self._feed = feed
         self._clock = clock
         self._due = asyncio.Event()
         self._told: dict[str, SpendingRow] = {}
@@ -120,7 +116,7 @@ class Spending:
             told[row.tenant] = last
         self._told = told
         if news:
-            self._publisher.publish(spending=tuple(news))
+            self._feed.publish(Feed(spending=tuple(news)))
 
 
 def spending(

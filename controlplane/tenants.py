@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from contracts.control import TenantLimits, TenantRow
+from contracts.control import Feed, TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.names import tenant_name
 from controlplane import audit, schema
 from controlplane.audit import Actor
+from controlplane.feed import FeedHub
 from controlplane.grants import delete_grants_to
 from controlplane.key_rows import is_good
 from controlplane.policy.access import TenantState, check_empty, check_move
@@ -21,14 +22,6 @@ from controlplane.store import Database
 MAX_TENANTS: Final = 10_000  # as many as the activator makes certificates for
 TELL_S: Final = 1.0  # for every activator to be told of an end
 _ACTIONS: Final = {TenantState.ACTIVE: Action.TENANT_RESUMED, TenantState.SUSPENDED: Action.TENANT_SUSPENDED}
-
-
-class TenantPublisher(Protocol):
-    """Where tenants go once they are durable."""
-
-    def publish(self, *, tenants: tuple[TenantRow, ...] = (), removed_tenants: tuple[str, ...] = ()) -> int: ...
-
-    async def settled(self, revision: int, timeout_s: float) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +43,15 @@ class Tenant:
 class TenantStore:
     """Owns the table of tenants. Load it once before use."""
 
-    def __init__(self, database: Database, publisher: TenantPublisher) -> None:
+    def __init__(self, database: Database, feed: FeedHub) -> None:
         self._database = database
-        self._publisher = publisher
+        self._feed = feed
         self._turn = asyncio.Lock()  # published in the order in which it was stored
         self.on_limited: Callable[[str], None] = lambda _: None  # of which tenant, once its limits are published
 
     async def load(self, now_s: int) -> None:
         """Publish all of them."""
-        self._publisher.publish(tenants=tuple(tenant.row() for tenant in await self.all(now_s)))
+        self._feed.publish(Feed(tenants=tuple(tenant.row() for tenant in await self.all(now_s))))
 
     async def all(self, now_s: int) -> list[Tenant]:
         """Every tenant that is not deleted, by name."""
@@ -86,7 +79,7 @@ class TenantStore:
 
         async with self._turn:
             made = await self._database.write(write)
-            self._publisher.publish(tenants=(made.row(),))
+            self._feed.publish(Feed(tenants=(made.row(),)))
         return made
 
     async def move(self, by: Actor, tenant: str, wanted: TenantState, now_s: int) -> Tenant:
@@ -105,8 +98,8 @@ class TenantStore:
 
         async with self._turn:
             moved = await self._database.write(write)
-            revision = self._publisher.publish(tenants=(moved.row(),))
-        await self._publisher.settled(revision, TELL_S)
+            revision = self._feed.publish(Feed(tenants=(moved.row(),)))
+        await self._feed.settled(revision, TELL_S)
         return moved
 
     async def limit(self, by: Actor, tenant: str, changes: dict[str, int | str | None], now_s: int) -> Tenant:
@@ -124,9 +117,9 @@ class TenantStore:
 
         async with self._turn:
             limited = await self._database.write(write)
-            revision = self._publisher.publish(tenants=(limited.row(),))
+            revision = self._feed.publish(Feed(tenants=(limited.row(),)))
         self.on_limited(tenant)
-        await self._publisher.settled(revision, TELL_S)
+        await self._feed.settled(revision, TELL_S)
         return limited
 
     async def limits(self, tenant: str) -> TenantLimits:
@@ -146,7 +139,7 @@ class TenantStore:
 
         async with self._turn:
             await self._database.write(write)
-            self._publisher.publish(removed_tenants=(tenant,))
+            self._feed.publish(Feed(removed_tenants=(tenant,)))
 
 
 def insert_tenant(connection: Connection, by: Actor, tenant: str, now_s: int) -> None:

@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from contracts.control import Feed
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import RuntimeReport, RuntimeState
 from controlplane import dependencies
@@ -173,7 +174,7 @@ def _adopt_one(
         case ReplicaState.RESTORING:
             fleet.tasks.start(_watch_restore(fleet, actuator, process), f"watch {process.runtime_id}")
         case ReplicaState.READY if replica.key is not None and known(replica.key):
-            feed.publish(replicas=(replica_row(replica),))
+            feed.publish(Feed(replicas=(replica_row(replica),)))
             actuator.announce(replica)
         case ReplicaState.READY | ReplicaState.DRAINING:
             actuator.drain(process)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from contracts.control import RestoreFailure
+from contracts.control import Feed, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bind, Bound
 from contracts.problem import code_of
@@ -191,7 +191,7 @@ class LocalActuator:
             return
         learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
-        self._feed.publish(replicas=(replica_row(replica),))
+        self._feed.publish(Feed(replicas=(replica_row(replica),)))
         assert replica.key is not None
         self._relief.let_go(replica.key, self._table.live(replica.key))
         took_us = max((span.after_us for span in spans), default=0)
@@ -215,7 +215,7 @@ class LocalActuator:
 
     def _tell_waiting(self, key: VersionKey, failure: Failure) -> None:
         if self._table.live(key) == 0:
-            self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
+            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
     def drain(self, process: Process) -> None:
         """Let a replica that serves finish what it has, and end it."""
@@ -229,7 +229,7 @@ class LocalActuator:
         replica = self._table[process.runtime_id]
         if replica.state is not ReplicaState.DRAINING:
             replica = self._table.move(process.runtime_id, ReplicaEvent.DRAIN, self._now())
-        revision = self._feed.publish(replicas=(replica_row(replica),))
+        revision = self._feed.publish(Feed(replicas=(replica_row(replica),)))
         work = see_off(self._fleet, self._feed, process, revision, self._drain_s)
         self._fleet.tasks.start(work, f"drain {process.runtime_id}")
 
@@ -391,7 +391,7 @@ class LocalActuator:
             return
         self._roused.pop(replica.runtime_id, None)
         if replica.max_streams:  # it was in the feed
-            self._feed.publish(removed_replicas=(replica.runtime_id,))
+            self._feed.publish(Feed(removed_replicas=(replica.runtime_id,)))
         notify(self._listeners, lambda listener: listener.lost(replica))
 
     def _now(self) -> int:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from contracts.control import Feed
 from contracts.errors import Failure, Refused, Unavailable
 from contracts.jobs import Bind, Bound, RuntimeState
 from controlplane import dependencies
@@ -61,7 +62,7 @@ class Bedroom:
     def doze(self, replica: Replica, host: Host) -> None:
         """Have a replica that serves nobody asleep: activators are told first, so that nothing new comes."""
         dozing = self._table.move(replica.runtime_id, ReplicaEvent.DOZE, self._now())
-        revision = self._feed.publish(replicas=(replica_row(dozing),))
+        revision = self._feed.publish(Feed(replicas=(replica_row(dozing),)))
         process = self._fleet[replica.runtime_id]
         self._fleet.tasks.start(self._fall_asleep(process, revision, host), f"sleep {process.runtime_id}")
 
@@ -93,7 +94,7 @@ class Bedroom:
         match self._table[runtime_id].state, state:
             case ReplicaState.DOZING, RuntimeState.ASLEEP:
                 self._table.move(runtime_id, ReplicaEvent.SLEPT, self._now())
-                self._feed.publish(removed_replicas=(runtime_id,))
+                self._feed.publish(Feed(removed_replicas=(runtime_id,)))
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
                 notify(self._roomy, lambda roomy: roomy())
             case ReplicaState.DOZING, RuntimeState.READY:
@@ -105,7 +106,7 @@ class Bedroom:
                     runtime_id, ReplicaEvent.BOUND, host, restore=(), bytes_by_tier={}
                 )  # it restored nothing
             case ReplicaState.RESTORING, _:
-                self._feed.publish(removed_replicas=(runtime_id,))
+                self._feed.publish(Feed(removed_replicas=(runtime_id,)))
                 host.resume(process)
             case _:
                 return  # it drains
@@ -131,7 +132,7 @@ class Bedroom:
 
     def _serve_on(self, runtime_id: str, event: ReplicaEvent, host: Host, **learned: Any) -> None:
         replica = self._table.move(runtime_id, event, self._now(), **learned)
-        self._feed.publish(replicas=(replica_row(replica),))
+        self._feed.publish(Feed(replicas=(replica_row(replica),)))
         host.announce(replica)
 
     def _now(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from contracts.control import TenantRow
+from contracts.control import Feed, TenantRow
 from controlplane.policy.breakeven import Level, Step
 from tests.controlplane.builders import TENANT
 from tests.controlplane.scaling_world import FAST, replace_scale, woken, world
@@ -290,7 +290,7 @@ def test_nothing_runs_for_a_suspended_tenant() -> None:
     async def main() -> None:
         async with world() as w:
             which = w.catalogue.add("m", replace_scale(FAST, min=1))
-            w.feed.publish(tenants=(TenantRow(tenant=TENANT, suspended=True),))
+            w.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=True),)))
             w.actuator.serving[which] = 1  # adopted
             w.report(which)
             await w.seconds(3, which, 1.0)
@@ -298,7 +298,7 @@ def test_nothing_runs_for_a_suspended_tenant() -> None:
             w.actuator.drained(which)
             await w.seconds(40, which, 1.0)
             assert w.actuator.starts == []
-            w.feed.publish(tenants=(TenantRow(tenant=TENANT, suspended=False),))
+            w.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=False),)))
             await w.seconds(3)
             assert w.actuator.live(which) == 1, "resumed: its minimum holds"
 

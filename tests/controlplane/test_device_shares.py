@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.control import TenantLimits, TenantRow
+from contracts.control import Feed, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from controlplane.facts import VersionKey
@@ -19,7 +19,7 @@ WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1000), min_s
 
 def tenants(w: World, **weights: int) -> None:
     rows = (TenantRow(tenant=name, suspended=False, limits=TenantLimits(weight=each)) for name, each in weights.items())
-    w.feed.publish(tenants=tuple(rows))
+    w.feed.publish(Feed(tenants=tuple(rows)))
 
 
 def serving(w: World, model: str, tenant: str, count: int, **scale: float) -> VersionKey:
@@ -208,7 +208,7 @@ def spend(w: World, tenant: str, *, spent: int, budget: int) -> None:
     prices = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=1)
     row = SpendingRow(tenant=tenant, month="2023-11", ends_at_us=1, prices=prices, seen={}, spent_micros=spent)
     limits = TenantLimits(budget_micros=budget)
-    w.feed.publish(tenants=(TenantRow(tenant=tenant, suspended=False, limits=limits),), spending=(row,))
+    w.feed.publish(Feed(tenants=(TenantRow(tenant=tenant, suspended=False, limits=limits),), spending=(row,)))
 
 
 @given(st.integers(0, 64), WEIGHTS)

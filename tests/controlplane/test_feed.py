@@ -127,33 +127,35 @@ STEPS = st.lists(
 def _publish(hub: FeedHub, step: str, number: int) -> None:
     match step:
         case "key":
-            hub.publish(keys=(KeyRow(key_id=str(number), secret_sha256="0", tenant="t", scopes=(Scope.INFER,)),))
+            hub.publish(Feed(keys=(KeyRow(key_id=str(number), secret_sha256="0", tenant="t", scopes=(Scope.INFER,)),)))
         case "revoke":
-            hub.publish(removed_keys=(str(number),))
+            hub.publish(Feed(removed_keys=(str(number),)))
         case "tenant":
-            hub.publish(tenants=(TenantRow(tenant=f"t{number}", suspended=number > 1),))
+            hub.publish(Feed(tenants=(TenantRow(tenant=f"t{number}", suspended=number > 1),)))
         case "farewell":
-            hub.publish(removed_tenants=(f"t{number}",))
+            hub.publish(Feed(removed_tenants=(f"t{number}",)))
         case "model":
-            hub.publish(models=(ModelRow(tenant="t", model=f"m{number}", aliases={"prod": "v"}, created_at_s=0),))
+            hub.publish(Feed(models=(ModelRow(tenant="t", model=f"m{number}", aliases={"prod": "v"}, created_at_s=0),)))
         case "version":
             row = VersionRow(tenant="t", model="m", version=f"v{number}", limits=LIMITS, created_at_s=0)
-            hub.publish(versions=(row,))
+            hub.publish(Feed(versions=(row,)))
         case "forget":
-            hub.publish(removed_versions=(("t", "m", f"v{number}"),))
+            hub.publish(Feed(removed_versions=(("t", "m", f"v{number}"),)))
         case "revision":
             name = f"m-{len(hub.snapshot().revisions)}"
-            hub.publish(revisions=(RevisionRow(tenant="t", model="m", version=f"v{number}", namespace="n", name=name),))
+            hub.publish(
+                Feed(revisions=(RevisionRow(tenant="t", model="m", version=f"v{number}", namespace="n", name=name),))
+            )
         case "unscale":
-            hub.publish(removed_revisions=(("t", "m", f"v{number}"),))
+            hub.publish(Feed(removed_revisions=(("t", "m", f"v{number}"),)))
         case "replica":
-            hub.publish(replicas=(replica(number),))
+            hub.publish(Feed(replicas=(replica(number),)))
         case "drain":
-            hub.publish(replicas=(replica(number, draining=True),))
+            hub.publish(Feed(replicas=(replica(number, draining=True),)))
         case "remove":
-            hub.publish(removed_replicas=(f"r{number}",))
+            hub.publish(Feed(removed_replicas=(f"r{number}",)))
         case "failure":
-            hub.publish(failures=(failure(number),))
+            hub.publish(Feed(failures=(failure(number),)))
 
 
 async def _play(steps: list[tuple[str, int]]) -> None:
@@ -188,9 +190,9 @@ def test_a_lost_change_is_noticed() -> None:
         hub, reader = FeedHub(), Reader()
         with hub.subscribe() as subscription:
             await _drain(subscription, reader)
-            hub.publish(replicas=(replica(1),))
+            hub.publish(Feed(replicas=(replica(1),)))
             subscription._lines.clear()
-            hub.publish(replicas=(replica(2),))
+            hub.publish(Feed(replicas=(replica(2),)))
             with pytest.raises(AssertionError, match="missing"):
                 await _drain(subscription, reader)
 
@@ -201,10 +203,10 @@ def test_a_start_is_over_once_a_replica_takes_requests() -> None:
     """A pod that nobody has heard yet ends none, nor does one that is going."""
     hub = FeedHub()
     start = StartRow(tenant="t", model="m", version="v", start_ms=3000)
-    hub.publish(starts=(start,))
-    hub.publish(replicas=(msgspec.structs.replace(replica(1), unproven=True), replica(2, draining=True)))
+    hub.publish(Feed(starts=(start,)))
+    hub.publish(Feed(replicas=(msgspec.structs.replace(replica(1), unproven=True), replica(2, draining=True))))
     assert hub.snapshot().starts == (start,)
-    hub.publish(replicas=(replica(1),))
+    hub.publish(Feed(replicas=(replica(1),)))
     assert hub.snapshot().starts == ()
 
 
@@ -216,7 +218,7 @@ def test_a_slow_reader_is_cut_and_others_are_not() -> None:
         with hub.subscribe() as slow, hub.subscribe() as quick:
             reader = Reader()
             for number in range(50):
-                hub.publish(replicas=(replica(number),))
+                hub.publish(Feed(replicas=(replica(number),)))
                 while quick._lines:
                     reader.apply(await quick.take())
                     quick.sent()
@@ -254,7 +256,7 @@ def test_settled_waits_for_every_present_reader() -> None:
         with hub.subscribe() as one:
             two_block = hub.subscribe()
             two = two_block.__enter__()
-            revision = hub.publish(replicas=(replica(1),))
+            revision = hub.publish(Feed(replicas=(replica(1),)))
             settling = asyncio.create_task(hub.settled(revision, 5.0))
             for _ in range(2):
                 await one.take()
@@ -278,7 +280,7 @@ def test_an_end_comes_after_the_last_line() -> None:
     async def main() -> None:
         hub, reader = FeedHub(), Reader()
         with hub.subscribe() as subscription:
-            hub.publish(replicas=(replica(1),))
+            hub.publish(Feed(replicas=(replica(1),)))
             hub.end()
             for _ in range(2):
                 reader.apply(await subscription.take())
@@ -295,7 +297,7 @@ def test_reader_that_comes_after_the_end_is_ended() -> None:
 
     async def main() -> None:
         hub = FeedHub()
-        hub.publish(replicas=(replica(1),))
+        hub.publish(Feed(replicas=(replica(1),)))
         hub.end()
         reader = Reader()
         with hub.subscribe("activator-1") as subscription:

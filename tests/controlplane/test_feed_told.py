@@ -31,7 +31,7 @@ def left(hub: FeedHub, name: str = NAME) -> int:
     """A reader leaves, and then something changes; the revision of that."""
     with hub.subscribe(name):
         pass
-    return hub.publish(removed_keys=("k",))
+    return hub.publish(Feed(removed_keys=("k",)))
 
 
 def test_the_name_is_remembered_for_longer_than_a_return_takes() -> None:
@@ -122,7 +122,7 @@ def test_one_that_was_cut_was_not_told() -> None:
     async def main() -> None:
         hub = FeedHub(max_lines=1)
         with hub.subscribe(NAME) as reader:
-            revision = hub.publish(removed_keys=("k",))
+            revision = hub.publish(Feed(removed_keys=("k",)))
             assert reader.is_cut
             assert not await hub.settled(revision, TELL_S)
 
@@ -137,7 +137,7 @@ def test_an_end_of_the_feed_leaves_nobody_to_wait_for() -> None:
         with hub.subscribe(NAME) as reader:
             hub.end()
             await hear(reader)
-        assert await hub.settled(hub.publish(removed_keys=("k",)), 0.0)
+        assert await hub.settled(hub.publish(Feed(removed_keys=("k",))), 0.0)
 
     run_virtually(main())
 

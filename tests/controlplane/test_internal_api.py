@@ -213,7 +213,7 @@ def test_a_reader_that_does_not_read_is_dropped() -> None:
         streaming = asyncio.create_task(FeedStream(hub, write_s=0.05)({}, receive, send))  # type: ignore[arg-type]
         await eventually(lambda: len(sent) == 2)
         for _ in range(20):
-            hub.publish(removed_replicas=("r",))
+            hub.publish(Feed(removed_replicas=("r",)))
         await streaming
         assert all(message.get("more_body", True) for message in sent)
         assert hub._subscriptions == set()

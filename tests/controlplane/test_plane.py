@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.control import ReplicaRow, TenantLimits, TenantRow
+from contracts.control import Feed, ReplicaRow, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from controlplane.facts import ScaleChange, ScaleSettings
@@ -366,7 +366,7 @@ def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
             prices = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=1)
             row = SpendingRow(tenant=TENANT, month="2023-11", ends_at_us=1, prices=prices, seen={}, spent_micros=micros)
             limits = TenantLimits(budget_micros=100)
-            it.feed.publish(tenants=(TenantRow(tenant=TENANT, suspended=False, limits=limits),), spending=(row,))
+            it.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=False, limits=limits),), spending=(row,)))
 
         await it.register("a")
         await it.registry.rescale(BY, TENANT, "m", ScaleChange(min=1), NOW_S)
@@ -385,7 +385,7 @@ def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
         await it.register("a")
         model = it.registry.model(TENANT, "m")
         it.plane.check_scale(model, ScaleSettings(min=4, max=8))
-        it.feed.publish(tenants=(TenantRow(tenant="other", suspended=False),))
+        it.feed.publish(Feed(tenants=(TenantRow(tenant="other", suspended=False),)))
         row = ReplicaRow(
             runtime_id="r", tenant="other", model="x", version=digest("a"), address="", max_streams=1, draining=False,
             restore=(),

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, func, select, text
@@ -156,10 +155,10 @@ def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     class Looking(FeedHub):
-        def publish(self, **rows: Any) -> int:
-            if rows.get("versions"):
-                seen.append((len(rows["versions"]), _versions_on_disk(tmp_path)))
-            return super().publish(**rows)
+        def publish(self, change: Feed) -> int:
+            if change.versions:
+                seen.append((len(change.versions), _versions_on_disk(tmp_path)))
+            return super().publish(change)
 
     async def main() -> None:
         async with opened_registry(tmp_path, Looking()) as registry:

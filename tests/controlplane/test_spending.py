@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, func, insert, select
 
 import controlplane.spending
-from contracts.control import RequestBatch
+from contracts.control import Feed, RequestBatch
 from contracts.spending import SpendingRow, TokenPrices
 from contracts.wire import encode
 from controlplane import schema
 from controlplane.billing import spent_micros
 from controlplane.clock import SystemClock
+from controlplane.feed import FeedHub
 from controlplane.ledger_schema import request_records
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import Bill, PriceBook, Prices
@@ -111,15 +112,16 @@ def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch
     asyncio.run(main())
 
 
-class Rows:
-    """What was published."""
+class Rows(FeedHub):
+    """Keeps what was published."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sent: list[tuple[SpendingRow, ...]] = []
 
-    def publish(self, *, spending: tuple[SpendingRow, ...] = ()) -> int:
-        self.sent.append(spending)
-        return len(self.sent)
+    def publish(self, change: Feed) -> int:
+        self.sent.append(change.spending)
+        return super().publish(change)
 
 
 def budgets_of(engine: Engine, *tenants: str) -> None:

@@ -51,7 +51,7 @@ def test_a_start_that_was_seen_is_told_of_at_zero() -> None:
         assert row == StartRow(
             tenant=KEY.tenant, model=KEY.model, version=KEY.version, start_ms=round(said.ready_s * 1000)
         )
-        scene.feed.publish(removed_versions=((KEY.tenant, KEY.model, KEY.version),))
+        scene.feed.publish(Feed(removed_versions=((KEY.tenant, KEY.model, KEY.version),)))
         assert scene.feed.snapshot().starts == ()
 
     play(scenario, _there)
@@ -89,9 +89,9 @@ def test_what_was_said_ends_with_a_replica() -> None:
         rows = await _fall(scene)
         served = Replica("s", ReplicaState.READY, 0, key=KEY)
         draining = msgspec.structs.replace(replica_row(served), draining=True)
-        scene.feed.publish(replicas=(draining,))
+        scene.feed.publish(Feed(replicas=(draining,)))
         assert scene.feed.snapshot().starts == rows
-        scene.feed.publish(replicas=(replica_row(served),))
+        scene.feed.publish(Feed(replicas=(replica_row(served),)))
         assert scene.feed.snapshot().starts == ()
 
     play(scenario, _there)

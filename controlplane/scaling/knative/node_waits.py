@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from contracts.control import Feed
 from contracts.forecast import Forecast
 from controlplane.clock import Clock
 from controlplane.feed import FeedHub
@@ -102,4 +103,4 @@ class NodeWaits:
             return
         of = service.of
         row = Forecast(tenant=of.tenant, model=of.model, version=of.version, ready_in_ms=round(left_s * 1000))
-        self._feed.publish(forecasts=(row,))
+        self._feed.publish(Feed(forecasts=(row,)))

@@ -13,7 +13,7 @@ from itertools import count
 from math import inf
 from typing import Final, Protocol
 
-from contracts.control import RestoreFailure, StartProblem, Stats
+from contracts.control import Feed, RestoreFailure, StartProblem, Stats
 from contracts.errors import Failure, Refused
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
@@ -372,11 +372,13 @@ class Plane:
         for of, why in failed:
             log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
         self._feed.publish(
-            revisions=news.revisions,
-            removed_revisions=news.removed_revisions,
-            replicas=news.replicas,
-            removed_replicas=news.removed_replicas,
-            failures=failures,
+            Feed(
+                revisions=news.revisions,
+                removed_revisions=news.removed_revisions,
+                replicas=news.replicas,
+                removed_replicas=news.removed_replicas,
+                failures=failures,
+            )
         )
         for row in news.replicas:
             if (pod := self._pods.put(row)) is not None:
@@ -395,7 +397,7 @@ class Plane:
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         """Tell who waits for a version that can't have its Service."""
         log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
-        self._feed.publish(failures=(self._failure(key, failure),))
+        self._feed.publish(Feed(failures=(self._failure(key, failure),)))
 
     def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
         self._outcomes.failed(key, failure)

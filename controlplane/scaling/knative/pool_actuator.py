@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from contracts.control import ReplicaRow, RestoreFailure
+from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
 from contracts.problem import code_of
@@ -223,11 +223,11 @@ class PoolActuator:
             url=pod.url,
         )
         self._table.put(row)
-        return self._feed.publish(replicas=(row,))
+        return self._feed.publish(Feed(replicas=(row,)))
 
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         if self.live(key) == 0:
-            self._feed.publish(failures=(RestoreFailure.of(key.tenant, key.version, failure),))
+            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
         notify(self._listeners, lambda listener: listener.failed(key, failure))
 
     # -- ends --
@@ -267,7 +267,7 @@ class PoolActuator:
         self._forget(pod)
         if key is None or not runtime_id:
             return
-        self._feed.publish(removed_replicas=(runtime_id,))
+        self._feed.publish(Feed(removed_replicas=(runtime_id,)))
         self._table.remove(runtime_id)
         state = ReplicaState.READY if was is PodState.BOUND else ReplicaState.DRAINING
         replica = Replica(runtime_id, state, self._now(), key=key)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from contracts.control import PoolRow, Stats
+from contracts.control import Feed, PoolRow, Stats
 from contracts.errors import Refused
 from contracts.jobs import Take
 from contracts.traffic_errors import StartFailed
@@ -329,7 +329,7 @@ class Pools:
         )
         if rows and rows != self._rows:
             self._rows = rows
-            self._feed.publish(pools=rows)
+            self._feed.publish(Feed(pools=rows))
 
     def _wanted(self) -> dict[str, int]:
         asked: dict[str, int] = {}
