@@ -127,7 +127,7 @@ def compose(inst: Installation, running: Running, backups: Backups) -> ASGIApp:
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
     registry, access, ledger, clock, trail = inst.registry, inst.access, inst.ledger, inst.clock, inst.trail
-    app.router.routes.extend(internal_api.routes(Internals(inst.feed, ledger, registry, running, clock)))
+    app.router.routes.extend(internal_api.routes(Internals(inst.feed, ledger.timeline_of, registry, running, clock)))
 
     def seen(records: tuple[RequestRecord, ...]) -> None:
         running.answered(records)

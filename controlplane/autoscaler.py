@@ -73,12 +73,7 @@ class Versions(Protocol):
         ...
 
 
-class Economy(Protocol):
-    """Costs of keeping a model warm."""
-
-    def steps(self, model: Model, version: Version) -> Sequence[Step]:
-        """Return when the version's last replica goes to which level."""
-        ...
+Steps = Callable[[Model, Version], Sequence[Step]]  # when the version's last replica goes to which level
 
 
 class Autoscaler:
@@ -95,12 +90,12 @@ class Autoscaler:
     """
 
     def __init__(
-        self, versions: Versions, actuator: Actuator, clock: Clock, tasks: Tasks, economy: Economy, feed: FeedHub
+        self, versions: Versions, actuator: Actuator, clock: Clock, tasks: Tasks, steps: Steps, feed: FeedHub
     ) -> None:
         self.gaps: Gaps[VersionKey] = Gaps()
         self._versions = versions
         self._actuator = actuator
-        self._economy = economy
+        self._steps = steps
         self._clock = clock
         self._tasks = tasks
         self._feed = feed
@@ -240,7 +235,7 @@ class Autoscaler:
             least=self._minimums.least(model, version),
             ready=ready,
             live=live,
-            steps=lambda: self._economy.steps(model, version),
+            steps=lambda: self._steps(model, version),
             now=now,
         )
         if isinstance(want, Level):

@@ -4,9 +4,9 @@ Plain routes rather than FastAPI's: a report that wakes a version at zero is on 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from contracts.control import READER, NamedVersions, Stats, TimelineAnswer, VersionRegistration
-from contracts.errors import InvalidRequest, NotFound, Refused
+from contracts.errors import InvalidRequest, Refused
 from contracts.jobs import GateJob, SealJob
 from controlplane import dependencies
 from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
@@ -29,18 +29,12 @@ WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to t
 _READER: Final = READER.encode()
 
 
-class Timelines(Protocol):
-    """What is known of requests that ended."""
-
-    async def timeline_of(self, tenant: str, request_id: str) -> TimelineAnswer | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Internals:
     """What the routes act on."""
 
     feed: FeedHub
-    timelines: Timelines
+    timeline_of: Callable[[str, str], Awaitable[TimelineAnswer]]  # tenant and request that ended; raises Refused
     registry: Registry
     running: Running
     clock: Clock
@@ -115,11 +109,7 @@ def routes(internals: Internals) -> list[Route]:
         return answer(await while_asked(request.receive, internals.running.jobs.seal(job)))
 
     async def timeline(request: Request) -> Response:
-        request_id = request.path_params["request_id"]
-        found = await internals.timelines.timeline_of(_tenant(request), request_id)
-        if found is None:
-            raise Refused(NotFound("request", request_id[:128]))
-        return answer(found)
+        return answer(await internals.timeline_of(_tenant(request), request.path_params["request_id"]))
 
     async def healthz(_: Request) -> Response:
         return Response("ok")

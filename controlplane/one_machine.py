@@ -54,7 +54,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     economy = Economy(
         inst.book, forecasts.history, clock, kv_bytes=settings.kv_bytes, memory_price=settings.memory_price
     )
-    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy, feed)
+    autoscaler = Autoscaler(registry, actuator, clock, tasks, economy.steps, feed)
     show_pending(telemetry.page, lambda: {(pool.state().device, ANY, "no"): autoscaler.pending})
     outcomes = Outcomes(registry, feed, tasks)
     autoscaler.on_room_changed = partial(show_room, outcomes, table.slots)

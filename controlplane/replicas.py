@@ -8,9 +8,10 @@ from there until the process is dead, not until it was told to die.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from contracts.control import ReplicaRow
+from contracts.errors import Failure
 from contracts.timeline import Span
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import LIVE, SERVING, SLEEPING, ReplicaEvent, ReplicaState, move
@@ -55,6 +56,19 @@ class Start:
     key: VersionKey
     asked_us: int
     after: str | None = None
+
+
+class Listener(Protocol):
+    """Callbacks on what becomes of replicas. Called from the event loop; must not block."""
+
+    def ready(self, replica: Replica) -> None:
+        """It takes requests from now on."""
+
+    def failed(self, key: VersionKey, failure: Failure) -> None:
+        """A start of the version ended without a replica."""
+
+    def lost(self, replica: Replica) -> None:
+        """A process that had a version is dead, whether or not that was wanted; its state is its last."""
 
 
 class ReplicaTable:

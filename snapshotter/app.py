@@ -31,7 +31,7 @@ from snapshotter.collect import Collector
 from snapshotter.engine import EngineBeside
 from snapshotter.exports import Exports
 from snapshotter.fsck import Fsck
-from snapshotter.jobs import ControlPlaneJobs, Jobs
+from snapshotter.jobs import Jobs
 from snapshotter.policy.roles import RULES
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
@@ -92,7 +92,7 @@ async def serve(settings: SnapshotterSettings, stop: asyncio.Event) -> None:
         stack.push_async_callback(client.close)
         store = VerifyingStore(await stack.enter_async_context(opened(settings.store_url, writes=True)))
         judge = None if settings.engine is None else EngineBeside(settings.engine)
-        jobs = ControlPlaneJobs(client, settings.gate_s, settings.seal_s, judge)
+        jobs = Jobs(client, settings.gate_s, settings.seal_s, judge)
         app = await stack.enter_async_context(open_app(settings, store, jobs))
         listener = stack.enter_context(directory.listen(SOCKET))
         log.info("serving", extra={"socket": SOCKET})

@@ -1,6 +1,6 @@
 """What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in."""
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from contracts.control import NamedVersions, Registered, TenantLimits, VersionRegistration
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
@@ -11,27 +11,11 @@ from snapshotter.engine import Judge
 REGISTRY_S: Final = REGISTRY.timeout_s
 
 
-class Jobs(Protocol):
-    """Each call may be repeated. All raise `Refused`: the job's own refusal, or Unavailable."""
+class Jobs:
+    """Over the control plane's socket, but for those that a `judge` of our own does. Each call may be repeated.
 
-    async def gate(self, job: GateJob) -> GateFacts:
-        """Decide whether the architecture may be served."""
-
-    async def seal(self, job: SealJob) -> SealAttestation:
-        """Bind the draft and record its known answers."""
-
-    async def register(self, registration: VersionRegistration) -> Registered | None:
-        """Register a published version; idempotent. Return None if the control plane does not say what it was."""
-
-    async def named(self, tenant: str) -> tuple[str, ...]:
-        """Return every version that a model of the tenant names."""
-
-    async def limits(self, tenant: str) -> TenantLimits:
-        """What the tenant may use, where that is not the installation's setting."""
-
-
-class ControlPlaneJobs:
-    """`Jobs` over the control plane's socket, but for those that a `judge` of our own does."""
+    All raise `Refused`: the job's own refusal, or Unavailable.
+    """
 
     def __init__(self, client: ServiceClient, gate_s: float, seal_s: float, judge: Judge | None = None) -> None:
         self._client = client
@@ -40,20 +24,23 @@ class ControlPlaneJobs:
         self._seal_s = seal_s
 
     def __repr__(self) -> str:
-        return f"<ControlPlaneJobs {self._client!r}>"
+        return f"<Jobs {self._client!r}>"
 
     async def gate(self, job: GateJob) -> GateFacts:
-        """See `Jobs`."""
+        """Decide whether the architecture may be served."""
         return await self._judge.call("POST", "/internal/v1/jobs/gate", GateFacts, body=job, timeout_s=self._gate_s)
 
     async def seal(self, job: SealJob) -> SealAttestation:
-        """See `Jobs`."""
+        """Bind the draft and record its known answers."""
         return await self._judge.call(
             "POST", "/internal/v1/jobs/seal", SealAttestation, body=job, timeout_s=self._seal_s
         )
 
     async def register(self, registration: VersionRegistration) -> Registered | None:
-        """See `Jobs`. A control plane of an earlier build answers without a body."""
+        """Register a published version; idempotent. Return None if the control plane does not say what it was.
+
+        One of an earlier build answers without a body.
+        """
         kind: Any = Registered | None
         answer: Registered | None = await self._client.call(
             "POST", "/internal/v1/versions", kind, body=registration, timeout_s=REGISTRY_S
@@ -61,12 +48,12 @@ class ControlPlaneJobs:
         return answer
 
     async def named(self, tenant: str) -> tuple[str, ...]:
-        """See `Jobs`."""
+        """Return every version that a model of the tenant names."""
         path = f"/internal/v1/versions?tenant={tenant}"
         return (await self._client.call("GET", path, NamedVersions, timeout_s=REGISTRY_S)).versions
 
     async def limits(self, tenant: str) -> TenantLimits:
-        """See `Jobs`."""
+        """What the tenant may use, where that is not the installation's setting."""
         return await self._client.call(
             "GET", f"/internal/v1/tenants/{tenant}/limits", TenantLimits, timeout_s=REGISTRY_S
         )

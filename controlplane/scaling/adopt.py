@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.control import Feed
 from contracts.errors import Conflict, Refused, Unavailable
@@ -45,12 +45,7 @@ _STATES: Final = {
     RuntimeState.DRAINING: ReplicaState.DRAINING,
     RuntimeState.FAILED: ReplicaState.ENDING,
 }
-
-
-class Known(Protocol):
-    """Which versions exist."""
-
-    def __call__(self, key: VersionKey, /) -> bool: ...
+Known = Callable[[VersionKey], bool]  # whether the version exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +149,12 @@ class Adopter:
 
 
 def _adopt(
-    fleet: Fleet, pool: StandbyPool, actuator: LocalActuator, feed: FeedHub, known: Known, found: list[Found]
+    fleet: Fleet,
+    pool: StandbyPool,
+    actuator: LocalActuator,
+    feed: FeedHub,
+    known: Known,
+    found: list[Found],
 ) -> None:
     """Take each on from where it is. A replica of a version that does not exist is drained."""
     for each in found:
@@ -163,7 +163,12 @@ def _adopt(
 
 
 def _adopt_one(
-    fleet: Fleet, pool: StandbyPool, actuator: LocalActuator, feed: FeedHub, known: Known, found: Found
+    fleet: Fleet,
+    pool: StandbyPool,
+    actuator: LocalActuator,
+    feed: FeedHub,
+    known: Known,
+    found: Found,
 ) -> None:
     replica = _replica(found.report, fleet.clock.monotonic_us())
     process = fleet.adopt(replica, found.pidfd)

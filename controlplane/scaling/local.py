@@ -24,7 +24,7 @@ from controlplane.policy.breakeven import Level
 from controlplane.policy.pool import SETTLE_S
 from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState
 from controlplane.policy.start_problem import crash_loop
-from controlplane.replicas import NoSlot, Replica, Start, replica_row
+from controlplane.replicas import Listener, NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
 from controlplane.scaling.drain import condemned, drained
 from controlplane.scaling.fleet import Fleet
@@ -45,31 +45,18 @@ WAKE: Final = 0  # instead of a start's number
 SeeOff = Callable[[Fleet, FeedHub, Process, int, float], Coroutine[Any, Any, None]]
 
 
-class Listener(Protocol):
-    """Callbacks on what becomes of replicas. Called from the event loop; must not block."""
-
-    def ready(self, replica: Replica) -> None:
-        """It takes requests from now on."""
-
-    def failed(self, key: VersionKey, failure: Failure) -> None:
-        """A start of the version ended without a replica."""
-
-    def lost(self, replica: Replica) -> None:
-        """A process that had a version is dead, whether or not that was wanted; its state is its last."""
-
-
-class Starting(Protocol):
-    """Callback on a start that was accepted. Called from the event loop, on the path of a cold start."""
-
-    def __call__(self, key: VersionKey, asked_us: int, /, *, parked: bool, wakes: Level | None) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A start under way, and when it was decided."""
 
     start: Start
     decided_us: int
+
+
+class Starting(Protocol):
+    """Callback on a start that was accepted. Called from the event loop, on the path of a cold start."""
+
+    def __call__(self, key: VersionKey, asked_us: int, /, *, parked: bool, wakes: Level | None) -> None: ...
 
 
 class LocalActuator:

@@ -1,11 +1,14 @@
 """Pods that wait, where there are none."""
 
 from contracts.jobs import Bound, RuntimeReport, Take
-from controlplane.scaling.knative.pool_actuator import Calls
+from controlplane.scaling.knative.pool_calls import PodCalls
 
 
-class Nobody(Calls):
+class Nobody(PodCalls):
     """Pods, of which there are none."""
+
+    def __init__(self) -> None:
+        pass
 
     async def bind(self, url: str, take: Take) -> Bound:
         raise NotImplementedError

@@ -17,7 +17,7 @@ from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import Json, Ref
 from controlplane.scaling.knative.plane import SERVING, Plane
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.pool_actuator import Calls
+from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pools import Pools, PoolSettings
 from controlplane.scaling.knative.wanted import Rendering
 from controlplane.tasks import Tasks
@@ -121,7 +121,7 @@ class Scene:
         clock: VirtualClock,
         tasks: Tasks,
         settings: PoolSettings | None = None,
-        calls: Calls | None = None,
+        calls: PodCalls | None = None,
         cluster: Cluster = CLUSTER,
         devices: int | None = None,
     ) -> None:

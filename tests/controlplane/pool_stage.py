@@ -17,6 +17,7 @@ from controlplane.policy.pool_service import COST
 from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Ref
 from controlplane.scaling.knative.plane import SERVING
+from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pool_pods import PodState
 from controlplane.scaling.knative.pools import PoolSettings
 from tests.controlplane.builders import NOW_S, key, registration, stats
@@ -47,8 +48,8 @@ class Pod:
         return f"{of}-{self.life}"
 
 
-class Pods:
-    """Implements `Calls`, by the rules of `runtime/orders`."""
+class Pods(PodCalls):
+    """Answers by the rules of `runtime/orders`."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}

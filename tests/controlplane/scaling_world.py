@@ -193,7 +193,7 @@ async def world(slots: int = 8, *, began_before_s: float = 60.5) -> AsyncIterato
     catalogue, actuator, clock, plans = Catalogue(), FakeActuator(slots), VirtualClock(), Plans()
     feed = FeedHub()
     async with Tasks() as tasks:
-        scaler = Autoscaler(catalogue, actuator, clock, tasks, plans, feed)
+        scaler = Autoscaler(catalogue, actuator, clock, tasks, plans.steps, feed)
         actuator.listener = scaler
         tasks.start(scaler.run(), "autoscaler")
         await clock.advance(began_before_s)

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from contracts.control import Feed, Registered, RequestBatch, StartProblem
+from contracts.control import Feed, Registered, RequestBatch, StartProblem, TimelineAnswer
 from contracts.jobs import GateJob, SealJob
 from contracts.timeline import Stage, Stamp
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
 from contracts.wire import decode, encode
 from controlplane.feed import FeedHub
-from controlplane.internal_api import FeedStream, Internals, Timelines, routes
+from controlplane.internal_api import FeedStream, Internals, routes
 from controlplane.running import Running
 from tests.controlplane.builders import TENANT, digest, key, opened_registry, registration, stats
 from tests.controlplane.door import Door, opened
@@ -254,11 +254,14 @@ def test_registration_says_what_keeps_the_version_from_starting(data: Path, obst
         assert tenant == TENANT
         return problem
 
+    async def nothing_known(tenant: str, request_id: str) -> TimelineAnswer:
+        raise AssertionError
+
     async def main() -> None:
         feed = FeedHub()
         async with opened_registry(data, feed) as registry:
             running = cast(Running, SimpleNamespace(obstacle=find))
-            internals = Internals(feed, cast(Timelines, None), registry, running, VirtualClock())
+            internals = Internals(feed, nothing_known, registry, running, VirtualClock())
             transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
             async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
                 for status in (201, 200):

@@ -18,6 +18,7 @@ from service.trust import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
+from snapshotter.jobs import Jobs
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.staging import Staging
@@ -94,8 +95,8 @@ class MortalStore:
 
 
 @dataclass
-class DirectJobs:
-    """`Jobs` without the wire: the same fake answers; reads the draft as a runtime would."""
+class DirectJobs(Jobs):
+    """Jobs without the wire: the same fake answers; reads the draft as a runtime would."""
 
     root: Path
     seals: list[SealJob] = field(default_factory=list)

@@ -27,6 +27,7 @@ from service.trust import Trust
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
+from snapshotter.jobs import Jobs
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.staging import Staging
@@ -89,8 +90,8 @@ class GatedStore:
 
 
 @dataclass
-class GatedJobs:
-    """`Jobs` that seal by reading what a runtime would read, and name what is registered and not deleted."""
+class GatedJobs(Jobs):
+    """Jobs that seal by reading what a runtime would read, and name what is registered and not deleted."""
 
     store: MemoryStore
     gates: Gates

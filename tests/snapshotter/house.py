@@ -19,7 +19,7 @@ from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
 from snapshotter.engine import EngineBeside
-from snapshotter.jobs import ControlPlaneJobs
+from snapshotter.jobs import Jobs
 from snapshotter.settings import SnapshotterSettings
 from tests.loops import looping
 from tests.snapshotter.control import FakeControlPlane
@@ -84,7 +84,7 @@ def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) 
             store = wrap(VerifyingStore(open_store(settings.store_url)))
             try:
                 judge = None if settings.engine is None else EngineBeside(settings.engine)
-                async with open_app(settings, store, ControlPlaneJobs(client, 30, 30, judge)) as app:
+                async with open_app(settings, store, Jobs(client, 30, 30, judge)) as app:
                     await serve_until(app, listener, stop, drain_s=5)
             finally:
                 await client.close()

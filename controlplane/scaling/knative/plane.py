@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.control import Feed, RestoreFailure, StartProblem, Stats
 from contracts.errors import Failure, Refused
@@ -40,6 +40,7 @@ from controlplane.policy.labels import OURS_SELECTOR, Place
 from controlplane.policy.pending import Trouble
 from controlplane.policy.start_problem import problem_of
 from controlplane.policy.tenant_space import Needs
+from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
 from controlplane.scaling.knative.converge import Converger, Kind
 from controlplane.scaling.knative.following import follow
@@ -63,23 +64,13 @@ LOOK_S: Final = 2.0  # between two looks at what the cluster refuses
 STALLED_BEATS: Final = 15  # of LOOK_S between two looks at a roll-out in which no turn comes
 
 
-class Models(Protocol):
-    """What is known of models, from memory."""
-
-    def every_model(self) -> tuple[Model, ...]: ...
-
-    def look_again(self) -> None:
-        """At what `Plane.meanwhile` says of each."""
-        ...
-
-
 class Plane:
     """One per installation: of whoever leads. Also the decider that the routes ask, for whom Knative decides."""
 
     def __init__(
         self,
         api: ClusterApi,
-        models: Models,
+        models: Registry,
         feed: FeedHub,
         outcomes: Outcomes,
         pods: PodTable,

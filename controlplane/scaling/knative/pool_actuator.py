@@ -7,7 +7,7 @@ remembered: so a bind that was cut, or that another control plane began, is foun
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
@@ -21,8 +21,9 @@ from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
 from controlplane.policy.placement import choose
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.replicas import Replica
+from controlplane.replicas import Listener, Replica
 from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
 from service.loops import notify
@@ -33,26 +34,6 @@ START_S: Final = 600.0  # for a pod, where none waits: as Knative's progress dea
 TOLD_S: Final = 2.0  # for activators to hear that a replica leaves
 ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
 _HELD: Final = (PodState.BINDING, PodState.BOUND)
-
-
-class Calls(Protocol):
-    """To pods. All raise Refused."""
-
-    async def bind(self, url: str, take: Take) -> Bound: ...
-
-    async def release(self, url: str, take: Take) -> None: ...
-
-    async def state(self, url: str) -> RuntimeReport: ...
-
-
-class Listener(Protocol):
-    """See `controlplane/scaling/local`."""
-
-    def ready(self, replica: Replica) -> None: ...
-
-    def failed(self, key: VersionKey, failure: Failure) -> None: ...
-
-    def lost(self, replica: Replica) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -72,7 +53,7 @@ class PoolActuator:
         self,
         slots: int,
         pods: PoolPods,
-        calls: Calls,
+        calls: PodCalls,
         take_of: Callable[[VersionKey], Take | None],
         feed: FeedHub,
         table: PodTable,

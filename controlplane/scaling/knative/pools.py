@@ -9,19 +9,18 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 from contracts.control import Feed, PoolRow, Stats
 from contracts.errors import Refused
 from contracts.jobs import Take
 from contracts.traffic_errors import StartFailed
-from controlplane.autoscaler import Autoscaler
+from controlplane.autoscaler import Autoscaler, Versions
 from controlplane.clock import Clock
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
-from controlplane.policy.breakeven import Step
 from controlplane.policy.knative_seen import Pods
 from controlplane.policy.knative_service import Cluster
 from controlplane.policy.labels import Place
@@ -30,7 +29,8 @@ from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, clas
 from controlplane.policy.start_problem import problem_of
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json
 from controlplane.scaling.knative.pods import PodTable
-from controlplane.scaling.knative.pool_actuator import Calls, PoolActuator
+from controlplane.scaling.knative.pool_actuator import PoolActuator
+from controlplane.scaling.knative.pool_calls import PodCalls
 from controlplane.scaling.knative.pool_pods import PodState, PoolPod, PoolPods
 from controlplane.tasks import Tasks
 from service.loops import Loops
@@ -54,20 +54,10 @@ class PoolSettings:
     port: int = LISTEN_PORT
 
 
-class Models(Protocol):
-    """What is known of them, from memory."""
-
-    def find(self, key: VersionKey) -> tuple[Model, Version] | None: ...
-
-    def every_model(self) -> tuple[Model, ...]: ...
-
-    async def resume(self, key: VersionKey, stopped_at_s: int) -> None: ...
-
-
 class Shared:
     """The part of the models whose versions are on pods of pools, as the autoscaler asks for them."""
 
-    def __init__(self, models: Models, settings: PoolSettings) -> None:
+    def __init__(self, models: Versions, settings: PoolSettings) -> None:
         self._models = models
         self._settings = settings
 
@@ -92,14 +82,6 @@ class Shared:
         return pool_for(version.registration.total_bytes, self._settings.pools) is not None
 
 
-class Unweighed:
-    """Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays."""
-
-    def steps(self, model: Model, version: Version) -> tuple[Step, ...]:
-        """None."""
-        return ()
-
-
 class Pools:
     """One per installation, of whoever leads; without any settings nothing of it is used."""
 
@@ -109,8 +91,8 @@ class Pools:
         settings: PoolSettings,
         cluster: Cluster,
         kv_bytes: int,
-        calls: Calls,
-        models: Models,
+        calls: PodCalls,
+        models: Versions,
         feed: FeedHub,
         outcomes: Outcomes,
         table: PodTable,
@@ -136,7 +118,8 @@ class Pools:
         self._tasks = tasks
         most = sum(each.most for each in settings.pools)
         self._actuator = PoolActuator(most, self.pods, calls, self._take_of, feed, table, clock, tasks)
-        self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, Unweighed(), feed)
+        # Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays.
+        self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, lambda *_: (), feed)
         self._autoscaler.on_room_changed = self._room_changed
         self._actuator.listen(self._autoscaler)
         self._actuator.listen(outcomes)
