@@ -9,7 +9,6 @@ from controlplane import machine_api, metrics_api, renewal_api
 from controlplane.autoscaler import Autoscaler
 from controlplane.damaged import DamageLoop
 from controlplane.economy import Economy
-from controlplane.facts import VersionKey
 from controlplane.forecasts import Forecasts
 from controlplane.installation import Installation
 from controlplane.jobs import job_desk
@@ -57,7 +56,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     autoscaler = Autoscaler(registry, actuator, clock, tasks, economy.steps, feed)
     show_pending(telemetry.page, lambda: {(pool.state().device, ANY, "no"): autoscaler.pending})
     outcomes = Outcomes(registry, feed, tasks)
-    autoscaler.on_room_changed = partial(show_room, outcomes, table.slots)
+    autoscaler.on_room_changed = partial(outcomes.room_changed, no_room(table.slots))
     actuator.listen(autoscaler)
     actuator.listen(outcomes)
     actuator.listen(RestoreMeters(telemetry, table))
@@ -91,14 +90,6 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         routers=routers(shown, renewals, inst.trail, telemetry),
         obstacle=None,
     )
-
-
-def show_room(outcomes: Outcomes, slots: int, key: VersionKey, is_lacking: bool) -> None:
-    """Say in the status and the feed that a version has no replica because every device slot is taken, or no more."""
-    if is_lacking:
-        outcomes.set_problem(key, no_room(slots))
-    else:
-        outcomes.clear_problem(key, "no_room")
 
 
 def routers(shown: Shown, renewals: Renewals, trail: Trail, telemetry: Telemetry) -> tuple[APIRouter, ...]:

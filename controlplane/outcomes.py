@@ -69,6 +69,13 @@ class Outcomes:
         if known is not None and reason in (None, known.reason):
             self._feed.publish(Feed(removed_start_problems=((key.tenant, key.model, key.version),)))
 
+    def room_changed(self, problem: StartProblem, key: VersionKey, is_lacking: bool) -> None:
+        """Set `problem`, which says that there is no room for the version, or clear it."""
+        if is_lacking:
+            self.set_problem(key, problem)
+        else:
+            self.clear_problem(key, problem.reason)
+
     def exited(self, records: Iterable[LifetimeRecord]) -> None:
         """Take in how processes ended. The problem of a crash loop names the last exit status."""
         for record in records:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -120,7 +121,7 @@ class Pools:
         self._actuator = PoolActuator(most, self.pods, calls, self._take_of, feed, table, clock, tasks)
         # Nothing is kept warm for its price: on a cluster the last replica goes to zero, or stays.
         self._autoscaler = Autoscaler(self.shared, self._actuator, clock, tasks, lambda *_: (), feed)
-        self._autoscaler.on_room_changed = self._room_changed
+        self._autoscaler.on_room_changed = partial(outcomes.room_changed, NO_POD)
         self._actuator.listen(self._autoscaler)
         self._actuator.listen(outcomes)
 
@@ -206,12 +207,6 @@ class Pools:
         """As `Minimums.check`, if a version of `model` may be on a pod of a pool."""
         if any(self.shared.takes(model, each) for each in model.versions if not each.is_deleted):
             self._autoscaler.check_scale(model, scale)
-
-    def _room_changed(self, key: VersionKey, is_lacking: bool) -> None:
-        if is_lacking:
-            self._outcomes.set_problem(key, NO_POD)
-        else:
-            self._outcomes.clear_problem(key, NO_POD.reason)
 
     def _take_of(self, key: VersionKey) -> Take | None:
         found = self.shared.find(key)
