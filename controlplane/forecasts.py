@@ -129,16 +129,17 @@ class Forecasts:
         """Requests that waited for a start tell how long its first batch took.
 
         Of a whole answer the first byte leaves when all of it is computed, so the end of prefill counts. A prediction
-        has no such stage: its first batch is its answer.
+        has no such stage: its first batch is its answer. The first token of a stream leaves at once, so it counts.
         """
         for record in records:
             if record.timeline is None or record.version is None or record.outcome != OK:
                 continue
             at_us = {stamp.stage: stamp.at_us for stamp in record.timeline}
-            computed_us = at_us.get(Stage.PREFILLED, at_us.get(Stage.FIRST_TOKEN))
-            if Stage.READY in at_us and computed_us is not None:
+            is_whole = not record.stream and Stage.PREFILLED in at_us
+            first = Stage.PREFILLED if is_whole else Stage.FIRST_TOKEN
+            if Stage.READY in at_us and first in at_us:
                 key = VersionKey(*owner_of(record.tenant, record.model), record.version)
-                self.history.answered(key, (computed_us - at_us[Stage.READY]) / 1e6)
+                self.history.answered(key, (at_us[first] - at_us[Stage.READY]) / 1e6)
 
     async def _forecast(self, key: VersionKey, start: _Open) -> None:
         bytes_to_bring, tier = 0, None

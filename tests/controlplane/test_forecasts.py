@@ -212,7 +212,23 @@ def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 1_150_000), Stamp(Stage.FIRST_TOKEN, 9_000_000))
         of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
-        scene.forecasts.answered((msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", **of),))
+        whole = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", stream=False, **of)
+        scene.forecasts.answered((whole,))
+        assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
+
+    play(scenario, _there)
+
+
+def test_first_token_of_a_stream_ends_its_start() -> None:
+    """It leaves as soon as it is computed, after what comes between prefill and the caller."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 950_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
+        of = {"tenant": KEY.tenant, "model": KEY.model, "version": KEY.version}
+        streamed = msgspec.structs.replace(request_record(1), timeline=stamps, outcome="ok", stream=True, **of)
+        scene.forecasts.answered((streamed,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
     play(scenario, _there)
