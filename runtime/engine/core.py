@@ -44,7 +44,7 @@ OWNER_PART: Final = 8  # 1/8 of the KV blocks is reserved for the version's owne
 
 
 def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> AttentionBackend:
-    """The attention for this device, over a pool of `blocks` blocks and the trash block."""
+    """The attention for this device, over a pool of `blocks` blocks."""
     varlen = find_varlen() if device.type == "cuda" else None
     if varlen is None or not serves(facts, dtype, torch.cuda.get_device_capability(device)):
         return SdpaBackend(facts, blocks, dtype, device)
@@ -76,9 +76,9 @@ class ModelEngine:
     ) -> None:
         probe_blocks = 0 if probe is None else blocks_for(len(probe.token_ids))
         block_bytes = BLOCK_SIZE * facts.kv_bytes_per_token
-        total = kv_bytes // block_bytes - 1 - probe_blocks  # the trash block
+        total = kv_bytes // block_bytes - probe_blocks
         if total < 1:
-            raise Refused(CapacityExceeded("KV bytes", (2 + probe_blocks) * block_bytes, kv_bytes))
+            raise Refused(CapacityExceeded("KV bytes", (1 + probe_blocks) * block_bytes, kv_bytes))
         backend = make_backend(facts, total + probe_blocks, bound.config.dtype, device)
         self._runner = ModelRunner(bound, backend, device)
         self._device = device
@@ -93,7 +93,7 @@ class ModelEngine:
         self._running: dict[str, LiveSequence] = {}
         self._pending: list[Event] = []  # for the next step to return
         self._probe = probe
-        self._probe_slots = slots_of(range(total + 1, total + 1 + probe_blocks), device)
+        self._probe_slots = slots_of(range(total, total + probe_blocks), device)
         self._poisoned: Failure | None = None
         self._busy_ns = 0
         self._charged_us = 0  # of it, divided among requests and probe

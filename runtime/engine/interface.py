@@ -171,7 +171,7 @@ class Engine(Protocol):
 
     @property
     def kv_blocks_total(self) -> int:
-        """Blocks of the pool; the trash block is not counted."""
+        """Blocks of the pool that requests may hold."""
         ...
 
     @property

@@ -29,7 +29,7 @@ class SdpaBackend:
     attended_s = 0.0
 
     def __init__(self, facts: GateFacts, blocks: int, dtype: torch.dtype, device: torch.device) -> None:
-        slots = (blocks + 1) * BLOCK_SIZE  # the trash block
+        slots = blocks * BLOCK_SIZE
         self._keys = [self._pool(facts.kv_heads, slots, facts.head_dim, dtype, device) for _ in range(facts.layers)]
         self._values = [self._pool(facts.kv_heads, slots, facts.value_dim, dtype, device) for _ in range(facts.layers)]
         self._batch: Batch | None = None

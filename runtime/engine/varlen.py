@@ -72,7 +72,7 @@ def index_of(batch: Batch, device: torch.device) -> Index:
 
 
 class VarlenBackend:
-    """Pool: per layer keys [blocks + 1, block, Hkv, D] and values [blocks + 1, block, Hkv, Dv]; block 0 is trash."""
+    """Pool: per layer keys [blocks, block, Hkv, D] and values [blocks, block, Hkv, Dv]."""
 
     attended_s = 0.0
 
@@ -84,7 +84,7 @@ class VarlenBackend:
         device: torch.device,
         varlen: VarlenAttention,
     ) -> None:
-        shape = (blocks + 1, BLOCK_SIZE, facts.kv_heads)
+        shape = (blocks, BLOCK_SIZE, facts.kv_heads)
         self._keys = [torch.empty(*shape, facts.head_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
         self._values = [torch.empty(*shape, facts.value_dim, dtype=dtype, device=device) for _ in range(facts.layers)]
         self._device = device

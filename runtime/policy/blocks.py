@@ -3,7 +3,6 @@
 from typing import Final
 
 BLOCK_SIZE: Final = 16  # tokens; gathering makes larger blocks no faster, and smaller ones waste less
-TRASH_BLOCK: Final = 0  # backends allocate it; no sequence ever reads, writes or holds it
 
 
 def blocks_for(tokens: int) -> int:
@@ -17,11 +16,11 @@ def worst_case_tokens(prompt_tokens: int, max_tokens: int) -> int:
 
 
 class BlockPool:
-    """Blocks 1 to `total`; a block is free or held once. Last freed is first reused: its pages are warm."""
+    """Blocks 0 to `total` - 1; a block is free or held once. Last freed is first reused: its pages are warm."""
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._free = list(range(total, 0, -1))
+        self._free = list(range(total - 1, -1, -1))
         self._held: set[int] = set()
 
     def __repr__(self) -> str:
@@ -49,8 +48,8 @@ class BlockPool:
         self._free.extend(reversed(blocks))
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every block but the trash block is free or held, and never both."""
+        """Raises AssertionError unless every block is free or held, and never both."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & self._held, "a block is free and held"
-        assert free | self._held == set(range(1, self.total + 1)), "a block is lost"
+        assert free | self._held == set(range(self.total)), "a block is lost"

@@ -93,7 +93,7 @@ class Replay:
         self.slots = []
         for length in lengths:  # every other block, so that a sequence is never contiguous
             count = blocks_for(length)
-            self.slots.append(slots_of([self.blocks + 1 + 2 * i for i in range(count)], device))
+            self.slots.append(slots_of([self.blocks + 2 * i for i in range(count)], device))
             self.blocks += 2 * count
 
     def step(

@@ -174,12 +174,11 @@ def reference(name: str, prompt: tuple[int, ...], dtype: torch.dtype = torch.flo
 
 
 def engine(name: str = "llama", *, dtype: torch.dtype = torch.float32, blocks: int = 64, **options: Any) -> ModelEngine:
-    """An engine over `tiny(name)` with a pool of so many blocks (and the trash block, and the probe's)."""
+    """An engine over `tiny(name)` with a pool of so many blocks (and the probe's)."""
     model = tiny(name, dtype)
     facts = model.facts()
     probe: Probe | None = options.get("probe")
-    extra = 1 + (probe is not None)
-    kv_bytes = (blocks + extra) * 16 * facts.kv_bytes_per_token
+    kv_bytes = (blocks + (probe is not None)) * 16 * facts.kv_bytes_per_token
     options = {"version": "v" * 64, "device": CPU, "kv_bytes": kv_bytes, **options}
     return ModelEngine(options.pop("bound", None) or model.bound(), facts, **options)
 
