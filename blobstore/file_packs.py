@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.manifest import MAX_FAULT, PAGE, Digest, Offset, Size
+from contracts.manifest import MAX_FAULT, Digest, Offset, Size, padded
 from contracts.wire import BadJson, decoder
 
 SUFFIX: Final = ".tensors"
@@ -50,11 +50,6 @@ class FileIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def lengths(self) -> dict[str, int]:
         """Digest and length of each distinct chunk."""
         return {chunk.digest: chunk.length for chunk in self.chunks}
-
-
-def padded(nbytes: int) -> int:
-    """Rounded up to whole pages."""
-    return -(-nbytes // PAGE) * PAGE
 
 
 def file_pack(digest: str) -> str:

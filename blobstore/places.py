@@ -7,9 +7,10 @@ from typing import Annotated, Final, Protocol
 import msgspec
 from msgspec import Meta
 
-from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack, padded
+from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack
 from blobstore.packs import PackEntry, decode_table
 from blobstore.store import BlobStore
+from contracts.manifest import padded
 from contracts.wire import decoder
 
 # Spans this near to one another are read together: a round trip to S3 costs more than what lies between.

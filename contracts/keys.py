@@ -32,6 +32,11 @@ def names_object(key: str) -> bool:
     return _OBJECT.fullmatch(key) is not None
 
 
+def last_part(key: str) -> str:
+    """Return what follows the last slash: the digest of most objects."""
+    return key.rsplit("/", 1)[1]
+
+
 def pack_key(tenant: str, pack: str) -> str:
     """Chunks and a footer that says where they lie; `pack` is the BLAKE3 digest of the whole object.
 

@@ -25,6 +25,12 @@ MAX_OFFSET: Final = (1 << 63) - 1  # JSON's numbers have no end, files have
 # What an engine must offer to serve a manifest: raised when bind or attention change their meaning.
 ENGINE_INTERFACE: Final = 1
 
+
+def padded(nbytes: int) -> int:
+    """Round up to whole pages."""
+    return -(-nbytes // PAGE) * PAGE
+
+
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Size = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]

@@ -7,7 +7,7 @@ from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.policy.breakeven import Level, Rung, Step, plan
 from controlplane.policy.eta import History, Restore
-from controlplane.policy.rating import ANY_CLASS, DevicePrices, PriceBook
+from controlplane.policy.rating import ANY_CLASS, PriceBook
 
 GIB: Final = 1 << 30
 PROCESS_BYTES: Final = 64 << 20  # of a replica beside weights and KV: what it does not share with the zygote
@@ -62,8 +62,7 @@ class Economy:
 
     def bill(self, model: Model, version: Version, device_class: str = ANY_CLASS) -> Bill:
         """At the prices of now."""
-        prices = self._book.at(self._clock.wall_s() * 1_000_000).device
-        device = prices.get(device_class) or prices.get(ANY_CLASS) or DevicePrices(0, 0, 0)
+        device = self._book.at(self._clock.wall_s() * 1_000_000).device_of(device_class)
         total = version.registration.total_bytes
         return Bill(
             idle=device.idle,

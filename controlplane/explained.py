@@ -56,8 +56,8 @@ class Starts(Wire, frozen=True):
 
 async def starts_of(model: Model, table: ReplicaTable, forecasts: Forecasts) -> Starts:
     """The agent is asked once per version."""
-    alive = [version for version in model.versions if not version.is_deleted]
-    return Starts(model=model.model, versions=tuple([await _start(model, each, table, forecasts) for each in alive]))
+    versions = tuple([await _start(model, each, table, forecasts) for each in model.alive])
+    return Starts(model=model.model, versions=versions)
 
 
 async def _start(model: Model, version: Version, table: ReplicaTable, forecasts: Forecasts) -> StartForecast:
@@ -65,7 +65,7 @@ async def _start(model: Model, version: Version, table: ReplicaTable, forecasts:
     whereabouts = await forecasts.whereabouts(key)
     return StartForecast(
         version=key.version,
-        aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == key.version)),
+        aliases=model.aliases_of(key.version),
         standbys=standbys,
         expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
         wake_s=next((_waking_s(each, version, forecasts) for each in table.sleepers(key)), None),

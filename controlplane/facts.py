@@ -121,6 +121,15 @@ class Model:
         """Versions that are asked for without their digests."""
         return frozenset((*self.aliases.values(), *self.split))
 
+    @property
+    def alive(self) -> tuple[Version, ...]:
+        """Versions that are not deleted."""
+        return tuple(version for version in self.versions if not version.is_deleted)
+
+    def aliases_of(self, version: str) -> tuple[str, ...]:
+        """Aliases that name the version of that full digest, sorted."""
+        return tuple(sorted(alias for alias, named in self.aliases.items() if named == version))
+
     def version(self, version: str) -> Version | None:
         """The version of that full digest."""
         return next((found for found in self.versions if found.registration.version == version), None)

@@ -31,6 +31,7 @@ from contracts.wire import encode
 
 MAX_LINES: Final = 1024
 HEARTBEAT_S: Final = 5.0
+TOLD_S: Final = 2.0  # for activators to hear that a replica leaves
 REMEMBERED_S: Final = 3.0  # a reader that left: longer than one whose feed broke takes to come back
 
 

@@ -98,11 +98,10 @@ def idle_of(
 ) -> IdleModel:
     """Of each version that is not deleted."""
     now_us = clock.monotonic_us()
-    alive = [version for version in model.versions if not version.is_deleted]
     return IdleModel(
         model=model.model,
         setting=model.scale.idle,
-        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in alive),
+        versions=tuple(_version(model, each, table, autoscaler, economy, now_us) for each in model.alive),
     )
 
 
@@ -128,7 +127,7 @@ def _version(
     from_s = {step.level: step.from_s for step in steps}
     return IdleVersion(
         version=key.version,
-        aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == key.version)),
+        aliases=model.aliases_of(key.version),
         level=level,
         level_s=None if since_us is None else (now_us - since_us) / 1e6,
         idle_s=idle_s,

@@ -44,8 +44,7 @@ def check_unnamed(model: Model, version: Version) -> None:
     """Raises Refused(Conflict) where an alias or the split names it."""
     digest = version.registration.version
     what = f"version {digest[:12]}"
-    aliases = sorted(alias for alias, named in model.aliases.items() if named == digest)
-    if aliases:
+    if aliases := model.aliases_of(digest):
         raise Refused(Conflict(what, f"the alias '{aliases[0]}' names it: deploy another version first"))
     if digest in model.split:
         rule = f"requests are split to it: `kelvin models split {model.model}` ends that"

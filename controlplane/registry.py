@@ -63,8 +63,7 @@ class Registry:
             self._models[model.tenant, model.model] = model
         if self._models:
             models = tuple(model_row(model) for model in self._models.values())
-            every = (each for model in self._models.values() for each in model.versions)
-            versions = tuple(version_row(each) for each in every if not each.is_deleted)
+            versions = tuple(version_row(each) for model in self._models.values() for each in model.alive)
             self._feed.publish(Feed(models=models, versions=versions))
 
     def models(self, tenant: str) -> tuple[Model, ...]:
@@ -104,7 +103,7 @@ class Registry:
 
     def named(self, tenant: str) -> tuple[str, ...]:
         """Return the versions of all models of the tenant, sorted, without deleted ones."""
-        every = (each for model in self.models(tenant) for each in model.versions if not each.is_deleted)
+        every = (each for model in self.models(tenant) for each in model.alive)
         return tuple(sorted({each.registration.version for each in every}))
 
     async def register(self, registration: VersionRegistration, now_s: int) -> Registered:
@@ -254,7 +253,7 @@ class Registry:
             await self._database.write(lambda connection: delete_model(connection, by, found, now_s))
             del self._models[tenant, model]
             self.on_changed()
-            served = tuple((tenant, model, v.registration.version) for v in found.versions if not v.is_deleted)
+            served = tuple((tenant, model, v.registration.version) for v in found.alive)
             revision = self._feed.publish(Feed(removed_models=((tenant, model),), removed_versions=served))
         await self._feed.settled(revision, TELL_S)
         return keys

@@ -8,9 +8,10 @@ from typing import Final
 
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.policy import idle, kpa
-from controlplane.policy.breakeven import LEAST_GAP_S, Level, Step, level_at
+from controlplane.policy.breakeven import Level, Step, level_at
 from controlplane.policy.idle import Activity, IdleFacts, IdleSpec
 from controlplane.policy.kpa import Observed, ScalingSpec
+from controlplane.policy.reclaim import MIN_IDLE_S
 from controlplane.policy.windows import LinearWindow, of_kind, panic_window_s
 
 PANIC_WINDOW_PERCENT: Final = 10.0
@@ -156,7 +157,7 @@ class Scaled:
                 return Level.ASLEEP2 if want == 0 else want
             case "auto":
                 idle_s = now - self.asked_s
-                level = level_at(steps(), idle_s) if idle_s >= LEAST_GAP_S else Level.WARM
+                level = level_at(steps(), idle_s) if idle_s >= MIN_IDLE_S else Level.WARM
         if level is Level.WARM:
             return want or None  # what sleeps already, as seen from before a restart or other prices, sleeps on
         self._turn(Activity.INACTIVE, now)

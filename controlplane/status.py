@@ -101,7 +101,7 @@ def _version_status(model: Model, version: Version, replicas: Replicas, outcomes
     of, key = version.registration, version.key
     return VersionStatus(
         version=of.version,
-        aliases=tuple(sorted(alias for alias, target in model.aliases.items() if target == of.version)),
+        aliases=model.aliases_of(of.version),
         state=_state(replicas, key),
         health=version.state,
         fault=version.fault,

@@ -21,13 +21,12 @@ from transformers.utils import logging as library_logging
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from contracts.manifest import Manifest
+from contracts.manifest import ENGINE_INTERFACE, Manifest
 from contracts.wire import decode_lenient
 from runtime.comparing import is_same
 from runtime.engine import attention
 from runtime.families import SERVED, Family, Fusion
 
-INTERFACE: Final = 1  # of `contracts.manifest.Engine`: what this engine expects of a version
 How = Literal["fast", "library"]
 DTYPES: Final[Mapping[str, torch.dtype]] = {
     "float32": torch.float32,
@@ -63,7 +62,7 @@ def bind(
     """
     engine = manifest.engine
     try:
-        if engine.interface != INTERFACE or engine.architecture not in SERVED:
+        if engine.interface != ENGINE_INTERFACE or engine.architecture not in SERVED:
             raise BindingFault(f"engine interface {engine.interface} of {engine.architecture} is not served here")
         family = SERVED[engine.architecture]
         config = parse_config(family, config_json, dtype)

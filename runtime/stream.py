@@ -141,8 +141,6 @@ class Streams:
         self._max_tokens = max_tokens
         self._streams: dict[str, Stream] = {}
         self._last = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     def __repr__(self) -> str:
         return f"<Streams {len(self._streams)}>"
@@ -158,7 +156,6 @@ class Streams:
         serial = f"{request.request_id}#{self._last}"
         self._inbox.submit(replace(request, request_id=serial))
         stream = self._streams[serial] = Stream(serial, self._inbox.cancel, self._max_tokens)
-        self._empty.clear()
         return stream
 
     def dispatch(self, events: list[Event]) -> None:
@@ -170,8 +167,6 @@ class Streams:
             stream.offer(event)
             if stream.released:
                 del self._streams[event.request_id]
-        if not self._streams:
-            self._empty.set()
 
     def end_all(self, failure: Failure | None = None) -> None:
         """End all streams, because the engine is gone and will release nothing any more."""
@@ -179,15 +174,9 @@ class Streams:
             stream.release()
             stream.abandon(failure or Internal())
         self._streams.clear()
-        self._empty.set()
-
-    async def emptied(self) -> None:
-        """Wait until the engine holds nothing."""
-        await self._empty.wait()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the table holds what is over."""
-        assert self._empty.is_set() == (not self._streams), "empty or not?"
         for serial, stream in self._streams.items():
             assert stream.serial == serial, f"{stream} is filed as {serial}"
             assert not stream.released, f"{stream} should have left"

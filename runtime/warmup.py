@@ -12,10 +12,10 @@ import torch
 
 from contracts.frames import Counts
 from contracts.jobs import GateFacts
-from contracts.manifest import Engine, Limits, Manifest
+from contracts.manifest import ENGINE_INTERFACE, Engine, Limits, Manifest
 from runtime import heap
 from runtime.answer import Answer
-from runtime.binding import INTERFACE, BoundModel, bind, parse_config, skeleton
+from runtime.binding import BoundModel, bind, parse_config, skeleton
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Finished, Generated, GenerationRequest, Sampling
 from runtime.families import SERVED
@@ -50,7 +50,7 @@ _FACTS: Final = GateFacts(
 )
 _MANIFEST: Final = Manifest(
     format=1,
-    engine=Engine(INTERFACE, _ARCHITECTURE, "bfloat16"),
+    engine=Engine(ENGINE_INTERFACE, _ARCHITECTURE, "bfloat16"),
     limits=Limits(max_input_tokens=32, max_output_tokens=4),
     chunk_bytes=4096,
     files=(),

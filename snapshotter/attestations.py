@@ -22,6 +22,7 @@ from contracts.keys import (
     attestation_key,
     attestations_prefix,
     bundle_key,
+    last_part,
     manifest_key,
     names_object,
     origin_key,
@@ -86,7 +87,7 @@ class Attestations:
 
         listed = self._store.list(f"{tenant}/{ATTESTATIONS}/")
         named = [key async for key in listed if names_object(key)]
-        keys = [key for key in named if key.rsplit("/", 1)[1].startswith((_BUNDLE, _ORIGIN))]
+        keys = [key for key in named if last_part(key).startswith((_BUNDLE, _ORIGIN))]
         sizes = dict([found for found in await abreast(look, keys) if found is not None])
         self._sizes[tenant] = sizes
         self._sizes.move_to_end(tenant)

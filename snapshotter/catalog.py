@@ -15,7 +15,7 @@ from blobstore.places import Place, place_of, places_of
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.keys import INDEX, PACKS, index_key, names_object, pack_key
+from contracts.keys import INDEX, PACKS, index_key, last_part, names_object, pack_key
 from snapshotter.plans import PlanRecord
 
 _TENANTS_KEPT: Final = 64
@@ -101,7 +101,7 @@ class Catalog:
 
     async def _names(self, tenant: str, kind: str) -> set[str]:
         listed = self._store.list(f"{tenant}/{kind}/")
-        return {key.rsplit("/", 1)[1] async for key in listed if names_object(key)}
+        return {last_part(key) async for key in listed if names_object(key)}
 
     async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
         if is_indexed and known is not None and known.places is not None:

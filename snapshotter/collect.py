@@ -28,6 +28,7 @@ from contracts.keys import (
     PACKS,
     condemned_key,
     index_key,
+    last_part,
     names_object,
 )
 from contracts.manifest import decode_manifest
@@ -140,14 +141,16 @@ class Collector:
             coming=frozenset(coming),
             manifests=dict(await abreast(self._manifest, await self._list(tenant, MANIFESTS))),
             drafts=await self._drafts(tenant),
-            condemned={_last(key): found for key, found in await self._list(tenant, CONDEMNED)},
+            condemned={last_part(key): found for key, found in await self._list(tenant, CONDEMNED)},
             attestations=tuple(FoundSide(key, found, key.split("/")[2]) for key, found in attestations),
-            pack_lists=tuple(FoundSide(key, found, _last(key)) for key, found in await self._list(tenant, PACK_LISTS)),
+            pack_lists=tuple(
+                FoundSide(key, found, last_part(key)) for key, found in await self._list(tenant, PACK_LISTS)
+            ),
             inputs=tuple(
                 side for side in await abreast(self._inputs, await self._list(tenant, INPUTS)) if side is not None
             ),
             packs=dict(await abreast(self._pack, await self._list(tenant, PACKS))),
-            indexes={_last(key): found for key, found in await self._list(tenant, INDEX)},
+            indexes={last_part(key): found for key, found in await self._list(tenant, INDEX)},
         )
 
     async def _list(self, tenant: str, kind: str) -> list[_Listed]:
@@ -169,20 +172,20 @@ class Collector:
         drafts = dict(await abreast(self._manifest, listed))
         if all(draft.chunks is not None for draft in drafts.values()):
             return drafts
-        there = {_last(key) for key, _ in await self._list(tenant, DRAFTS)}
+        there = {last_part(key) for key, _ in await self._list(tenant, DRAFTS)}
         return {name: draft for name, draft in drafts.items() if draft.chunks is not None or name in there}
 
     async def _manifest(self, listed: _Listed) -> tuple[str, FoundManifest]:
         key, found = listed
         try:
-            manifest = decode_manifest(await self._store.read(key), _last(key))
+            manifest = decode_manifest(await self._store.read(key), last_part(key))
         except BlobNotFound:
-            return _last(key), FoundManifest(found, None)
+            return last_part(key), FoundManifest(found, None)
         except Refused as refused:
             if isinstance(refused.failure, ManifestCorrupt):
-                return _last(key), FoundManifest(found, None)
+                return last_part(key), FoundManifest(found, None)
             raise
-        return _last(key), FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
+        return last_part(key), FoundManifest(found, frozenset(chunk.digest for chunk in manifest.chunks))
 
     async def _inputs(self, listed: _Listed) -> FoundSide | None:
         """Return None if the object can't be read now. It stays, and the collection goes on."""
@@ -197,7 +200,7 @@ class Collector:
 
     async def _pack(self, listed: _Listed) -> tuple[str, FoundPack]:
         key, found = listed
-        return _last(key), FoundPack(found, await self._chunks(key, found.nbytes))
+        return last_part(key), FoundPack(found, await self._chunks(key, found.nbytes))
 
     async def _chunks(self, key: str, nbytes: int) -> dict[str, int] | None:
         """Return the lengths of a pack's chunks: from its index, else from its footer. None if neither can be read."""
@@ -217,7 +220,3 @@ class Collector:
             if isinstance(refused.failure, PackCorrupt | Unavailable):
                 return None
             raise
-
-
-def _last(key: str) -> str:
-    return key.rsplit("/", 1)[1]

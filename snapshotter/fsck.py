@@ -30,6 +30,7 @@ from contracts.keys import (
     attestations_prefix,
     index_key,
     inputs_key,
+    last_part,
     manifest_key,
     names_object,
     pack_key,
@@ -120,7 +121,7 @@ class Fsck:
         self._watch(tenant, state)
         state.named = frozenset(await self._named(tenant))
         keys = {kind: await self._list(tenant, kind) for kind in _KINDS if kind not in (PACKS, INDEX)}
-        state.condemned = frozenset(map(_last, keys[CONDEMNED])) - state.named
+        state.condemned = frozenset(map(last_part, keys[CONDEMNED])) - state.named
         async for finding in self._check_manifests(tenant, keys[MANIFESTS], state):
             yield finding
         async for finding in self._check_named(tenant, keys[MANIFESTS], state):
@@ -150,7 +151,7 @@ class Fsck:
 
     async def _check_manifests(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
         for key in keys:
-            version = _last(key)
+            version = last_part(key)
             try:
                 state.manifests[version] = decode_manifest(await self._store.read(key), version)
             except BlobNotFound:
@@ -164,7 +165,7 @@ class Fsck:
 
     async def _check_named(self, tenant: str, keys: list[str], state: _State) -> AsyncIterator[FsckFinding]:
         """What was named before manifests were listed has one, unless it was deleted and collected meanwhile."""
-        missing = state.named - {_last(key) for key in keys}
+        missing = state.named - {last_part(key) for key in keys}
         if missing:
             missing &= frozenset(await self._named(tenant))
         for version in sorted(missing):
@@ -179,7 +180,7 @@ class Fsck:
         sizes = {key: size for key, size in found if size is not None}
         total = sum(sizes.values())
         for key in sizes:
-            pack = _last(key)
+            pack = last_part(key)
             look = check_pack if digest_of_file_pack(pack) is None else check_file
             try:
                 check = await look(self._store, tenant, pack, PUSH_AGAIN)
@@ -200,7 +201,7 @@ class Fsck:
         for finding in self._without_index(tenant, state):
             yield finding
         for key in indexes:
-            pack = pack_key(tenant, _last(key))
+            pack = pack_key(tenant, last_part(key))
             if pack not in sizes and not await self._is_there(pack) and await self._is_there(key):
                 yield FsckFinding(key=key, fault="its pack is missing", mend=f"delete it, then {PUSH_AGAIN}")
 
@@ -281,7 +282,7 @@ class Fsck:
     async def _check_attestations(
         self, tenant: str, keys: dict[str, list[str]], state: _State
     ) -> AsyncIterator[FsckFinding]:
-        there = {_last(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
+        there = {last_part(key) for kind in (MANIFESTS, DRAFTS) for key in keys[kind]}
         sealed: set[str] = set()
         versions = dict.fromkeys(key.split("/")[2] for key in keys[ATTESTATIONS])
         coming = set[str]() if versions.keys() <= there else await asyncio.to_thread(self._coming, tenant)
@@ -333,7 +334,7 @@ class Fsck:
                 continue
             if version not in known:
                 yield FsckFinding(key=key, fault=f"it names version {version[:64]!r}, which does not exist", mend=mend)
-            elif known[version] != _last(key):
+            elif known[version] != last_part(key):
                 yield FsckFinding(key=key, fault=f"version {version} was made of other inputs", mend=mend)
             else:
                 recorded.add(version)
@@ -359,7 +360,7 @@ class Fsck:
             fault = None
             if named is None:
                 fault = "it is damaged"
-            elif not _is_list_of(tenant, named, state.manifests.get(_last(key)), state):
+            elif not _is_list_of(tenant, named, state.manifests.get(last_part(key)), state):
                 fault = "it names other packs than those that hold its version"
             if fault is not None and await self._is_there(key):
                 yield FsckFinding(key=key, fault=fault, mend="delete it; the next push of the model writes it anew")
@@ -419,10 +420,6 @@ def _is_list_of(tenant: str, named: tuple[str, ...], manifest: Manifest | None, 
     wanted = {chunk.digest for chunk in manifest.chunks} & state.places.keys()
     found = frozenset[str]().union(*(state.by_pack.get(pack, frozenset()) for pack in named))
     return existing == set(named) and wanted <= found
-
-
-def _last(key: str) -> str:
-    return key.rsplit("/", 1)[1]
 
 
 def _distrust(entry: AttestationEntry) -> str | None:

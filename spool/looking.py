@@ -5,7 +5,7 @@ not yet shipped, is seen.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
@@ -43,13 +43,22 @@ def frames_after(directory: Path, after: int) -> Iterator[Frame]:
 
 
 def unshipped(root: Path) -> Iterator[tuple[str, Frame]]:
-    """Yield source and frame of every record below `root` that its receiver has not acknowledged.
+    """Yield source and frame of every record below `root` not acknowledged yet. See `frames_below`."""
+    return frames_below(root, read_position, lambda _: True)
+
+
+def frames_below(
+    root: Path, after: Callable[[Path], int], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, Frame]]:
+    """Yield source and frame of the records of wanted sources whose sequence is above `after(directory)`.
 
     If a source can't be read to its end, that is logged, and the others are read.
     """
     for source in readable_sources(root):
+        if not wanted(source):
+            continue
         try:
-            for frame in frames_after(root / source, read_position(root / source)):
+            for frame in frames_after(root / source, after(root / source)):
                 yield source, frame
         except OSError as error:
             log.error("a spool can't be read to its end", extra={"source": source, "error": repr(error)})

@@ -10,7 +10,7 @@ from contracts.errors import Refused
 from service.loops import record_error
 from service.threads import to_the_end
 from spool.home import Home, is_shipped, readable_sources
-from spool.looking import frames_after
+from spool.looking import frames_below
 from spool.reader import Tail, last_sequence, read_position
 from spool.shipper import MAX_BYTES, MAX_RECORDS, Post
 
@@ -33,16 +33,8 @@ def has_owner(directory: Path, source: str) -> bool:
 
 
 def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
-    """Yield the records in the spools of wanted sources, acknowledged or not, a segment at a time.
-
-    If a source can't be read to its end, that is logged, and the others are read.
-    """
-    for source in readable_sources(directory):
-        if wanted(source):
-            try:
-                yield from (frame.payload for frame in frames_after(directory / source, 0))
-            except OSError as error:
-                log.error("a spool can't be read to its end", extra={"source": source, "error": repr(error)})
+    """Yield the records in the spools of wanted sources, acknowledged or not. See `looking.frames_below`."""
+    return (frame.payload for _, frame in frames_below(directory, lambda _: 0, wanted))
 
 
 def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:

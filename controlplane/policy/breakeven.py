@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
+from controlplane.policy.reclaim import MIN_IDLE_S
+
 K = TypeVar("K", bound=Hashable)
 
-LEAST_GAP_S: Final = 2.0  # two reports: less could be the pause between two tokens' requests
 KEPT_GAPS: Final = 256  # per version
 MAX_VERSIONS: Final = 4096
 
@@ -105,7 +106,7 @@ class Gaps(Generic[K]):
         """Somebody asks, or is being served. A pause under two seconds is none."""
         before = self._busy_s.pop(key, None)
         self._busy_s[key] = now
-        if before is not None and now - before >= LEAST_GAP_S:
+        if before is not None and now - before >= MIN_IDLE_S:
             self._gaps.setdefault(key, deque(maxlen=KEPT_GAPS)).append(now - before)
         while len(self._busy_s) > MAX_VERSIONS:
             gone, _ = self._busy_s.popitem(last=False)

@@ -1,7 +1,7 @@
 """Keep the desired scale within `min` and `max`, and decide when an idle version may lose its last replica.
 
-Facts from knative/serving, pkg/reconciler/autoscaling/kpa/scaler.go and kpa.go. The desired scale comes from `kpa.py`.
-Times are seconds of one clock.
+Facts from knative/serving, pkg/reconciler/autoscaling/kpa/scaler.go and kpa.go. The activator is the only way in, so it
+is always in the path. The desired scale comes from `kpa.py`. Times are seconds of one clock.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,7 @@ class IdleSpec:
     max_scale: int = 0
     initial_scale: int = 1
     stable_window_s: float = 60.0
-    grace_s: float = 30.0  # how long the activator must have been in the path before the last replica goes
-    retention_s: float = 0.0  # how long the last replica is kept after the version turned inactive
+    grace_s: float = 30.0  # how long the last replica is kept after the version turned inactive
     activation_timeout_s: float = 630.0
     to_zero: bool = True
     reachable: bool = True  # some alias or route leads to it
@@ -46,8 +45,6 @@ class IdleFacts:
     activity: Activity
     since_s: float
     initialized: bool  # the initial scale was reached once
-    activator_in_path: bool = True  # always so where the activator is the only way in
-    proxied_since_s: float | None = None  # since when requests go through the activator, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +63,9 @@ class Deactivate:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Change nothing now. `look_again_s`: in how many seconds something is due without a new observation."""
+    """Change nothing now."""
 
     want: int
-    look_again_s: float | None = None
 
 
 Idle = Apply | Deactivate | Hold
@@ -99,28 +95,13 @@ def decide(spec: IdleSpec, facts: IdleFacts, now: float) -> Idle:
         case Activity.ACTIVATING:
             if lasted_s > spec.activation_timeout_s:
                 return Apply(0)  # it cannot be activated
-            return Hold(UNKNOWN, spec.activation_timeout_s)
+            return Hold(UNKNOWN)
         case Activity.ACTIVE:
             if lasted_s >= spec.stable_window_s:
                 return Deactivate()
             return Apply(1)  # the rest of the window with one replica
         case Activity.INACTIVE:
-            return _inactive(spec, facts, lasted_s, now)
-
-
-def _inactive(spec: IdleSpec, facts: IdleFacts, lasted_s: float, now: float) -> Idle:
-    if not facts.activator_in_path:
-        return Hold(0)
-    retention_s = spec.retention_s if spec.reachable else 0.0
-    if lasted_s >= max(spec.grace_s, retention_s):
-        return Apply(0)
-    if lasted_s < retention_s:
-        return Hold(0, retention_s - lasted_s)
-    # Requests may have been going through the activator for longer than the version is inactive.
-    proxied_s = 0.0 if facts.proxied_since_s is None else now - facts.proxied_since_s
-    if proxied_s >= spec.grace_s:
-        return Apply(0)
-    return Hold(0, spec.grace_s - max(proxied_s, lasted_s))
+            return Apply(0) if lasted_s >= spec.grace_s else Hold(0)
 
 
 def active_threshold(spec: IdleSpec, *, initialized: bool) -> int:

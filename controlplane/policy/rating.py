@@ -51,6 +51,10 @@ class Prices:
     request: int
     device: dict[str, DevicePrices]  # by device class; ANY_CLASS for those not named
 
+    def device_of(self, device_class: str) -> DevicePrices:
+        """Return the prices of a device of that class. A class that no price names is free."""
+        return self.device.get(device_class) or self.device.get(ANY_CLASS) or DevicePrices(0, 0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
@@ -139,8 +143,8 @@ class Bill:
         idle_us: int,
         adjusts: str = "",
     ) -> None:
-        """Time of replicas that died while `prices` held. A class that no price names is free."""
-        rate = prices.device.get(device_class) or prices.device.get(ANY_CLASS) or DevicePrices(0, 0, 0)
+        """Time of replicas that died while `prices` held."""
+        rate = prices.device_of(device_class)
         for item, quantity, price in (
             (Item.RESTORE, restore_us, rate.restore),
             (Item.ACTIVE, active_us, rate.active),

@@ -9,13 +9,12 @@ from contextlib import suppress
 from typing import Final
 
 from contracts.errors import Refused
-from controlplane.feed import FeedHub
+from controlplane.feed import TOLD_S, FeedHub
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.process import Process
 
 log = logging.getLogger(__name__)
 
-TOLD_S: Final = 2.0  # for the activators to hear of it
 POLL_S: Final = 0.1
 LAST_BREATH_S: Final = 1.0
 TERM_S: Final = 40.0  # a runtime that is told to end drains once more, for 30 s by default

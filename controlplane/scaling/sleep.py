@@ -13,11 +13,10 @@ from contracts.errors import Failure, Refused, Unavailable
 from contracts.jobs import Bind, Bound, RuntimeState
 from controlplane import dependencies
 from controlplane.facts import VersionKey
-from controlplane.feed import FeedHub
+from controlplane.feed import TOLD_S, FeedHub
 from controlplane.policy.replica_life import ReplicaEvent, ReplicaState
 from controlplane.replicas import Replica, replica_row
 from controlplane.scaling.device import Device
-from controlplane.scaling.drain import TOLD_S
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.process import Process
 from service.loops import notify

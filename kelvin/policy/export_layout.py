@@ -16,10 +16,9 @@ from blake3 import blake3
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.attestation import read_origin
 from contracts.errors import Refused
-from contracts.manifest import DTYPE_BYTES, Manifest, Tensor
+from contracts.manifest import DTYPE_BYTES, Manifest, Tensor, padded
 from contracts.push import AttestationEntry, Original
 from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, Role, find_path_fault, role_of
-from snapshotter.policy.layout import padded
 
 TENSORS_FILE: Final = "model.tensors"
 # What transformers asks for before it reads a file.

@@ -8,7 +8,7 @@ chunk, so that what changed before it does not shift it. Which file a tensor cam
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from contracts.manifest import PAGE, Digest, PinnedFile, Tensor
+from contracts.manifest import PAGE, Digest, PinnedFile, Tensor, padded
 from contracts.push import Piece, PlannedChunk, SmallFile
 from snapshotter.policy.safetensors_header import SourceTensor
 
@@ -33,11 +33,6 @@ class _Item:
     path: str
     offset: int  # in the file
     nbytes: int
-
-
-def padded(nbytes: int) -> int:
-    """Rounded up to whole pages."""
-    return -(-nbytes // PAGE) * PAGE
 
 
 def first_use_order(tensors: Iterable[SourceTensor], first_use: Sequence[str]) -> tuple[SourceTensor, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis.strategies import DrawFn
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index, padded
+from blobstore.file_packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
 from contracts.attestation import (
     ORIGIN,
@@ -27,7 +27,7 @@ from contracts.attestation import (
 from contracts.backup import BACKUP_FORMAT, BackupIndex
 from contracts.errors import InvalidRequest, LimitExceeded, SchemaMismatch
 from contracts.jobs import SealAttestation
-from contracts.manifest import PAGE
+from contracts.manifest import PAGE, padded
 from contracts.signature import OPEN, Signature, find_misfit, find_signature_fault
 from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane.archive import BadBackup, Packing, unpack

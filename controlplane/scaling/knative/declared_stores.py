@@ -51,7 +51,7 @@ class DeclaredModels:
             split=model.split,
             scale={field: getattr(model.scale, field) for field in policy.Scale.__struct_fields__},
             is_servable=version is not None and version.state is VersionState.READY,
-            versions=sum(not each.is_deleted for each in model.versions),
+            versions=len(model.alive),
             replicas=sum(self.replicas.ready(each.key) for each in model.versions),
         )
 
@@ -75,7 +75,7 @@ class DeclaredModels:
             model = self.registry.model(tenant, name)
         except Refused:
             return ()
-        return tuple(version.key for version in model.versions if not version.is_deleted)
+        return tuple(version.key for version in model.alive)
 
     def version(self, key: VersionKey) -> dict[str, object] | None:
         """What is told of one; None where it is gone."""

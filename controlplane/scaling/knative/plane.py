@@ -149,7 +149,7 @@ class Plane:
 
     def meanwhile(self, model: Model) -> dict[str, str]:
         """Of versions that were only just named those before them, by when their Services came to be ready."""
-        alive = [version.key for version in model.versions if not version.is_deleted]
+        alive = [version.key for version in model.alive]
         named = [key for key in alive if key.version in model.named]
         if not overlap.young(model.named, self._since(named), self._now_s(), self._overlap_s):
             return {}  # as most of the time, whatever other versions there are

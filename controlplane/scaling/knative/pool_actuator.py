@@ -17,7 +17,7 @@ from contracts.timeline import Span
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
-from controlplane.feed import FeedHub
+from controlplane.feed import TOLD_S, FeedHub
 from controlplane.policy.breakeven import Level
 from controlplane.policy.placement import choose
 from controlplane.policy.replica_life import ReplicaState
@@ -31,7 +31,6 @@ from service.loops import notify
 log = logging.getLogger(__name__)
 
 START_S: Final = 600.0  # for a pod, where none waits: as Knative's progress deadline
-TOLD_S: Final = 2.0  # for activators to hear that a replica leaves
 ATTEMPTS: Final = 3  # in a row, where the pod is lost on the way
 _HELD: Final = (PodState.BINDING, PodState.BOUND)
 

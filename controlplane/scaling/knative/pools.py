@@ -205,7 +205,7 @@ class Pools:
 
     def check_scale(self, model: Model, scale: ScaleSettings) -> None:
         """As `Minimums.check`, if a version of `model` may be on a pod of a pool."""
-        if any(self.shared.takes(model, each) for each in model.versions if not each.is_deleted):
+        if any(self.shared.takes(model, each) for each in model.alive):
             self._autoscaler.check_scale(model, scale)
 
     def _take_of(self, key: VersionKey) -> Take | None:

@@ -37,11 +37,10 @@ def served(
        may still send requests to it.
     """
     for model in models:
-        alive = [version for version in model.versions if not version.is_deleted]
-        named = [version for version in alive if version.registration.version in model.named]
+        named = [version for version in model.alive if version.registration.version in model.named]
         yield from ((model, version) for version in named)
         is_settled = all(is_ready(version.key) for version in named)
-        for version in alive:
+        for version in model.alive:
             if version not in named and is_there(version.key):
                 answers = version.registration.version in model.meanwhile.values() or not is_settled_in(model)
                 if not is_settled or (answers and is_awake(version.key)):

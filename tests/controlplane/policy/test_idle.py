@@ -33,7 +33,6 @@ def spec(
     least: int = 0,
     most: int = 0,
     start: int = 1,
-    retention: float = 0.0,
     to_zero: bool = True,
     reachable: bool = True,
 ) -> IdleSpec:
@@ -43,7 +42,6 @@ def spec(
         initial_scale=start,
         stable_window_s=WINDOW,
         grace_s=GRACE,
-        retention_s=retention,
         activation_timeout_s=150.0,
         to_zero=to_zero,
         reachable=reachable,
@@ -56,16 +54,12 @@ def facts(
     lasted: float,
     *,
     initialized: bool = True,
-    in_path: bool = True,
-    proxied: float | None = None,
 ) -> IdleFacts:
     return IdleFacts(
         desired=desired,
         activity=activity,
         since_s=NOW - lasted,
         initialized=initialized,
-        activator_in_path=in_path,
-        proxied_since_s=None if proxied is None else NOW - proxied,
     )
 
 
@@ -75,34 +69,13 @@ def facts(
         pytest.param(spec(), facts(0, ACTIVE, 59), Apply(1), id="active, just before the end of the window: one stays"),
         pytest.param(spec(), facts(0, ACTIVE, 60), Deactivate(), id="active for the window: it turns inactive"),
         pytest.param(spec(), facts(0, INACTIVE, 60), Apply(0), id="inactive for the grace: the last one goes"),
-        pytest.param(spec(), facts(0, INACTIVE, 59), Hold(0, 1), id="just before the end of the grace"),
-        pytest.param(
-            spec(retention=120), facts(0, INACTIVE, 60), Hold(0, 60), id="after the grace, within the retention"
-        ),
-        pytest.param(spec(retention=60), facts(0, INACTIVE, 60), Apply(0), id="after grace and retention"),
-        pytest.param(
-            spec(), facts(0, INACTIVE, 59, proxied=59), Hold(0, 1), id="proxied for less than the grace"
-        ),
-        pytest.param(
-            spec(), facts(0, INACTIVE, 59, proxied=60), Apply(0), id="proxied for the grace already"
-        ),
-        pytest.param(
-            spec(retention=42), facts(0, INACTIVE, 59, proxied=60), Apply(0), id="so, and the shorter retention is over"
-        ),
-        pytest.param(
-            spec(), facts(0, INACTIVE, 60, in_path=False), Hold(0), id="the activator is not in the path: never"
-        ),
-        pytest.param(spec(), facts(0, ACTIVATING, 75, initialized=False), Hold(-1, 150), id="starting: wait for it"),
-        pytest.param(spec(), facts(0, ACTIVATING, 150), Hold(-1, 150), id="starting, exactly as long as it may take"),
+        pytest.param(spec(), facts(0, INACTIVE, 59), Hold(0), id="just before the end of the grace"),
+        pytest.param(spec(), facts(0, ACTIVATING, 75, initialized=False), Hold(-1), id="starting: wait for it"),
+        pytest.param(spec(), facts(0, ACTIVATING, 150), Hold(-1), id="starting, exactly as long as it may take"),
         pytest.param(spec(), facts(0, ACTIVATING, 151), Apply(0), id="starting for too long: given up"),
         pytest.param(spec(least=2), facts(0, INACTIVE, 59), Apply(2), id="down to the least, before the grace"),
         pytest.param(spec(least=2), facts(0, INACTIVE, 60), Apply(2), id="down to the least, after the grace"),
-        pytest.param(
-            spec(retention=600, reachable=False), facts(0, INACTIVE, 60), Apply(0), id="unreachable: no retention"
-        ),
-        pytest.param(
-            spec(retention=600, reachable=False), facts(0, INACTIVE, 59), Hold(0, 1), id="unreachable: the grace holds"
-        ),
+        pytest.param(spec(reachable=False), facts(0, INACTIVE, 59), Hold(0), id="unreachable: the grace holds"),
         pytest.param(spec(least=2, reachable=False), facts(0, INACTIVE, 60), Apply(0), id="unreachable: no least"),
         pytest.param(spec(), facts(10, ACTIVE, 5), Apply(10), id="up"),
         pytest.param(spec(most=8), facts(10, ACTIVE, 5), Apply(8), id="up to the most"),
@@ -122,7 +95,7 @@ def facts(
             spec(start=2, reachable=False), facts(0, ACTIVE, 30, initialized=False), Apply(1),
             id="unreachable: no initial scale",
         ),
-        pytest.param(spec(start=0), facts(0, INACTIVE, 0), Hold(0, 60), id="an initial scale of zero waits, too"),
+        pytest.param(spec(start=0), facts(0, INACTIVE, 0), Hold(0), id="an initial scale of zero waits, too"),
         pytest.param(spec(to_zero=False), facts(0, ACTIVE, 600), Apply(1), id="never to zero: one stays"),
         pytest.param(spec(to_zero=False, least=2), facts(0, ACTIVE, 600), Apply(2), id="never to zero, least of two"),
         pytest.param(spec(to_zero=False), facts(-1, ACTIVE, 600), Hold(-1), id="never to zero, no data yet"),
@@ -179,7 +152,6 @@ SPECS = st.builds(
     initial_scale=st.integers(min_value=0, max_value=3),
     stable_window_s=st.floats(min_value=6, max_value=60),
     grace_s=st.floats(min_value=0, max_value=60),
-    retention_s=st.floats(min_value=0, max_value=60),
     to_zero=st.booleans(),
     reachable=st.booleans(),
 )
@@ -209,7 +181,6 @@ def test_zero_is_reached_only_through_window_and_grace(of: IdleSpec, steps: list
             assert activity is not ACTIVE
             if activity is INACTIVE and last_active is not None:
                 assert now - since >= of.grace_s
-                assert not of.reachable or now - since >= of.retention_s
         threshold = active_threshold(of, initialized=initialized)
         initialized = initialized or ready >= threshold
         after = next_activity(activity, outcome.want, ready, threshold)
@@ -249,5 +220,5 @@ def test_defaults_are_knative_s() -> None:
     """What an operator who sets nothing gets; and turning inactive counts as wanting nothing."""
     of = IdleSpec()
     assert (of.min_scale, of.max_scale, of.initial_scale, of.to_zero, of.reachable) == (0, 0, 1, True, True)
-    assert (of.stable_window_s, of.grace_s, of.retention_s, of.activation_timeout_s) == (60.0, 30.0, 0.0, 630.0)
+    assert (of.stable_window_s, of.grace_s, of.activation_timeout_s) == (60.0, 30.0, 630.0)
     assert Deactivate().want == 0
