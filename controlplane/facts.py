@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from contracts.control import VersionRegistration
+from contracts.control import ModelRow, VersionRegistration, VersionRow
 from contracts.errors import InvalidRequest, Refused
 from contracts.ladder import Rung
 from contracts.wire import Wire
@@ -99,6 +99,19 @@ class Version:
         """Whether it is only remembered."""
         return self.state is VersionState.DELETED
 
+    def row(self) -> VersionRow:
+        """What activators know of it."""
+        of = self.registration
+        return VersionRow(
+            tenant=of.tenant,
+            model=of.model,
+            version=of.version,
+            limits=of.limits,
+            created_at_s=self.created_at_s,
+            kind=of.kind,
+            signature=of.signature,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -133,3 +146,18 @@ class Model:
     def version(self, version: str) -> Version | None:
         """The version of that full digest."""
         return next((found for found in self.versions if found.registration.version == version), None)
+
+    def row(self) -> ModelRow:
+        """What activators know of it."""
+        return ModelRow(
+            tenant=self.tenant,
+            model=self.model,
+            aliases=self.aliases,
+            created_at_s=self.created_at_s,
+            grantees=self.grantees,
+            split=self.split,
+            ladder=self.ladder,
+            plan_ladders=self.plan_ladders,
+            backlog_s=self.scale.backlog_s,
+            meanwhile=self.meanwhile,
+        )

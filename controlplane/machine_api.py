@@ -1,4 +1,5 @@
-"""The admin API's routes about one machine: its processes, devices and cache, and why a model is as warm as it is.
+"""The admin API's routes about one machine: its processes, devices and cache, why a model is as warm as it is, restarts
+of a model's replicas, and all processes' metrics as one page, for a scraper that has a key and no way to the sockets.
 
 What is the whole installation's (its processes, its devices, its cache) is shown to operators alone; of `/status`
 `admin_api` sees to that.
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from contracts.control import Scope
 from contracts.errors import Conflict, ModelNotFound, NotFound
-from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, PendingReplicas, Status
+from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, PendingReplicas, Renewal, Status
 from controlplane.audit import ActorOf
 from controlplane.autoscaler import Autoscaler
 from controlplane.bodies import answer, nothing, read
@@ -23,15 +24,19 @@ from controlplane.idle_explained import IdleModel, idle_of
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers, own_eviction
 from controlplane.policy.pending import ANY
-from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.policy.trail import Action, made
 from controlplane.registry import Registry
+from controlplane.renewal import Renewals
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.pool import StandbyPool
 from controlplane.status import memory, model_status, pool_status
 from controlplane.trail import Trail
 from service.openapi import described
 from service.principal import admin_of, holder_of
+from telemetry.policy.exposition import CONTENT_TYPE, merge, render
+from telemetry.policy.instruments import Family, Kind, by
+from telemetry.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Shown:
     economy: Economy
     clock: Clock
     pool: StandbyPool
+    renewals: Renewals
 
 
 async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Status:
@@ -66,13 +72,14 @@ async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Statu
     return Status(processes=processes, cache=cache, device=device, models=models, pending=(row,), replica_exits=exits)
 
 
-def router(shown: Shown, trail: Trail) -> APIRouter:
-    """Routes under `/admin/v1`. `GET /cache` and `POST /cache/check` need the scope `operator`. The others need `admin`
-    and are about the caller's tenant only.
+def router(shown: Shown, trail: Trail, telemetry: Telemetry) -> APIRouter:
+    """Routes under `/admin/v1`. `GET /cache`, `POST /cache/check` and `GET /metrics`, which shows the pages of all
+    processes, need the scope `operator`. The others need `admin` and are about the caller's tenant only.
     """
     routes = APIRouter(prefix="/admin/v1")
     operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
-    registry, table, peers = shown.registry, shown.table, shown.peers
+    registry, table, peers, renewals = shown.registry, shown.table, shown.peers, shown.renewals
+    turn = asyncio.Lock()  # no other restart begins between an entry and its own
 
     @routes.get("/models/{model}/starts", **described(Starts, NotFound, ModelNotFound))
     async def starts(request: Request, model: str) -> Response:
@@ -90,6 +97,19 @@ def router(shown: Shown, trail: Trail) -> APIRouter:
         found = await registry.stop(principal, principal.tenant, model, shown.clock.wall_s())
         shown.autoscaler.stop(tuple(version.key for version in found.versions))
         return answer(model_status(found, table, shown.outcomes), status=202)
+
+    @routes.post("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound, Conflict, status=202))
+    async def restart(request: Request, model: str) -> Response:
+        by = actor_of(request)
+        found = registry.model(by.tenant, model)
+        async with turn:
+            renewals.check(found)  # what is refused has no entry
+            await trail.note(by, by.tenant, Action.MODEL_RESTARTED, model)
+            return answer(renewals.begin(found), status=202)
+
+    @routes.get("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound))
+    async def restarted(request: Request, model: str) -> Response:
+        return answer(renewals.state(registry.model(admin_of(request).tenant, model)))
 
     @routes.get("/cache", **described(CacheStatus, scope=Scope.OPERATOR))
     async def cache(request: Request) -> Response:
@@ -109,5 +129,15 @@ def router(shown: Shown, trail: Trail) -> APIRouter:
     async def check(request: Request) -> Response:
         operator_of(request)
         return answer(await peers.check_cache())
+
+    @routes.get("/metrics", **described(str, scope=Scope.OPERATOR))
+    async def metrics(request: Request) -> Response:
+        operator_of(request)
+        serving = (replica.runtime_id for replica in table if replica.state in SERVING)
+        found = await peers.metrics(serving)
+        heard = by((name, page is not None) for name, page in found.items() if name in peers.names)
+        up = render((Family("kelvin_up", "Whether it answers.", Kind.GAUGE, ("peer",), heard),), "controlplane")
+        pages = (up, telemetry.text(), *(page for page in found.values() if page is not None))
+        return Response(merge(pages), media_type=CONTENT_TYPE)
 
     return routes

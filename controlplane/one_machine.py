@@ -3,9 +3,7 @@
 from contextlib import AsyncExitStack
 from functools import partial
 
-from fastapi import APIRouter
-
-from controlplane import machine_api, metrics_api, renewal_api
+from controlplane import machine_api
 from controlplane.autoscaler import Autoscaler
 from controlplane.damaged import DamageLoop
 from controlplane.economy import Economy
@@ -28,9 +26,7 @@ from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
 from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
-from controlplane.trail import Trail
 from service.zygote import ZygoteClient
-from telemetry.telemetry import Telemetry
 
 
 async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
@@ -77,7 +73,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     tasks.start_loop("autoscaler", autoscaler.run)
     tasks.start_loop("damages", damages.run)
 
-    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool)
+    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, renewals)
     return Running(
         replicas=table,
         outcomes=outcomes,
@@ -87,15 +83,6 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
         status=partial(machine_api.machine_status, shown),
         answered=forecasts.answered,
         alive=lambda: [replica.runtime_id for replica in table],
-        routers=routers(shown, renewals, inst.trail, telemetry),
+        routers=(machine_api.router(shown, inst.trail, telemetry),),
         obstacle=None,
-    )
-
-
-def routers(shown: Shown, renewals: Renewals, trail: Trail, telemetry: Telemetry) -> tuple[APIRouter, ...]:
-    """Return the routes that only a machine's control plane has."""
-    return (
-        machine_api.router(shown, trail),
-        renewal_api.router(shown.registry, renewals, trail),
-        metrics_api.router(telemetry, shown.peers, shown.table),
     )

@@ -17,7 +17,6 @@ from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane.audit import Actor
 from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
 from controlplane.feed import FeedHub
-from controlplane.feed_rows import model_row, version_row
 from controlplane.grants import check_grantee, delete_grant, insert_grant
 from controlplane.ladders import check_ladder
 from controlplane.naming import check_digest, check_split, check_unnamed, resolve, servable
@@ -62,8 +61,8 @@ class Registry:
         for model in await self._database.read(load_models):
             self._models[model.tenant, model.model] = model
         if self._models:
-            models = tuple(model_row(model) for model in self._models.values())
-            versions = tuple(version_row(each) for model in self._models.values() for each in model.alive)
+            models = tuple(model.row() for model in self._models.values())
+            versions = tuple(each.row() for model in self._models.values() for each in model.alive)
             self._feed.publish(Feed(models=models, versions=versions))
 
     def models(self, tenant: str) -> tuple[Model, ...]:
@@ -86,7 +85,7 @@ class Registry:
         changed = [replace(model, meanwhile=now) for model, now in looked if now != model.meanwhile]
         self._models.update({(model.tenant, model.model): model for model in changed})
         if changed:
-            self._feed.publish(Feed(models=tuple(map(model_row, changed))))
+            self._feed.publish(Feed(models=tuple(model.row() for model in changed)))
 
     def model(self, tenant: str, model: str) -> Model:
         """Raises Refused(ModelNotFound)."""
@@ -128,7 +127,7 @@ class Registry:
                 if not before.is_deleted:
                     return Registered(is_new=False)
                 # Who serves has to hear of it again.
-                revision = self._feed.publish(Feed(versions=(version_row(before),)))
+                revision = self._feed.publish(Feed(versions=(before.row(),)))
             else:
                 revision = await self._take_in(model, registration, name, now_s)
         await self._feed.settled(revision, TELL_S)
@@ -275,7 +274,7 @@ class Registry:
                 set_stops(connection, found, after)
 
             await self._database.write(write)
-            if model_row(after) == model_row(found):
+            if after.row() == found.row():
                 self._keep(after)
                 return after.scale
             revision = self._show(after)
@@ -376,8 +375,8 @@ class Registry:
         return kept
 
     def _show(self, model: Model, *versions: Version) -> int:
-        rows = tuple(version_row(each) for each in versions)
-        return self._feed.publish(Feed(models=(model_row(self._keep(model)),), versions=rows))
+        rows = tuple(each.row() for each in versions)
+        return self._feed.publish(Feed(models=(self._keep(model).row(),), versions=rows))
 
 
 def _resumed(model: Model, versions: Collection[str]) -> Model:

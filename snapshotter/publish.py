@@ -35,7 +35,7 @@ from snapshotter.catalog import Catalog
 from snapshotter.jobs import Jobs
 from snapshotter.locks import NamedLocks
 from snapshotter.plans import KeptFile, PlanRecord
-from snapshotter.policy.packing import group
+from snapshotter.policy.layout import group
 from snapshotter.pusher import pushed_by
 from snapshotter.staging import Staging
 from snapshotter.verify import verify_file, verify_pack

@@ -1,12 +1,18 @@
-"""Decide how many device slots a tenant's minimums may keep while other tenants wait for a slot. Pure.
+"""Divide device slots that are so many and no more: among tenants whose minimums keep some while others wait, and, on a
+cluster, among versions. Pure.
 
 A minimum keeps a slot whether or not anybody calls, so a tenant could take every slot of the machine with one setting.
 So while others wait, a tenant's minimums keep at most its share: slots in proportion to its weight among the tenants
 that hold a slot or wait for one, rounded down. Example: with 8 slots and weights 1 and 3, shares are 2 and 6.
+
+Knative bounds each version by itself (`max-scale`), and none can be bounded to nothing (0 is no bound to it). So they
+are given their parts in turn, each as much as it may have or as is left, and one at the least. Who comes later never
+changes what those before it have: another bound is another revision, of which Knative starts a pod.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
@@ -23,3 +29,29 @@ def bounded(slots: int, minimums: Iterable[tuple[K, int]]) -> dict[K, int]:
         kept[key] = min(least, slots)
         slots -= kept[key]
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Generic[K]):
+    """A version's: replicas that it always has, and at most. One that is leaving is given what is left, and holds
+    nothing of it.
+    """
+
+    key: K
+    least: int
+    most: int
+    leaving: bool = False
+
+
+def divide(devices: int, claims: Iterable[Claim[K]]) -> dict[K, int]:
+    """Replicas of each at most, the first claim first: never over its `most`, never under its `least` nor under 1.
+
+    All but those that are leaving come to `devices`, and to more by no more than the `least` (or 1) of each that found
+    fewer left.
+    """
+    left, parts = max(0, devices), {}
+    for claim in claims:
+        part = parts[claim.key] = max(1, claim.least, min(claim.most, left))
+        if not claim.leaving:
+            left = max(0, left - part)
+    return parts

@@ -107,3 +107,20 @@ def pads_are_zero(chunk: PlannedChunk, data: bytes | memoryview) -> bool:
             return False
         at += piece.pad
     return True
+
+
+def group(chunks: Iterable[tuple[str, int]], pack_bytes: int) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Split (digest, length) pairs, in order, into groups of at most `pack_bytes` (a larger chunk stands alone).
+
+    The chunks of a group travel together in a pack, so that disks see long reads.
+    """
+    held: list[tuple[str, int]] = []
+    total = 0
+    for digest, length in chunks:
+        if held and total + length > pack_bytes:
+            yield tuple(held)
+            held, total = [], 0
+        held.append((digest, length))
+        total += length
+    if held:
+        yield tuple(held)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import access_api, admin_api, audit_api, billing_api, grants_api, one_machine
+from controlplane import access_api, admin_api, audit_api, billing_api, grants_api, machine_api
 
 
 class Nothing:
@@ -20,7 +20,7 @@ def admin_routes() -> set[tuple[str, str]]:
     nothing = cast(Any, Nothing())
     routers = (
         admin_api.router(*[nothing] * 5),
-        *one_machine.routers(*[nothing] * 4),
+        machine_api.router(*[nothing] * 3),
         access_api.router(*[nothing] * 5),
         grants_api.router(*[nothing] * 4),
         audit_api.router(nothing, nothing, nothing),

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import cluster_api, one_machine
+from controlplane import cluster_api, machine_api
 from tests.controlplane.routes_of import Nothing
 
 
@@ -21,4 +21,4 @@ def routes(*routers: Any) -> set[tuple[str, str]]:
 def test_the_same_paths() -> None:
     """No call gets 404 there for what one machine has."""
     nothing = cast(Any, Nothing())
-    assert routes(cluster_api.router(nothing)) == routes(*one_machine.routers(*[nothing] * 4))
+    assert routes(cluster_api.router(nothing)) == routes(machine_api.router(*[nothing] * 3))

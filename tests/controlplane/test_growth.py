@@ -7,7 +7,6 @@ from collections import Counter
 from contracts.control import Feed
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
 from controlplane.feed import FeedHub
-from controlplane.feed_rows import model_row, version_row
 from controlplane.policy.lifecycle import VersionState
 from tests.controlplane.builders import registration
 from tests.controlplane.scaling_world import FAST, Catalogue, World, replace_scale, woken, world
@@ -110,7 +109,7 @@ def bytes_of_each(count: int, versions: int) -> float:
             aliases = {"prod": every[0].registration.version}
             model = Model("default", name, 1_700_000_000, ScaleSettings(), aliases, every)
             models[model.tenant, model.model] = model
-            hub.publish(Feed(models=(model_row(model),), versions=tuple(version_row(each) for each in every)))
+            hub.publish(Feed(models=(model.row(),), versions=tuple(each.row() for each in every)))
         return tracemalloc.get_traced_memory()[0] / count
     finally:
         tracemalloc.stop()

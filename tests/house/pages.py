@@ -17,7 +17,7 @@ import click
 from activator.routes import Asked, ListModels, Wrong, route
 from blobstore.memory import MemoryStore
 from contracts import artifact_errors, errors, traffic_errors
-from controlplane import one_machine
+from controlplane import machine_api
 from controlplane.app import compose
 from service.openapi import describe
 from snapshotter.app import open_app
@@ -127,7 +127,7 @@ def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
     nothing = cast(Any, Nothing())
     # Building routers touches nothing: what they act on is needed only when one is called.
     running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "alive"), nothing))
-    running.routers = one_machine.routers(*[nothing] * 4)
+    running.routers = (machine_api.router(*[nothing] * 3),)
     control = compose(nothing, cast(Any, running), nothing)
 
     async def of_snapshotter() -> T:

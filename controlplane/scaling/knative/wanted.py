@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from contracts.errors import Conflict, Failure, Internal, InvalidRequest, Refused
 from controlplane.facts import Model, ScaleSettings, Version, VersionKey
-from controlplane.policy.device_budget import Claim, divide
+from controlplane.policy.device_share import Claim, divide
 from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
 from controlplane.policy.labels import Place
 from controlplane.scaling.knative.cluster import Json

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.device_budget import Claim, divide
+from controlplane.policy.device_share import Claim, divide
 
 A, B, C = Claim("a", 0, 6), Claim("b", 0, 4), Claim("c", 0, 4)
 

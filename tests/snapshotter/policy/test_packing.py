@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotter.policy.packing import group
+from snapshotter.policy.layout import group
 
 LIMIT = 100
 
