@@ -74,11 +74,8 @@ class Virtual:
         self.now_us += int(seconds * 1e6)
 
 
-class Unpriced:
-    """Nothing is worth staying warm for."""
-
-    def steps(self, model: Model, version: Version) -> Sequence[Step]:
-        return (Step(Level.WARM, 0.0),)
+def _unpriced(model: Model, version: Version) -> Sequence[Step]:
+    return (Step(Level.WARM, 0.0),)
 
 
 async def measured(database: Database, active: int, ticks: int) -> dict[str, Any]:
@@ -100,7 +97,7 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
     )
     took = []
     async with Tasks() as tasks:
-        scaler = Autoscaler(registry, actuator, clock, tasks, Unpriced(), feed)
+        scaler = Autoscaler(registry, actuator, clock, tasks, _unpriced, feed)
         for _ in range(ticks):
             for _ in range(int(TICK_S)):
                 clock.now_us += 1_000_000
