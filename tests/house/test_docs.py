@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from contracts.timeline import Stage
+from contracts.timeline import Stage, Stamp
 from kelvin.main import main
+from kelvin.timeline import waterfall
 from tests.house.pages import (
     DOCS,
     ROOT,
@@ -86,6 +87,13 @@ def test_stages() -> None:
     row = r"^\| `([a-z_]+)` \| (?:activator|control plane|runtime) \|"
     rows = re.findall(row, read("architecture.md"), re.MULTILINE)
     assert rows == [str(stage) for stage in Stage]
+
+
+def test_the_waterfall_is_drawn_so() -> None:
+    """The picture of operations is what the command draws of that start."""
+    at_us = (358, 437, 549, 380899, 384916, 420684, 441769, 469033, 470305, 524777, 526611, 587877)
+    drawn = waterfall([Stamp(stage, at) for stage, at in zip(Stage, at_us, strict=True)])
+    assert f"```\n{drawn}\n```" in read("operations.md")
 
 
 def test_design_notes_are_linked() -> None:
