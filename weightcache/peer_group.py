@@ -15,6 +15,7 @@ from weightcache.peer_wire import MAX_DIGESTS, Have, Holdings
 from weightcache.policy.ownership import Standing, choose
 
 WAIT_S: Final = 2.0  # of one question to an owner; then its turn is another chunk's
+PAUSE_S: Final = 0.1  # after one that an owner answered without having waited
 STALL_S: Final = 10.0  # an owner is waited for while nothing at all arrives there
 PATIENCE_S: Final = 30.0  # or here
 
@@ -132,10 +133,13 @@ class PeerGroup:
         if it does not answer, or if nothing arrives there, or here, for too long.
         """
         tenant, digest = key
+        chunk, began = self._chunks[key], self._clock()
         await self._ask_one(owner, tenant, [digest], WAIT_S)
-        since, now = self._chunks[key].since, self._clock()
-        if now - max(since, owner.moved_at) > STALL_S or now - max(since, self._moved_at) > PATIENCE_S:
+        now = self._clock()
+        if now - max(chunk.since, owner.moved_at) > STALL_S or now - max(chunk.since, self._moved_at) > PATIENCE_S:
             self.forget(owner)
+        elif chunk.said.get(owner) in (Standing.CLAIMED, Standing.WANTED) and now - began < WAIT_S / 2:
+            await asyncio.sleep(PAUSE_S)
 
     async def answer(self, tenant: str, question: Have) -> Holdings:
         """What another node asked. With a wait: once one of the chunks is here, or will not be."""

@@ -189,6 +189,32 @@ class Silent(Wire):
         return None
 
 
+class Hasty(Wire):
+    """A promising one that does not wait before it answers."""
+
+    questions = 0
+
+    async def have(self, tenant: str, digests: Sequence[str], node: str | None, wait_s: float) -> list[Standing] | None:
+        self.node = self.target.name
+        self.questions += 1
+        await asyncio.sleep(0.001)
+        return [Standing.WANTED] * len(digests)
+
+
+def test_an_owner_that_answers_at_once_is_not_asked_without_a_pause() -> None:
+    """Ten times a second for each chunk that is waited for, of which there are a few at once."""
+    peers: list[Hasty] = []
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        peers.append(Hasty(nodes[1]))
+        nodes[0].group.peers = [peers[0]]
+        await nodes[0].load(DIGESTS)
+
+    nodes, _, took_s = play(story, count=2)
+    assert_all_here(nodes[:1])
+    assert peers[0].questions < 16 * 10 * took_s
+
+
 @pytest.mark.parametrize(
     ("kind", "at_most_s"),
     [
