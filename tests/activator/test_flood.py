@@ -108,11 +108,11 @@ def test_a_flood_costs_the_other_tenant_one_service_time(slots: int, loud_tokens
     asyncio.run(scenario())
 
 
-def _first_come(shared: object, bound: Bound, _: object) -> object:
+def _first_come(shared: object, bound: Bound) -> object:
     return Arrivals(shared, bound)  # type: ignore[arg-type]
 
 
-def _one_tenant(shared: object, bound: Bound, _: object) -> object:
+def _one_tenant(shared: object, bound: Bound) -> object:
     """All are one tenant to it, as they were one version's."""
     return _Blind(shared, bound)  # type: ignore[arg-type]
 

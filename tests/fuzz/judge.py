@@ -108,12 +108,10 @@ def _judge_refusal(target: Target, error: BaseException) -> str | None:
     kind = type(error.failure) if isinstance(error, Refused) else type(error)
     if kind not in target.refusals:
         return f"it raised {kind.__name__}: {str(error)[:300]}"
-    told = len(f"{type(error).__name__}: {error}")
-    if isinstance(error, Refused):
-        try:
-            told = len(problem_details(error.failure))
-        except Exception as fault:
-            return f"its refusal can't be told: {fault!r}"
+    try:
+        told = len(problem_details(error.failure) if isinstance(error, Refused) else f"{type(error).__name__}: {error}")
+    except Exception as fault:
+        return f"its refusal can't be told: {fault!r}"
     return f"its refusal has {told} characters" if told > SAYS_CHARACTERS else None
 
 

@@ -25,6 +25,7 @@ from contracts.machine import Machine
 from contracts.manifest import Limits
 from contracts.usage import Origin, RequestRecord
 from contracts.wire import decode
+from controlplane import machine_api
 from controlplane import one_machine as composition
 from controlplane.audit import Actor
 from controlplane.changing import Changes
@@ -168,7 +169,7 @@ class MachineWorld(World):
         self.keeping.enter_context(mock.patch.object(composition, "ZygoteClient", zygote))
         self.keeping.enter_context(mock.patch.object(composition, "Peers", _Peers))
         self.made: dict[str, Any] = {}
-        self.keeping.enter_context(mock.patch.object(composition, "routers", return_value=()))  # making them takes long
+        self.keeping.enter_context(mock.patch.object(machine_api, "router"))  # making them takes long
         for name, kind in (("Fleet", Fleet), ("StandbyPool", StandbyPool)):
             self.keeping.enter_context(mock.patch.object(composition, name, self._keep(name, kind)))
         plane = await self._open()
