@@ -1,7 +1,9 @@
 """What `kelvin push` and the snapshotter say to each other. Headers and small files first, bytes only after that."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from contracts.jobs import GateFacts, SealAttestation
 from contracts.manifest import Digest
@@ -32,7 +34,7 @@ class WeightsFile(Wire, frozen=True):
     """A safetensors or tensorizer file; only its header travels now: length and JSON, or all up to the index's end."""
 
     path: str
-    size: int
+    size: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]  # what a file's offset can be
     header: bytes
     whole: WholeFile | None = None  # where it is to be kept as it is; else only its tensors are
 
