@@ -86,10 +86,10 @@ ISSUER: Final = Dependency(
 )
 REDIS: Final = Dependency(
     "redis",
-    "limits, turns and slots that activators share",
+    "limits and budgets that activators share",
     0.25,
     "while it is away it is asked once a second",
-    "limits and slots are this activator's share; budgets end with what is leased; queues are fair by themselves",
+    "limits are this activator's share; budgets end with what is leased",
     "kelvin_redis_connected",
 )
 FIREWALL: Final = Dependency(
