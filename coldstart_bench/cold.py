@@ -58,7 +58,7 @@ HYPERVISOR_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ColdPlan(BenchPlan):
-    """What to measure. `known` is called with the figures so far as soon as a size is done."""
+    """Options of `kelvin bench cold`. `known` is called after each size."""
 
     sizes_bytes: Sequence[int]
     repeats: int
@@ -80,7 +80,7 @@ class Seen:
         self.failures.append(Failed(what, str(why), size_bytes))
 
     def found(self, sizes_bytes: Sequence[int]) -> ColdFigures:
-        """Of these sizes; what was asked and has no figure is among its failures."""
+        """Return the figures of these sizes. Missing ones are among the failures."""
         figures = self.tally.figures
         steps = {key: median_of(each).median for key, each in figures.items() if key[2] in (STEP_WITH, STEP_WITHOUT)}
         shares = {
@@ -148,7 +148,7 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
 
 
 def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: int) -> Footprint:
-    """Of one start from NVMe that is not timed."""
+    """Measure the memory of one start from NVMe, which is not timed."""
     kelvin.forget("host")
     kelvin.rest()
     with footprint.watching(kelvin.pid) as watch:

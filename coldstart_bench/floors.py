@@ -33,7 +33,7 @@ HYPERVISOR_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FloorPlan(BenchPlan):
-    """What to measure; without `files` one of `size_bytes` is made."""
+    """Options of `kelvin bench floor`. Without `files`, one of `size_bytes` is made."""
 
     files: Sequence[Path]
     size_bytes: int
@@ -62,7 +62,7 @@ class FloorRow(msgspec.Struct, frozen=True):
 
 
 class FloorFigures(Figures, frozen=True):
-    """What has no row is among its failures."""
+    """Rows of all floors. Floors without a row are among the failures."""
 
     bytes: int
     files: int

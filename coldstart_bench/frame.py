@@ -31,7 +31,7 @@ _PLOTS: Final = click.Option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What every bench is given beside its options: `tell` takes a line per step, `known` the figures so far."""
+    """Given to every bench beside its options: `tell` prints a line per step, `known` takes the figures so far."""
 
     tell: Callable[[str], None]
     known: Callable[[Any], object] = lambda figures: None

@@ -45,7 +45,7 @@ ONE_CORE_NOTE: Final = "one core for all: rates say nothing"
 
 @dataclass(frozen=True, slots=True)
 class FrontPlan(BenchPlan):
-    """What to measure."""
+    """Options of `kelvin bench front`."""
 
     connections: Sequence[int]
     rounds: int

@@ -67,7 +67,7 @@ class Streams(msgspec.Struct, frozen=True):
 
 
 class FrontFigures(Figures, frozen=True):
-    """Of all systems that are here."""
+    """Figures of all systems that are installed."""
 
     rows: tuple[FrontRow, ...]
     streams: Streams

@@ -55,7 +55,7 @@ ALL: Final[dict[str, Damage]] = {
 
 @dataclass(frozen=True, slots=True)
 class IntegrityPlan(BenchPlan):
-    """What to do."""
+    """Options of `kelvin bench integrity`."""
 
     size_bytes: int
     corruptions: int

@@ -38,7 +38,7 @@ TELL_EVERY: Final = 250_000
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlan(BenchPlan):
-    """What to measure."""
+    """Options of `kelvin bench ledger`."""
 
     requests: int
     repeats: int

@@ -44,7 +44,7 @@ TAGS_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan(BenchPlan):
-    """What to measure."""
+    """Options of `kelvin bench load`."""
 
     sizes_bytes: Sequence[int]
     repeats: int

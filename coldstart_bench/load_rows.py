@@ -48,7 +48,7 @@ class LoadRow(msgspec.Struct, frozen=True):
 
 
 class LoadFigures(Figures, frozen=True):
-    """Of all loaders."""
+    """Figures of all loaders."""
 
     rows: tuple[LoadRow, ...]
     device: str
@@ -108,7 +108,7 @@ def judge(found: LoadFigures) -> tuple[Verdict, ...]:
 
 
 def _judged(rows: Sequence[LoadRow]) -> list[Verdict]:
-    """Of one size, in the order in which they are stated."""
+    """Judge the rows of one size."""
     size = rows[0].size_bytes
     ours = {row.state: row for row in rows if row.system == KELVIN.name}
     total, load = (

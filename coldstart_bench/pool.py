@@ -38,7 +38,7 @@ NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan(BenchPlan):
-    """What to measure."""
+    """Options of `kelvin bench pool`."""
 
     size_bytes: int
     repeats: int

@@ -1,4 +1,4 @@
-"""What every bench reports: figures of its own, claims held against their limits, gaps, and where it ran. Pure.
+"""The report of every bench: figures of its own, claims held against their limits, gaps, and where it ran. Pure.
 
 Each bench derives its figures from `Figures` and judges them by a table of claims. `frame.py` runs it and writes this.
 """
@@ -17,7 +17,7 @@ class BenchFailed(Exception):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """What has no figure, and why. With a size it was asked for and failed; without, it is not there to be measured."""
+    """A missing figure, and why. With a size it was asked for and failed; without, it can't be measured here."""
 
     system: str
     reason: str
@@ -93,7 +93,7 @@ def line_of(verdict: Verdict) -> str:
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. Each bench adds its own."""
+    """The figures of a run. Each bench adds its own fields."""
 
     failures: tuple[Failed, ...] = ()
     notes: tuple[str, ...] = ()

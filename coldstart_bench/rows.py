@@ -62,7 +62,7 @@ class Footprint(msgspec.Struct, frozen=True):
 
 
 class ColdFigures(Figures, frozen=True):
-    """Of these sizes, whether they have rows or not."""
+    """Figures of the sizes that were asked for. A size may have no rows."""
 
     sizes_bytes: tuple[int, ...]
     rows: tuple[Row, ...]

@@ -45,7 +45,7 @@ LINE_NOTE: Final = "one store for all agents, on this machine: its line is their
 
 @dataclass(frozen=True, slots=True)
 class StormPlan(BenchPlan):
-    """What to measure."""
+    """Options of `kelvin bench storm`."""
 
     waiters: int
     agents: int

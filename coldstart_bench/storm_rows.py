@@ -48,7 +48,7 @@ class Miss(msgspec.Struct, frozen=True):
 
 
 class StormFigures(Figures, frozen=True):
-    """Of both parts."""
+    """Figures of both parts."""
 
     waiters: Waiters
     miss: Miss  # each agent for itself

@@ -64,16 +64,18 @@ class OpenRuntime:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the ledger does not hold."""
+    """Facts that the ledger does not hold."""
 
     book: PriceBook
-    live: Collection[str] | None  # runtimes that have not died; None where nobody knows
+    live: Collection[str] | None  # runtimes that have not died; None if unknown
     now_us: int  # wall clock
     spools: Mapping[str, Waiting] = field(default_factory=dict)  # sources whose spool is there
 
 
 class Accounts:
-    """Each is read a month at a time. A source or a replica is named once, in however many months it was seen."""
+    """The accounts of one tenant. A source is compared once, and a replica without a lifetime record is reported once,
+    even if several months are read.
+    """
 
     def __init__(self, connection: Connection, tenant: str, around: Surroundings) -> None:
         self._connection = connection
@@ -81,8 +83,8 @@ class Accounts:
         self._around = around
         self.rates = rates_of(connection, tenant, around.book)
         self.compared = dict.fromkeys(Compared.__struct_fields__, 0)
-        self._sources: set[str] = set()  # that were compared: one may have recorded in several months
-        self._ended: set[str] = set()  # replicas without a lifetime that were named, likewise
+        self._sources: set[str] = set()  # compared so far
+        self._ended: set[str] = set()  # replicas without a lifetime record, reported so far
 
     def lives(self, month: str) -> Iterator[Finding]:
         """Replicas that died in the month, beside the requests of all who may call them."""
@@ -98,7 +100,7 @@ class Accounts:
             yield from of_life(life, self.rates)
 
     def ended(self, open_ones: Iterable[OpenRuntime]) -> Iterator[Finding]:
-        """Of those without a lifetime record the ones that are dead, or silent, for so long that it should be here."""
+        """Report the replicas that have been dead or silent for so long that their lifetime record should be here."""
         live, now_us = self._around.live, self._around.now_us
         for each in open_ones:
             name = each.runtime_id
@@ -113,7 +115,7 @@ class Accounts:
                 yield of_gone(name, each.requests, each.device_us)
 
     def gaps(self, month: str) -> Iterator[Finding]:
-        """Of each source that recorded anything in the month: a lost record may have been anybody's."""
+        """Report what each source that recorded anything in the month lost. A lost record may be any tenant's."""
         for source, ranges in _received_ranges(self._connection, month):
             if source not in self._sources:
                 self._sources.add(source)
@@ -166,7 +168,7 @@ def rates_of(connection: Connection, tenant: str, book: PriceBook) -> Rates:
 
 
 def open_runtimes(connection: Connection, tenant: str, month: str) -> list[OpenRuntime]:
-    """The tenant's own that served around the month, whoever asked."""
+    """Return the tenant's replicas that served any caller around the month and have no lifetime record."""
     begin_us, end_us = month_bounds_us(month)
     c, died, told = runtime_totals.c, lifetime_records.c, open_lives.c
     figures = (_sum(c.requests), _sum(c.device_us), func.max(c.last_at_us), func.max(told.told_at_us))

@@ -46,7 +46,7 @@ class Sheet:
     def add_totals(
         self, requests: Iterable[Sequence[Any]], steps: Iterable[Sequence[Any]], devices: Iterable[Sequence[Any]]
     ) -> None:
-        """All rows of a month's totals, whoever summed them up."""
+        """Add all rows of a month's totals."""
         for total in requests:
             self.add_requests(*total)
         for total in steps:

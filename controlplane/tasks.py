@@ -56,9 +56,9 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._ended)
 
-    def start_loop(self, name: str, body: Body, *, takes_readiness: bool = True) -> None:
+    def start_loop(self, name: str, body: Body) -> None:
         """Run `body` until the block is left, again after each unexpected error. See `Loops.start`."""
-        self._loops.start(name, body, takes_readiness=takes_readiness)
+        self._loops.start(name, body)
 
     async def settled(self) -> None:
         """Wait until no task runs, tasks started meanwhile included. Loops go on."""

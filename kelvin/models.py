@@ -1,4 +1,4 @@
-"""Commands about models: what there is, which version serves, who may call it, and another process for each replica."""
+"""Commands about models: list, deploy, split, stop and delete them, grant calls, replace their replicas."""
 
 import json
 import time

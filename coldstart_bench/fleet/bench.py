@@ -23,7 +23,7 @@ REPLICAS_NOTE: Final = "replicas are only counted; time of the tick is virtual, 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan(BenchPlan):
-    """What to measure: sizes in rising order."""
+    """Options of `kelvin bench fleet`: sizes in rising order."""
 
     sizes: tuple[int, ...]
     active: int

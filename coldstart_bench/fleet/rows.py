@@ -28,7 +28,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class FleetFigures(Figures, frozen=True):
-    """At rising sizes, with so many models in use."""
+    """Figures at rising sizes, each with `active` models in use."""
 
     active: int
     sizes: tuple[Size, ...]

@@ -31,7 +31,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class BurstFigures(Figures, frozen=True):
-    """Of all tenants, in the order in which they asked."""
+    """Figures of all tenants, in the order in which they asked."""
 
     served: tuple[Served, ...]
     fairness: float | None  # Jain's index of the tenants' shares of the first half of the answers

@@ -27,7 +27,7 @@ HEAD_S: Final = "60"  # connections that are open before the beginning say nothi
 
 @dataclass(frozen=True, slots=True)
 class FloodPlan(BenchPlan):
-    """What to send."""
+    """Options of `kelvin bench flood`."""
 
     requests: int
     slots: int

@@ -25,7 +25,7 @@ SETTINGS: Final = {"KELVIN_HEAD_S": "60"}  # connections that are open before th
 
 @dataclass(frozen=True, slots=True)
 class OverloadPlan(BenchPlan):
-    """What to send; `times` are multiples of what the slots can do."""
+    """Options of `kelvin bench overload`. `times` are multiples of what the slots can do."""
 
     slots: int
     slot_s: float

@@ -47,7 +47,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class OverloadFigures(Figures, frozen=True):
-    """Of all steps."""
+    """Figures of all steps."""
 
     slots: int
     slot_s: float

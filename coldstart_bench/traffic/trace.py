@@ -41,7 +41,7 @@ NOTE: Final = "what was sent is what the activator recorded, but for prefixes, w
 
 @dataclass(frozen=True, slots=True)
 class TracePlan(BenchPlan):
-    """What to send. With `windows` (one for each client) arrivals are theirs, else those of `rows`."""
+    """The load to send. With `windows`, one for each client, arrivals are theirs, else those of `rows`."""
 
     rows: Sequence[Row]
     windows: Sequence[Window]
@@ -67,7 +67,7 @@ def _read(file: Path, parse: Callable[[str], list[T]]) -> list[T]:
 
 
 def load_of(plan: TracePlan) -> list[Due]:
-    """What is to be sent. Raises BadTrace."""
+    """Return the requests to send. Raises BadTrace."""
     if plan.windows:
         return by_clients(plan.rows, plan.windows, plan.requests, plan.seconds, Random(plan.seed))  # noqa: S311 - a load, no secret
     return as_recorded(plan.rows[: plan.requests], plan.speed)

@@ -37,7 +37,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """Of one load."""
+    """How close one load came to its trace."""
 
     requests: int
     prompt: Lengths

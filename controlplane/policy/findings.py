@@ -1,6 +1,6 @@
-"""What two accounts of the ledger differ in: lost records, double ones, time that nobody accounts for, wrong sums.
+"""Differences between accounts of the ledger: lost records, double ones, unaccounted time, wrong sums.
 
-A bill asks what differs, `verify` what the rows don't make, `reconcile` all of it and how much it is.
+A bill lists those that fail, `verify` those of rows and totals, `reconcile` all of them with their sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from contracts.usage import ACK_TOKENS, SO_FAR_S, LifetimeRecord, RequestRecord
 from controlplane.policy.ranges import Range, gaps
-from controlplane.policy.rating import ANY_CLASS, SECOND_US, DevicePrices, Prices, amount_micros
+from controlplane.policy.rating import SECOND_US, Prices, amount_micros
 
 TOLERANCE_US: Final = 100_000
 TOLERANCE_PERCENT: Final = 1
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a difference is, at most: 0 where there is nothing of it, None where nobody knows."""
+    """The most that a difference can be. 0: this figure does not differ. None: unknown."""
 
     requests: int | None = 0
     tokens: int | None = 0
@@ -100,7 +100,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A replica's record beside what the ledger has of its requests, whenever they ended and whoever asked."""
+    """A replica's lifetime record, beside what the ledger has of its requests in all months and of all callers."""
 
     runtime_id: str
     total_us: int
@@ -180,7 +180,7 @@ def of_life(life: Life, rates: Rates) -> Iterator[Finding]:
 
 
 def of_gaps(source: str, received: Sequence[Range], waiting: Waiting | None) -> Iterator[Finding]:
-    """Records that `source` wrote and that never arrived: whose they were nobody knows. `received` is normal."""
+    """Report records that `source` wrote and that never arrived. They may be any tenant's. `received` is normal."""
     cause = "its spool is gone, and they with it" if waiting is None else "its spool is there, and can't be read there"
     for first, last in gaps(received):
         which = f"record {first}" if first == last else f"records {first} to {last}"
@@ -190,7 +190,7 @@ def of_gaps(source: str, received: Sequence[Range], waiting: Waiting | None) -> 
 
 
 def of_gone(runtime_id: str, requests: int, device_us: int) -> Finding:
-    """A replica that is not alive, whose death nobody recorded: its requests' device time is the least of it."""
+    """Report a dead replica without a lifetime record. It used at least the device time of its requests."""
     return Finding(
         Kind.LIFETIME_MISSING,
         runtime_id,
@@ -252,13 +252,13 @@ def tokens_micros(prices: Prices, tokens: int) -> int:
 
 def device_micros(prices: Prices, device_class: str, time_us: int) -> int:
     """The most that so much device time may cost, whatever the replica was doing."""
-    rate = _rate(prices, device_class)
+    rate = prices.device_of(device_class)
     return amount_micros(time_us, max(rate.restore, rate.active, rate.idle), SECOND_US)
 
 
 def life_micros(prices: Prices, device_class: str, restore_us: int, active_us: int, idle_us: int) -> int:
     """What that device time costs."""
-    rate = _rate(prices, device_class)
+    rate = prices.device_of(device_class)
     pairs = ((restore_us, rate.restore), (active_us, rate.active), (idle_us, rate.idle))
     return sum(amount_micros(time_us, price, SECOND_US) for time_us, price in pairs)
 
@@ -286,15 +286,11 @@ def _missing(life: Life, rates: Rates) -> Size:
     return Size(count, tokens, left_us, tokens_micros(prices, tokens) + count * prices.request)
 
 
-def _rate(prices: Prices, device_class: str) -> DevicePrices:
-    return prices.device.get(device_class) or prices.device.get(ANY_CLASS) or DevicePrices(0, 0, 0)
-
-
 _NAMES: Final = {number.value: number.name for number in Signals}
 
 
 def _end_of(exit_status: int) -> str:
-    """As Popen.returncode."""
+    """Return how a replica ended, or "" after status 0. `exit_status` is as Popen.returncode."""
     if exit_status < 0:
         return f"the replica was killed by {_NAMES.get(-exit_status, f'signal {-exit_status}')}"
     return f"the replica ended with status {exit_status}" if exit_status else ""

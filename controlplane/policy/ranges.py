@@ -17,12 +17,12 @@ def add_to_ranges(received: Sequence[Range], sequences: Iterable[int]) -> list[R
 
 
 def covers(received: Sequence[Range], sequence: int) -> bool:
-    """Whether it arrived."""
+    """Return whether the sequence arrived."""
     return any(first <= sequence <= last for first, last in received)
 
 
 def gaps(received: Sequence[Range]) -> Iterator[Range]:
-    """What is not there before the last that is: sequences begin at 1. `received` is normal."""
+    """Yield what is missing between sequence 1 and the last one that arrived. `received` is normal."""
     expected = 1
     for first, last in received:
         if first > expected:

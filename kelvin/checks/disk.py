@@ -65,7 +65,7 @@ def judge_reading(bytes_s: float | None, read_bytes: int) -> Finding:
 
 
 def judge_sync(times_s: Sequence[float]) -> Finding:
-    """Of each fdatasync."""
+    """Judge the seconds that each fdatasync took."""
     p50_ms, max_ms = statistics.median(times_s) * 1e3, max(times_s) * 1e3
     seen = f"{p50_ms:.2f} ms median, {max_ms:.1f} ms at most, of {len(times_s)} fdatasync"
     cost = f"the last byte of each answer waits for one: {p50_ms:.2f} ms"

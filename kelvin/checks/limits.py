@@ -64,7 +64,7 @@ def judge_processes(user: int | None, cgroup: int | None) -> Finding:
 
 
 def judge_locked_memory(limit_bytes: int | None) -> Finding:
-    """Of one process."""
+    """Judge the limit of one process. None: there is no limit."""
     seen = "none" if limit_bytes is None else as_bytes(limit_bytes)
     if limit_bytes is None or limit_bytes >= GB:
         return Finding("limit memlock", Level.OK, seen)

@@ -68,7 +68,7 @@ def judge_size(total_bytes: int, available_bytes: int, cgroup_bytes: int | None)
 
 
 def judge_swap(swap_bytes: int) -> Finding:
-    """Of all swap areas."""
+    """Judge the size of all swap areas together."""
     if not swap_bytes:
         return Finding("swap", Level.OK, "none")
     cost = "weights in memory may be swapped out: a warm start reads the disk, and a secret may lie on it"
