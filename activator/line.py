@@ -28,15 +28,16 @@ class Replica:
     owner_running: int = 0  # of these, requests of the version's owner
     breaker: Breaker | None = None  # since it was lost, until it answers
     credit: Credit = field(default_factory=Credit)
-    most: int | None = None  # requests that it may have at once from here, where that is not all that it takes
+    part: int | None = None  # of its streams that are for requests from here, where that is not all of them
+    most: int | None = None  # requests that it may have now from here, where that is not all that it takes
     wants: int = 1  # that it would have from here, as it is told with the next one
     is_preferred: bool = True  # to those that others prefer
     gone: bool = False
 
     @property
     def slots(self) -> int:
-        """Requests that it may have at once from here."""
-        return self.row.max_streams if self.most is None else self.most
+        """Its streams that are for requests from here, also while it is full and has to be asked one at a time."""
+        return self.row.max_streams if self.part is None else self.part
 
     @property
     def free(self) -> int:
@@ -52,8 +53,8 @@ class Replica:
         to decide again.
         """
         streams = self.row.max_streams
-        limit = self.credit.limit(streams, members, running, now_s)
-        self.most = limit if limit < streams else None
+        part, limit = self.credit.part(streams, members, now_s), self.credit.limit(streams, members, running, now_s)
+        self.part, self.most = (part, limit) if min(part, limit) < streams else (None, None)
         return self.credit.changes_s(now_s)
 
     @property
@@ -99,8 +100,8 @@ class Line:
 
     @property
     def slots(self) -> int:
-        """Of replicas that take requests, taken or free; of one that just refused a request, one at least."""
-        return sum(0 if replica.is_closed else max(1, replica.slots) for replica in self.replicas.values())
+        """Of replicas that take requests, taken or free."""
+        return sum(0 if replica.is_closed else replica.slots for replica in self.replicas.values())
 
     @property
     def is_asleep(self) -> bool:

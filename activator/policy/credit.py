@@ -49,10 +49,17 @@ class Credit:
             self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
             self._paused_until_s = now_s + self._pause_s
 
-    def limit(self, streams: int, members: int, running: int, now_s: float) -> int:
-        """Return how many requests it may have at once from here, of which so many are there."""
+    def part(self, streams: int, members: int, now_s: float) -> int:
+        """Return how many of its streams are for requests from here: its credit, or a share of them."""
         is_told = self._told is not None and now_s - self._told_s < TOLD_S
-        limit = self._told if self._told is not None and is_told else share(streams, members)
+        part = self._told if self._told is not None and is_told else share(streams, members)
+        return min(part, streams)
+
+    def limit(self, streams: int, members: int, running: int, now_s: float) -> int:
+        """Return how many requests it may have now from here, of which so many are there: its part, unless it refused
+        or may be tried.
+        """
+        limit = self.part(streams, members, now_s)
         if now_s < self._paused_until_s:
             limit = min(limit, running)
         elif self._may_try(limit, running, now_s):

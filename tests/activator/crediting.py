@@ -58,12 +58,12 @@ class Door:
         rows = tuple(replica_row(each, streams.credits.streams) for each, streams in replicas.items())
         self.throttler.apply(Feed(revision=1, replicas=rows))
 
-    async def ask(self, answer_s: float, tenant: str = "t") -> None:
+    async def ask(self, answer_s: float, tenant: str = "t", within_s: float = LONG_S) -> None:
         """One request, from its arrival to the end of its answer: as `attempts.py` sends it. Whatever it raises, its
         caller sees.
         """
         ask = Ask(tenant, 10, 10)
-        async with self.throttler.slot(KEY, ask, Deadline(self.loop.time() + LONG_S)) as slot:
+        async with self.throttler.slot(KEY, ask, Deadline(self.loop.time() + within_s)) as slot:
             while True:
                 replica = slot.replica
                 streams = self.replicas[replica.row.runtime_id]

@@ -13,7 +13,7 @@ from activator.policy.credit import TOLD_S, TRY_S
 from activator.throttler import Throttler
 from contracts.control import Feed
 from contracts.errors import Refused
-from runtime.policy.credit import CLAIM_S, Credits
+from runtime.policy.credit import CLAIM_S, WANTS_S, Credits
 from tests.activator.control import replica_row
 from tests.activator.crediting import KEY, Streams, doors
 from tests.virtual_loop import run_virtually
@@ -136,6 +136,54 @@ def test_a_full_replica_is_not_asked_in_a_spin() -> None:
         assert 10 <= replica.refusals <= 120
         await asyncio.gather(*ours)
         assert one.served["t"] == 100
+
+    run_virtually(scenario())
+
+
+def test_a_refusal_does_not_keep_guests_out() -> None:
+    """The one stream that may be tried after it is theirs, too, although the owner has one reserved: of the activator's
+    part there are more.
+    """
+
+    async def scenario() -> None:
+        replica = Streams(Credits(8))
+        one, two = doors(2, {"a": replica}, random.Random(1))
+        await one.ask(1.0, KEY.tenant)
+        runs = asyncio.ensure_future(one.ask(100.0, "guest"))
+        await asyncio.sleep(0.5)
+        theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(7)]
+        await asyncio.sleep(1.0)
+        ours = [asyncio.ensure_future(one.ask(1.0, "guest")) for _ in range(3)]
+        await asyncio.gather(*theirs)
+        assert one.throttler.refusals > 0
+        began_s = one.loop.time()
+        await asyncio.gather(*ours)
+        assert one.loop.time() - began_s < 1.0 + 2 * TRY_S
+        runs.cancel()
+        await asyncio.gather(runs, return_exceptions=True)
+
+    run_virtually(scenario())
+
+
+def test_a_pause_refuses_nobody_for_its_time() -> None:
+    """Requests that come while the replica is full are expected to have the activator's part of it, not the one stream
+    that is tried: none is told that its deadline is too short.
+    """
+
+    async def scenario() -> None:
+        replica = Streams(Credits(8))
+        one, two = doors(2, {"a": replica}, random.Random(1), known=True)
+        for _ in range(3):  # so that it is known how long answers take
+            await asyncio.gather(*(one.ask(1.0) for _ in range(8)))
+        await asyncio.sleep(WANTS_S)
+        await two.ask(1.0)
+        theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(8)]
+        await asyncio.sleep(1.0)
+        ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        assert one.throttler.refusals > 0
+        ours += [asyncio.ensure_future(one.ask(1.0, within_s=8.0)) for _ in range(12)]
+        await asyncio.gather(*theirs, *ours)
 
     run_virtually(scenario())
 
