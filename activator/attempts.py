@@ -77,7 +77,7 @@ class Attempts:
             if not is_current():
                 raise Refused(ModelNotFound(str(call.reference)))
             try:
-                await self._try(key, ask, call, answer, tried.until_s)
+                await self._try(key, ask, call, answer, tried.until_s, is_current)
                 return
             except NoSlotInTime:
                 assert failure is not None, "only who is sent again has so little time"
@@ -100,7 +100,10 @@ class Attempts:
             )  # fmt: skip
             await asyncio.sleep(self._pause_s(key, ask, call, tried, failure))
 
-    async def _try(self, key: VersionKey, ask: Ask, call: Call, answer: Answer, again_by_s: float | None) -> None:
+    async def _try(
+        self, key: VersionKey, ask: Ask, call: Call, answer: Answer, again_by_s: float | None,
+        is_current: Callable[[], bool],
+    ) -> None:  # fmt: skip
         """Make one attempt. Raises Refused and NoSlotInTime; Lost and Declined, after which the account names no
         replica.
         """
@@ -121,6 +124,9 @@ class Attempts:
                     if not declined.is_full:
                         raise
                 # The replica did nothing for the request, so this was no attempt.
+                if not is_current():
+                    raise Refused(ModelNotFound(str(call.reference)))
+                call.account.timeline.withdraw(Stage.DISPATCHED)
                 waits_since_us = self._begin_wait(key, call)
                 await slot.exchange()
 

@@ -55,6 +55,10 @@ class Timeline(msgspec.Struct):
         """The first stamp of a stage stands."""
         self._at_us.setdefault(stage, now_us - self.began_us)
 
+    def withdraw(self, stage: Stage) -> None:
+        """Forget a stage that has to be gone through again."""
+        self._at_us.pop(stage, None)
+
     def graft(self, spans: Iterable[Span], call_began_us: int) -> None:
         """Take over another process's spans, whose zero was `call_began_us` here (the hop's latency is in it)."""
         zero_us = call_began_us - self.began_us

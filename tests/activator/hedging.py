@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +98,9 @@ class Ground:
         """As the feed."""
         self.throttler.apply(Feed(revision=1, full=False, replicas=rows))
 
-    def ask(self, *, cold: bool = False, deadline_s: float = 60.0) -> Asked:
+    def ask(
+        self, *, cold: bool = False, deadline_s: float = 60.0, is_current: Callable[[], bool] = lambda: True
+    ) -> Asked:
         """A stream, under way."""
         account = Account(
             request_id=f"req_{len(self.asked)}", model="m",
@@ -111,7 +113,7 @@ class Ground:
             account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
         )  # fmt: skip
         ear = Ear(account)
-        serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear), lambda: True)
+        serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear), is_current)
         self.asked.append(Asked(call, ear, asyncio.create_task(serving)))
         return self.asked[-1]
 

@@ -5,10 +5,15 @@ import signal
 import time
 from pathlib import Path
 
+from activator.exchange import now_us
 from activator.policy.credit import LONGEST_PAUSE_S
+from contracts.control import Feed
+from contracts.errors import ModelNotFound, Refused
+from contracts.timeline import Stage
 from runtime.policy.credit import Credits
 from service.listener import listen
 from tests.activator.control import replica_row
+from tests.activator.hedging import KEY, ground, outcome
 from tests.activator.replica import hello
 from tests.activator.test_attempts import retries
 from tests.activator.world import world
@@ -45,6 +50,45 @@ def test_a_refused_request_waits_and_is_answered(tmp_path: Path) -> None:
             assert int(float(refusals.split()[-1])) == replica.refused
             records = await here.control.until_records(3)
             assert [record.outcome for record in records] == ["ok"] * 3
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_the_wait_after_a_refusal_is_part_of_the_queue(tmp_path: Path) -> None:
+    """A request's timeline has it as dispatched when it was sent to the replica that took it."""
+
+    async def scenario() -> None:
+        async with ground(tmp_path) as here:
+            replica = await here.replica("a", max_streams=1)
+            replica.credits = credits = Credits(1)
+            assert credits.try_enter("other", 1, time.monotonic())
+            asked = here.ask()
+            await replica.until(lambda each: each.refused >= 3)
+            freed_us = now_us()
+            credits.leave("other")
+            assert await outcome(asked) is None
+            assert asked.call.account.timeline.at_us[Stage.DISPATCHED] >= freed_us
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_a_version_that_is_deleted_while_its_replica_refuses(tmp_path: Path) -> None:
+    """Its caller is told that, and waits for no start."""
+
+    async def scenario() -> None:
+        async with ground(tmp_path) as here:
+            replica, versions = await here.replica("a", max_streams=1), {KEY}
+
+            class Deleting(Credits):
+                def try_enter(self, name: str, wants: int, now_s: float) -> bool:
+                    versions.clear()
+                    here.throttler.apply(Feed(revision=2, removed_replicas=("a",), removed_versions=(KEY,)))
+                    return False
+
+            replica.credits = Deleting(1)
+            failed = await outcome(here.ask(is_current=lambda: KEY in versions))
+            assert isinstance(failed, Refused)
+            assert isinstance(failed.failure, ModelNotFound)
 
     asyncio.run(asyncio.wait_for(scenario(), 90))
 
