@@ -98,7 +98,7 @@ class Throttler:
             return None
         now = self._clock()
         line.pace.took(now)
-        other.credit.sent(now)
+        _send(line, other, now)
         return Slot(self, key, ask, deadline, now, held=other)
 
     def has_several(self, key: VersionKey) -> bool:
@@ -442,8 +442,7 @@ class Throttler:
 
     def _take_slot(self, line: Line, ask: Ask, now: float) -> Replica:
         replica = take_slot(line, ask, self._draw)
-        replica.credit.sent(now)
-        replica.wants = replica.running + -(-len(line.waiting) // len(line.replicas))
+        _send(line, replica, now)
         if replica.breaker is not None:
             replica.breaker.enter(ask, now)
         return replica
@@ -486,3 +485,9 @@ class Throttler:
             self.grant(key, line)
             if not line.is_asleep:
                 self._waking.rest(key)
+
+
+def _send(line: Line, replica: Replica, now: float) -> None:
+    """Record that a request goes to the replica, and how many it is told that this activator wants there."""
+    replica.credit.sent(now)
+    replica.wants = replica.running + -(-len(line.waiting) // len(line.replicas))

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from activator.policy.ask import Ask
 from activator.policy.credit import TOLD_S, TRY_S
 from activator.throttler import Throttler
 from contracts.control import Feed
+from contracts.deadline import Deadline
 from contracts.errors import Refused
 from runtime.policy.credit import CLAIM_S, WANTS_S, Credits
 from tests.activator.control import replica_row
@@ -212,6 +214,24 @@ def test_a_refused_request_keeps_its_place() -> None:
         await asyncio.gather(theirs, *ours)
         assert one.throttler.refusals > 3
         assert order == ["t0", "u0", "t1", "u1", "t2", "u2", "t3", "u3"]
+
+    run_virtually(scenario())
+
+
+def test_a_second_request_wants_what_the_replica_has_then() -> None:
+    """Not what was wanted with the last one that was sent there."""
+
+    async def scenario() -> None:
+        replicas = {name: Streams(Credits(8)) for name in "ab"}
+        (one,) = doors(1, replicas, random.Random(1), delay_s=0.0)
+        burst = [asyncio.ensure_future(one.ask(1.0)) for _ in range(40)]
+        await asyncio.gather(*burst)
+        ask, deadline = Ask("t", 10, 10), Deadline(one.loop.time() + 60.0)
+        async with one.throttler.slot(KEY, ask, deadline) as first:
+            second = one.throttler.try_other(KEY, ask, deadline, first.replica)
+            assert second is not None
+            assert second.replica.wants == 1
+            second.release()
 
     run_virtually(scenario())
 
