@@ -130,14 +130,17 @@ def unreachable(error: httpx.TransportError) -> DoorClosed:
 
 class _Error(msgspec.Struct):
     message: str
-    code: str | None = None
+    code: str | int | None = None
     param: str | None = None
 
 
-class _OpenAiError(msgspec.Struct):
-    """What the door itself answers, before another API is reached."""
+class _Foreign(msgspec.Struct):
+    """What the door itself answers before another API is reached, or another server on the way: an error of OpenAI's
+    form, or problem details without a code of ours.
+    """
 
-    error: _Error
+    error: _Error | None = None
+    detail: str | None = None
 
 
 def failure_of(answer: httpx.Response) -> RemoteFailure:
@@ -151,7 +154,12 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     passing = status in (429, 502, 503, 504)
     after_s = whole_number(answer.headers.get("retry-after", ""))
     try:
-        error = decoder(_OpenAiError).decode(answer.content).error
+        said = decoder(_Foreign).decode(answer.content)
     except BadJson:
-        return RemoteFailure("unavailable", status, f"the answer was {status}", None, passing, after_s)
-    return RemoteFailure(error.code or "error", status, error.message, error.param, passing, after_s)
+        said = _Foreign()
+    if said.error is None:
+        message = said.detail or f"the answer was {status}"
+        return RemoteFailure("unavailable", status, message, None, passing, after_s)
+    return RemoteFailure(
+        str(said.error.code or "error"), status, said.error.message, said.error.param, passing, after_s
+    )

@@ -194,3 +194,17 @@ def test_failure_of(content: Callable[[Failure], bytes], code: str, after_s: flo
     assert found.message
     assert (found.remote_code, found.remote_status, found.remote_retryable) == (code, 503, True)
     assert found.retry_after_s == after_s
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b'{"title": "Too Many Requests", "status": 429, "detail": "slow down"}', id="problem details"),
+        pytest.param(b'{"error": {"message": "slow down", "code": 429}}', id="an error with a number for its code"),
+        pytest.param(b'{"error": {"message": "slow down"}}', id="an error without a code"),
+    ],
+)
+def test_words_of_another_server_on_the_way(content: bytes) -> None:
+    """Are passed on, and the request may be repeated."""
+    found = failure_of(httpx.Response(429, content=content))
+    assert (found.message, found.remote_retryable) == ("slow down", True)
