@@ -94,11 +94,13 @@ RULES: Final = (
 
 
 def judge_names(names: Collection[str]) -> list[Finding]:
-    """Names that begin as ours do and are none: most likely misspelt, and without any effect."""
+    """Names that begin as ours do and are none: misspelt, or of an earlier release, and without any effect."""
     findings = []
+    # Without the prefix, which alone would make any two names look alike.
+    known = sorted(name.removeprefix(PREFIX) for name in KNOWN)
     for name in sorted(name for name in names if name.startswith(PREFIX) and name not in KNOWN):
-        close = difflib.get_close_matches(name, sorted(KNOWN), n=1)
-        mend = f"perhaps {close[0]}; or unset it" if close else "unset it"
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1, cutoff=0.7)
+        mend = f"perhaps {PREFIX}{close[0]}; or unset it" if close else "unset it"
         findings.append(Finding("setting", Level.WARN, f"{name} is no setting", "it has no effect", mend))
     return findings or [Finding("settings", Level.OK, "every KELVIN_ variable is known")]
 

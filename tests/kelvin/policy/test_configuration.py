@@ -23,6 +23,13 @@ def test_a_misspelt_name(name: str, near: str) -> None:
     assert f"perhaps {near}" in found.mend
 
 
+@pytest.mark.parametrize("name", ["KELVIN_METRICS_S", "KELVIN_FORESIGHT_S", "KELVIN_HTTP2_STREAMS"])
+def test_a_name_that_resembles_no_other(name: str) -> None:
+    """Is to be unset: a setting of an earlier release is none of another name."""
+    (found,) = judge_names([name])
+    assert (found.level, found.mend) == (Level.WARN, "unset it")
+
+
 def test_names_that_are_right() -> None:
     """And those that are not ours."""
     (found,) = judge_names(["KELVIN_PORT", "HOME", "AWS_REGION"])
