@@ -12,8 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from coldstart_bench.installation import Installation, free_port
+from kelvin.policy.configuration import DEFAULTS
 from tests.activator.issuer import Issuer
 from tests.e2e import h3
 from tests.e2e.calls import complete, headers
@@ -108,6 +110,17 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_its_client(kelvin: Installat
     for each in named:
         kelvin.wait(lambda each=each: is_recorded(kelvin, each), "it is in the ledger")  # type: ignore[misc]
     assert report(kelvin, "llama").running == 0
+
+
+def test_no_timer_of_the_proxy_is_below_the_longest_deadline() -> None:
+    """A whole answer is silent until it is computed, which may take as long as Kelvin's deadline allows."""
+    chains = [chain for each in yaml.safe_load(EXAMPLE.read_text())["static_resources"]["listeners"]
+              for chain in each["filter_chains"]]  # fmt: skip
+    managers = [chain["filters"][0]["typed_config"] for chain in chains]
+    assert len(managers) == 2
+    for manager in managers:
+        assert float(manager["stream_idle_timeout"].removesuffix("s")) > DEFAULTS["KELVIN_DEADLINE_S"]
+        assert manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["timeout"] == "0s"
 
 
 def test_the_activator_speaks_http_1_1_alone(kelvin: Installation) -> None:
