@@ -40,7 +40,10 @@ def describe(
         Kind.COUNTER, (), lambda: {(): throttler.refusals},
     )  # fmt: skip
     help = "Replicas that other activators use, too, by whether this one prefers them."
-    page.read("kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",), lambda: _preferences(throttler))
+    page.read(
+        "kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",),
+        lambda: {("yes" if is_preferred else "no",): count for is_preferred, count in throttler.preferences().items()},
+    )  # fmt: skip
     help = "Since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
 
@@ -54,10 +57,6 @@ def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
 
 def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
     return {(why.value, rank.name.lower()): count for (why, rank), count in throttler.shedding.counts.items()}
-
-
-def _preferences(throttler: Throttler) -> dict[tuple[str, ...], float]:
-    return {("yes" if is_preferred else "no",): count for is_preferred, count in throttler.preferences().items()}
 
 
 def _age(seconds: float) -> dict[tuple[str, ...], float]:

@@ -241,21 +241,28 @@ class Throttler:
             case Shed(failure):
                 self.tidy(key, line)
                 raise Refused(failure)
-            case Hold(until_s) as held:
+            case Hold(until_s, full):
                 self._check_time(key, line, ask, until_s, now)
-                return await self._wait(key, line, ask, held, now, again_by_s)
+                waiter = _waiter(now, until_s)
+                if full is None:
+                    line.waiting.put(waiter, ask, until_s)
+                elif not self.shedding.try_enter(line, waiter, ask):
+                    self.tidy(key, line)
+                    raise Refused(full)
+                return await self._wait(key, line, ask, waiter, again_by_s)
 
     async def take_again(
         self, key: VersionKey, replica: Replica, ask: Ask, deadline: Deadline, came_s: float, again_by_s: float | None
     ) -> Replica:
         """Give a slot back whose replica refused the request, and wait for another one. Raises as `acquire`.
 
-        The request came at `came_s`, and is where it was in the queue, also in one that is full meanwhile.
+        The request came at `came_s`. It returns to its former place in the queue, also if the queue is full by now.
         """
-        line = self.line_of(key)
-        self._leave_slot(key, line, replica, ask, 0)
-        held = Hold(min(deadline.at_s, came_s + self._limits.wait_s))
-        return await self._wait(key, line, ask, held, came_s, again_by_s, is_back=True)
+        line, until_s = self.line_of(key), min(deadline.at_s, came_s + self._limits.wait_s)
+        waiter = _waiter(came_s, until_s)
+        line.waiting.put_first(waiter, ask, until_s)
+        self.give_back(key, replica, ask, 0)
+        return await self._wait(key, line, ask, waiter, again_by_s)
 
     def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
         """Give back the slot of `ask`, which took `tokens` (None: as estimated). The next waiting request has it on
@@ -270,21 +277,19 @@ class Throttler:
         """Give back the slot without settling in the queue: that is done already, or another slot of the request does
         it.
         """
-        line = self._lines.get(key)
-        self._leave_slot(key, line, replica, ask, took)
-        if line is not None and (len(line.waiting) or not line.replicas):
-            self.grant(key, line)
-
-    def _leave_slot(self, key: VersionKey, line: Line | None, replica: Replica, ask: Ask, took: int) -> None:
         assert replica.running > 0
         replica.running -= 1
         is_owner = ask.tenant == key.tenant
         replica.owner_running -= is_owner
         if replica.breaker is not None:
             replica.breaker.leave(ask)
-        if line is not None and not replica.gone:
-            line.shares.owner_running -= is_owner
-            line.pace.came_back(self._clock(), cost(ask.tokens), took)
+        line = self._lines.get(key)
+        if line is not None:
+            if not replica.gone:
+                line.shares.owner_running -= is_owner
+                line.pace.came_back(self._clock(), cost(ask.tokens), took)
+            if len(line.waiting) or not line.replicas:
+                self.grant(key, line)
 
     def _count_request(self, key: VersionKey, line: Line, ask: Ask) -> None:
         """Count a new request in the slot shares, and give out the slots that this frees for others."""
@@ -329,32 +334,14 @@ class Throttler:
         self.shedding.refused(Reason.LATE, ask)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
-    async def _wait(
-        self,
-        key: VersionKey,
-        line: Line,
-        ask: Ask,
-        held: Hold,
-        began_s: float,
-        again_by_s: float | None,
-        *,
-        is_back: bool = False,
-    ) -> Replica:
-        waiter, until_s = Waiter(asyncio.get_running_loop().create_future(), began_s, held.until_s), held.until_s
-        # The entry joins the queue inside the block that removes it: whatever fails here, no entry stays behind.
+    async def _wait(self, key: VersionKey, line: Line, ask: Ask, waiter: Waiter, again_by_s: float | None) -> Replica:
+        """Wait for the slot of a request that is in the queue. Whatever fails here takes it out."""
         try:
-            if is_back:
-                line.waiting.put_first(waiter, ask, until_s)
-                self.grant(key, line)
-            elif held.full is None:
-                line.waiting.put(waiter, ask, until_s)
-            elif not self.shedding.try_enter(line, waiter, ask):
-                raise Refused(held.full)
             self._grant_later(key, line)
             if line.is_asleep:
-                self.breakers.enter(key, waiter, began_s)
+                self.breakers.enter(key, waiter, waiter.came_s)
                 self._waking.ensure(key)
-            async with asyncio.timeout(max(0.0, until_s - self._clock())):
+            async with asyncio.timeout(max(0.0, waiter.until_s - self._clock())):
                 if again_by_s is not None:
                     await asyncio.wait((waiter.granted,), timeout=max(0.0, again_by_s - self._clock()))
                     if not (waiter.granted.done() or line.awaits_start):
@@ -369,7 +356,7 @@ class Throttler:
                 stage, why = (
                     ("waiting for a replica to start", self._why(key, ask)) if line.is_asleep else ("queued", "")
                 )
-                raise Refused(DeadlineExceeded(self._clock() - began_s, stage, why)) from None
+                raise Refused(DeadlineExceeded(self._clock() - waiter.came_s, stage, why)) from None
             raise
         finally:
             self.breakers.leave(key, waiter)
@@ -491,3 +478,7 @@ def _send(line: Line, replica: Replica, now: float) -> None:
     """Record that a request goes to the replica, and how many it is told that this activator wants there."""
     replica.credit.sent(now)
     replica.wants = replica.running + -(-len(line.waiting) // len(line.replicas))
+
+
+def _waiter(came_s: float, until_s: float) -> Waiter:
+    return Waiter(asyncio.get_running_loop().create_future(), came_s, until_s)
