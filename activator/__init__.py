@@ -2,5 +2,6 @@
 
 Replicas compute, and the control plane decides how many there are and keeps the books. Begin with `app.py`, which
 builds everything. A completion passes `edge.py`, `door.py`, `completions.py`, `attempts.py`, `throttler.py` and
-`proxy.py`. Decisions are in `policy/`. `shared_*.py` count limits that several activators share in one Redis.
+`proxy.py`. Decisions are in `policy/`. `shared_*.py` keep what several activators share in one Redis: limits and
+answers.
 """

@@ -131,7 +131,7 @@ class Attempts:
                 await slot.exchange()
 
     def _begin_wait(self, key: VersionKey, call: Call) -> int:
-        """Return when the request begins to wait for a slot: now."""
+        """Show the request as waiting for a slot. Return the time (monotonic microseconds)."""
         call.stage = "restoring" if self._throttler.is_asleep(key) else "queued"
         return now_us()
 

@@ -85,11 +85,11 @@ class EdgeConnection(asyncio.Protocol):
             gone()
 
     def _serve(self, cycle: Cycle) -> None:
-        """In a task of its own, as soon as it may begin."""
+        """Have the request served as soon as it may begin."""
         self._gate.porch.enter(_Guest(self, cycle))
 
     def begin(self, cycle: Cycle) -> None:
-        """Now."""
+        """Start the task that serves the request."""
         self._server.tasks.add(self._loop.create_task(cycle.run(self._app)))
 
     def refuse(self, cycle: Cycle) -> None:

@@ -17,8 +17,8 @@ ELSEWHERE: Final = frozenset({Unavailable.code, WeightsDamaged.code})  # another
 
 
 def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Declined) -> None:
-    """Report to the throttler that the replica is full, or what is its fault. Another refusal is not its fault, and a
-    drain is not its version's.
+    """Report a failed attempt to the throttler if it says something of the replica: that it has ended, is full, is lost
+    or drains, or that its weights or the version's files are damaged. Other refusals are no fault of the replica's.
     """
     if isinstance(failed, Lost) and failed.has_ended:
         throttler.report_ended(replica)

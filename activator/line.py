@@ -28,20 +28,20 @@ class Replica:
     owner_running: int = 0  # of these, requests of the version's owner
     breaker: Breaker | None = None  # since it was lost, until it answers
     credit: Credit = field(default_factory=Credit)
-    part: int | None = None  # of its streams that are for requests from here, where that is not all of them
-    most: int | None = None  # requests that it may have now from here, where that is not all that it takes
-    wants: int = 1  # that it would have from here, as it is told with the next one
-    is_preferred: bool = True  # to those that others prefer
+    part: int | None = None  # streams of the replica that are for this activator; None: all
+    most: int | None = None  # requests that this activator may have there now; None: all that the replica takes
+    wants: int = 1  # requests that this activator would have there; the replica is told with the next one
+    is_preferred: bool = True  # see `policy/subsets.py`
     gone: bool = False
 
     @property
     def slots(self) -> int:
-        """Its streams that are for requests from here, also while it is full and has to be asked one at a time."""
+        """Streams that are for this activator, also while the replica is full and is asked one request at a time."""
         return self.row.max_streams if self.part is None else self.part
 
     @property
     def free(self) -> int:
-        """Requests that it may take now."""
+        """How many more requests this activator may send it now."""
         row = self.row
         free = (row.max_streams if self.most is None else self.most) - self.running
         if free < 0 or self.gone or row.draining:
@@ -49,8 +49,8 @@ class Replica:
         return free if self.breaker is None else min(free, 1) if self.is_open else 0
 
     def review(self, members: int, running: int, now_s: float) -> float:
-        """Decide how many requests it may have from here, which has so many there, of so many activators. Return when
-        to decide again.
+        """Decide `part` and `most` by the replica's credit. This activator is one of `members` and has `running`
+        requests there. Return when to decide again.
         """
         streams = self.row.max_streams
         part, limit = self.credit.part(streams, members, now_s), self.credit.limit(streams, members, running, now_s)

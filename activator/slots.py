@@ -78,8 +78,8 @@ class Slot:
         self.release()
 
     async def exchange(self) -> None:
-        """Wait for another slot, because the replica of this one refused the request before it did anything for it: at
-        the request's former place in the queue. Raises as entering.
+        """Give this slot back, because its full replica refused the request, and wait for another one at the request's
+        former place in the queue. Raises as entering.
         """
         replica, self._replica, self.tokens = self.replica, None, None
         self._replica = await self._slots.take_again(

@@ -73,7 +73,7 @@ class Call:
 
 
 class Stay:
-    """A request inside, as its activator's credit counts it: until it has left."""
+    """A request that counts against its activator's credit, from its construction to `leave`."""
 
     def __init__(self, credits: Credits, call: Call) -> None:
         """Raises `Refused(NoCredit)` where the replica has as many as it takes."""

@@ -86,7 +86,7 @@ class Delivery:
         fields: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
         on_last: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fields` are in the answer's head, too. `on_last` is called before the last frame is written."""
+        """`fields` returns more headers of the response. `on_last` is called before the last frame is written."""
         self._exchange = exchange
         self._answer = answer
         self._send = send

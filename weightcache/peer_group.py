@@ -57,7 +57,7 @@ class PeerGroup:
         return f"<PeerGroup {self.node} loading={len(self._chunks)} peers={len(self.peers)}>"
 
     async def close(self) -> None:
-        """Nobody is asked any more."""
+        """End the questions that are under way."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -79,7 +79,7 @@ class PeerGroup:
             self._changed = asyncio.Event()
 
     def note_moved(self) -> None:
-        """Something arrived here: it is worth to go on waiting for the rest."""
+        """Record that something arrived here: this node, and those that wait for it, go on waiting."""
         self._moved += 1
         self._moved_at = self._clock()
 
@@ -123,7 +123,7 @@ class PeerGroup:
         self._chunks[key].is_ours = True
 
     def forget(self, peer: Peer, key: Key | None = None) -> None:
-        """What it said of the chunk, or of any, counts no more."""
+        """Forget what the peer said of the chunk; of all chunks if `key` is None."""
         for each in list(self._chunks) if key is None else [key]:
             if (chunk := self._chunks.get(each)) is not None:
                 chunk.said.pop(peer, None)
@@ -142,7 +142,7 @@ class PeerGroup:
             await asyncio.sleep(PAUSE_S)
 
     async def answer(self, tenant: str, question: Have) -> Holdings:
-        """What another node asked. With a wait: once one of the chunks is here, or will not be."""
+        """Answer another node's question; one with a wait once one of the chunks is here, or will not be."""
         if question.node is not None:
             self._hear(question.node, tenant, question.digests)
         until = self._clock() + question.wait_s
@@ -164,7 +164,7 @@ class PeerGroup:
         return Standing.CLAIMED if chunk.claimed else Standing.WANTED
 
     def _hear(self, node: str, tenant: str, digests: Sequence[str]) -> None:
-        """Another node said that it wants these."""
+        """Note that another node wants these chunks."""
         peer = next((each for each in self.peers if each.node == node), None)
         for digest in digests:
             chunk = self._chunks.get((tenant, digest))
@@ -183,7 +183,7 @@ class PeerGroup:
             await asyncio.gather(*(self._ask_one(peer, tenant, digests) for peer in self.peers if peer.answers))
 
     async def _ask_one(self, peer: Peer, tenant: str, digests: Sequence[str], wait_s: float = 0.0) -> None:
-        """If it does not answer, it is as if it had said nothing."""
+        """Ask one peer, and note what it says. If it doesn't answer, forget all that it said before."""
         standings = await peer.have(tenant, digests, None if wait_s else self._told_name, wait_s)
         if standings is None:
             self.forget(peer)

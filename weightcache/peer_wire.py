@@ -32,10 +32,10 @@ class Holdings(Fact, frozen=True):
 
 
 def chunk_path(tenant: str, digest: str) -> str:
-    """Of a chunk."""
+    """Return the path of a chunk's bytes."""
     return f"/v1/chunks/{tenant}/{digest}"
 
 
 def have_path(tenant: str) -> str:
-    """Of the question."""
+    """Return the path of the question `Have`."""
     return f"/v1/chunks/{tenant}/have"

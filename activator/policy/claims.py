@@ -48,7 +48,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a token makes of its bearer once its signature is good, and until when (seconds of 1970)."""
+    """The principal that a token names, and when the token expires (seconds of 1970)."""
 
     principal: Principal
     expires_at_s: float
@@ -84,7 +84,9 @@ def read(text: str) -> Token | None:
 
 
 def judge(token: Token, issuer: Issuer, now_s: float) -> Identity | Why:
-    """Who it is, should the signature be the issuer's. First reason wins. `now_s` is in seconds of 1970."""
+    """Return whom the token names, if its signature is the issuer's, or the first reason to refuse it. `now_s` is in
+    seconds of 1970.
+    """
     claims, leeway_s = token.claims, issuer.leeway_s
     if claims.get("iss") != issuer.name:
         return Why.ISSUER

@@ -1,11 +1,13 @@
 """How many requests this activator sends one replica at once, of the streams that the replica divides among activators.
 
-The replica tells its credit with the head of each answer and with each refusal (`runtime/policy/credit.py` divides).
-Where it has told nothing, or not lately, an activator takes the streams over the activators that it knows of.
+The replica tells the activator its credit with the head of each answer and with each refusal
+(`runtime/policy/credit.py` divides). Without a credit, or with an old one, the limit is the streams divided by the
+activators that this one knows of.
 
-A refusal means that all streams are taken just now. Then nothing is added until a pause is over, which doubles with
-each refusal, and after it one request at a time until the replica takes one. So a full replica is asked a few times a
-second. One that is at its credit tries one more when it has sent nothing for `TRY_S`: what it was told may be over.
+A refusal means that all streams are taken just now. The limit then doesn't rise until a pause is over; the pause
+doubles with each refusal. After it one request at a time is added until the replica takes one. So a full replica is
+asked a few times a second. An activator that is at its credit tries one request more when it has sent nothing for
+`TRY_S`, because the credit may be out of date.
 
 Pure state; times are seconds of one clock.
 """
@@ -24,7 +26,7 @@ LONGEST_PAUSE_S: Final = 0.4  # less than the time for which a replica keeps a s
 
 @dataclass(slots=True)
 class Credit:
-    """Of one replica."""
+    """The credit that one replica told this activator, and the pause after its refusals."""
 
     _told: int | None = None
     _told_s: float = -inf
@@ -33,31 +35,33 @@ class Credit:
     _paused_until_s: float = -inf
 
     def sent(self, now_s: float) -> None:
-        """A request is on its way there."""
+        """Record that a request is sent to the replica."""
         self._sent_s = now_s
 
     def taken(self, told: int | None, now_s: float) -> None:
-        """The replica answers, and tells this credit; None: it is of a build that knows no credit."""
+        """Record an answer's head and the credit in it. None: the replica is of a build that knows no credit."""
         self._told, self._told_s = told, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = 0.0
 
     def refused(self, told: int, now_s: float) -> None:
-        """The replica is full. Requests that were sent together and are refused together make one pause."""
+        """Record a refusal and the credit in it. Requests that are refused together make one pause."""
         self._told, self._told_s = told, now_s
         if now_s >= self._paused_until_s:
             self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
             self._paused_until_s = now_s + self._pause_s
 
     def part(self, streams: int, members: int, now_s: float) -> int:
-        """Return how many of its streams are for requests from here: its credit, or a share of them."""
+        """Return how many of the replica's `streams` are for this activator, which is one of `members`: the credit that
+        it was told, else a share.
+        """
         is_told = self._told is not None and now_s - self._told_s < TOLD_S
         part = self._told if self._told is not None and is_told else share(streams, members)
         return min(part, streams)
 
     def limit(self, streams: int, members: int, running: int, now_s: float) -> int:
-        """Return how many requests it may have now from here, of which so many are there: its part, unless it refused
-        or may be tried.
+        """Return how many requests this activator may have at the replica now: its part, unless the replica refused one
+        or may be tried. It has `running` there.
         """
         limit = self.part(streams, members, now_s)
         if now_s < self._paused_until_s:
@@ -69,10 +73,10 @@ class Credit:
         return min(limit, streams)
 
     def changes_s(self, now_s: float) -> float:
-        """Return when `limit` may be another one without a word of the replica."""
+        """Return when `limit` may change although the replica tells nothing; inf if never."""
         times = (self._paused_until_s, self._told_s + TOLD_S, self._sent_s + TRY_S)
         return min((time_s for time_s in times if time_s > now_s), default=inf)
 
     def _may_try(self, limit: int, running: int, now_s: float) -> bool:
-        """A replica of an older build would not refuse what is too much, so it has to have told a credit once."""
+        """Return whether to try one request more. Only a replica that tells a credit would refuse it if it is full."""
         return running >= limit and self._told is not None and now_s - self._sent_s >= TRY_S

@@ -88,7 +88,7 @@ class _Backlog(Generic[T]):
 
     heap: list[tuple[float, int, int, Place[T]]] = field(default_factory=list)  # by deadline, then by arrival
     waiting: int = 0
-    pushed: int = 0  # so many were: one that was put back stands beside what it left
+    pushed: int = 0  # tells an entry that was put back from the item that it left in the heap
     tally: Tally = field(default_factory=Tally)
 
     def push(self, place: Place[T]) -> None:
@@ -158,8 +158,8 @@ class FairQueue(Generic[T]):
         self._stand(Place(entry, ask, deadline_s, self._arrivals, self))
 
     def put_first(self, entry: T, ask: Ask, deadline_s: float) -> None:
-        """An entry that was taken, and charged, and had no use of it: undo the charge. It is before all of its tenant,
-        rank and deadline.
+        """Put an entry back that `take` gave out and that was not served, and undo its charge. It comes before all
+        others of its tenant, rank and deadline.
         """
         assert entry not in self._places
         self._given.correct(ask.rank, -cost(ask.tokens) / WEIGHTS[ask.rank])
@@ -167,7 +167,7 @@ class FairQueue(Generic[T]):
         self._stand(Place(entry, ask, deadline_s, 0, self))
 
     def put_back(self, place: Place[T]) -> None:
-        """One that was discarded is where it was, as if it had not left; for shedding it is the newest."""
+        """Put a discarded entry back at its former place. For shedding it counts as the newest."""
         self._stand(Place(place.entry, place.ask, place.deadline_s, place.arrival, self))
 
     def take(self, may_take: Callable[[str], bool] = _anybody) -> tuple[T, Ask] | None:

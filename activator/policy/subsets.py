@@ -1,9 +1,9 @@
 """Which replicas of a version an activator prefers, where many activators share them. Pure.
 
-Many activators that use each replica now and then keep a connection to each, and each replica divides its streams
-among all of them. So one that has fewer requests at once than there are replicas keeps to some of them as long as those
-have a free slot; what belongs to a replica goes there all the same. Each replica is preferred by a few activators, and
-each activator prefers as many replicas as any other.
+If each of many activators used every replica now and then, each would keep a connection to every replica, and each
+replica would divide its streams among all activators. So an activator with fewer requests at once than there are
+replicas prefers some of them, as long as those have a free slot. A request that belongs to a replica goes there all the
+same. Each replica is preferred by a few activators, and all activators prefer equally many replicas.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ SHARE: Final = 4  # parts of a replica's slots, one of which those that use litt
 
 @dataclass(slots=True)
 class Subset:
-    """One activator's of one version, as activators and replicas come and go."""
+    """The replicas of one version that one activator prefers, as activators and replicas come and go."""
 
     most: int = 0  # requests that it had at once, of late
     _is_busy: bool = False
@@ -32,7 +32,7 @@ class Subset:
     def choose(
         self, doors: tuple[str, ...], slots: Mapping[str, int], me: str, running: int, now_s: float
     ) -> Set[str] | None:
-        """Return the replicas that `me` prefers, of these with so many slots each; None if nothing has changed."""
+        """Return which replicas the activator `me` prefers; None if nothing has changed. `slots` has each replica's."""
         if now_s - self._judged_s >= RENEW_S:
             self._judged_s, self._is_busy = now_s, uses_all(self.most, len(slots))
             self.most = running
@@ -49,11 +49,12 @@ def sharers(slots: int) -> int:
 
 
 def preferred(doors: Collection[str], replicas: Collection[str], me: str, slots: int) -> frozenset[str]:
-    """Of the activators the one that is called `me` prefers these; all where there are few activators, or few replicas.
+    """Return the replicas that the activator `me` prefers: all if there are few activators or few replicas.
 
-    By weights that are as good as drawn for each pair, the highest first (rendezvous hashing: Thaler and Ravishankar,
-    "Using name-based mappings to increase hit rates", 1998), so that few change where one comes or goes: until each
-    replica has one activator, then until each activator has its number, as evenly as that goes.
+    Each pair of activator and replica has a weight, a hash of both names (rendezvous hashing: Thaler and Ravishankar,
+    "Using name-based mappings to increase hit rates", 1998), so few pairs change when one comes or goes. Pairs are
+    taken by weight, highest first: until each replica has one activator, then until each activator has its number, as
+    evenly as that goes.
     """
     many = sharers(slots)
     number = max(LEAST, -(-len(replicas) * many // max(1, len(doors))))

@@ -1,13 +1,14 @@
-"""Divide a replica's streams among the activators that send it requests: who may have one more inside, and how many.
+"""Divide a replica's streams among the activators that send it requests.
 
-The limit is the replica's alone: a request beyond it is refused, and its activator sends it again later. So that few
-are refused, each activator is told its credit, the streams that it may have at once: its max-min fair part (Bertsekas
-and Gallager, "Data Networks", 1992). What the others want is what they said with their last request; what the asker
-wants counts as everything, so one that is busy alone has all streams from its first answer on.
+Only the replica knows its limit: it refuses a request beyond it, and the activator sends that request again later. To
+keep refusals few, the replica tells each activator its credit, the number of streams that it may have at once: its
+max-min fair part (Bertsekas and Gallager, "Data Networks", 1992). Of the other activators it counts what they said they
+want with their last request; the asking one counts as wanting all streams. So an activator that is busy alone has all
+streams from its first answer on.
 
-Nobody starves where there are more activators than streams. One that has nothing inside and is refused has a claim: the
-streams that come free are kept for claims, oldest first, before any activator has a second one. A claim ends when its
-activator doesn't ask again within `CLAIM_S`.
+No activator starves, even with more activators than streams. One that has nothing inside and is refused gets a claim.
+Streams that come free are kept for claims, oldest first, before any activator gets a second stream. A claim ends when
+its activator doesn't ask again within `CLAIM_S`.
 
 Pure state; times are monotonic seconds.
 """
@@ -36,7 +37,7 @@ class _Activator:
 
 @dataclass(slots=True)
 class Credits:
-    """Of one replica, which takes so many streams at once."""
+    """The division of one replica, which takes `streams` requests at once."""
 
     streams: int
     inside: int = 0  # requests of all activators
@@ -58,7 +59,7 @@ class Credits:
         return False
 
     def enter(self, name: str, now_s: float) -> None:
-        """Let a request in whatever there is: its activator is of a build that knows no credit."""
+        """Let a request in, full or not: its activator is of a build that knows no credit."""
         self._forget(now_s)
         known = self._known.setdefault(name, _Activator())
         known.asked_s = now_s
@@ -77,7 +78,7 @@ class Credits:
         return max(1, part_of(self.streams, wants, list(self._known).index(name), int(now_s / TURN_S)))
 
     def check_integrity(self) -> None:
-        """Counts add up; who has a claim has nothing inside."""
+        """Raise AssertionError unless counts add up and activators with a claim have nothing inside."""
         assert self.inside == sum(known.inside for known in self._known.values())
         assert all(known.inside >= 0 for known in self._known.values())
         assert all(not self._known[name].inside for name in self._claims)
@@ -88,7 +89,7 @@ class Credits:
         self.inside += 1
 
     def _kept_for_others(self, name: str, known: _Activator) -> int:
-        """Streams that are free and kept for claims before this activator's."""
+        """Return how many streams are kept for claims that come before this activator."""
         if known.inside or name not in self._claims:
             return len(self._claims)
         return list(self._claims).index(name)

@@ -22,7 +22,7 @@ class Standing(StrEnum):
 
 
 def rank(node: str, digest: str) -> bytes:
-    """The node with the highest one owns the chunk. Of as many nodes, each is first for as many chunks."""
+    """Return the node's rank for the chunk. The node with the highest rank owns it; each owns about equally many."""
     return blake3(f"{node} {digest}".encode()).digest()
 
 
