@@ -14,7 +14,7 @@ from weightcache.peer_client import Peer
 from weightcache.peer_wire import MAX_DIGESTS, Have, Holdings
 from weightcache.policy.ownership import Standing, choose
 
-WAIT_S: Final = 2.0  # of one question to an owner; then its turn is another chunk's
+WAIT_S: Final = 2.0  # of one question to an owner; then the chunk queues for another one
 PAUSE_S: Final = 0.1  # after one that an owner answered without having waited
 STALL_S: Final = 10.0  # an owner is waited for while nothing at all arrives there
 PATIENCE_S: Final = 30.0  # or here
@@ -104,8 +104,12 @@ class PeerGroup:
         await asyncio.shield(chunk.question)
 
     def choose(self, key: Key) -> tuple[Peer, Standing] | None:
-        """Return who has the chunk or will have it, and what it said; None: the store is ours to read."""
-        said = self._chunks[key].said
+        """Return who has the chunk or will have it, and what it said; None: the store is ours to read.
+
+        A node that has claimed the chunk waits for nobody, because others wait for it, even after its read failed.
+        """
+        chunk = self._chunks[key]
+        said = {peer: says for peer, says in chunk.said.items() if says is Standing.READY or not chunk.claimed}
         known = {peer.node: peer for peer in said if peer.answers and peer.node is not None}
         others = {node: said[peer] for node, peer in known.items()}
         node = choose(self.node, key[1], others, [node for node, peer in known.items() if peer.is_busy])
