@@ -206,10 +206,10 @@ class MonthRows:
         if self.closing is not None:
             return self._wrong(kind, row, f"link {link} was added after the month was closed")
         marks = marks_of(*row[_DIGESTED]) if kind is RowKind.REQUEST else ()
-        self.end = digest_of(self.end, kind, (*row[_COVERED[kind]], *marks))
-        if self.end.hex() != row[_CHAIN]:
+        end = digest_of(self.end, kind, (*row[_COVERED[kind]], *marks))
+        if end.hex() != row[_CHAIN]:
             return self._wrong(kind, row, f"link {link}: the row, or one before it, is not what was written")
-        self.links = link
+        self.links, self.end = link, end
         return self._check_charge(row, shut) if kind is RowKind.REQUEST else None
 
     def _check_charge(self, row: Row[Any], shut: Closed) -> Finding | None:
