@@ -33,10 +33,7 @@ class NoCredit(Failure):
     limit: int
     credit: int  # requests that the activator may have there
     code, status, retryable = "no_credit", 503, True
-
-    @property
-    def message(self) -> str:
-        return f"this replica is full (limit of streams: {self.limit})"
+    template = "this replica is full (limit of streams: {limit})"
 
 
 class FrameKind(IntEnum):

@@ -310,7 +310,7 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 @click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
 @_json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
-    """Which models others may call, and which of others' the tenant may."""
+    """List the tenant's models that others may call, and the models of others that the tenant may call."""
     with target().door() as door:
         found = json_of(door.get("/admin/v1/grants", params={} if tenant is None else {"tenant": tenant}))
     if as_json:
