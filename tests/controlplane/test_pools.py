@@ -61,6 +61,26 @@ def test_a_version_is_bound_and_released(tmp_path: Path) -> None:
     staged(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("idle", ["auto", "sleep", "warm"])
+def test_idle_setting_of_one_machine_holds_no_pod(tmp_path: Path, idle: str) -> None:
+    """A database that one machine used may hold it. A cluster refuses it, and scales to zero."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.register()
+        change = msgspec.convert({"idle": idle}, ScaleChange)
+        await stage.scene.registry.rescale(BY, TENANT, "m", change, NOW_S)
+        await stage.run("small", "s1")
+        await stage.ask()
+        stage.pod("s1").goes_on.set()
+        await stage.scene.passes(2)
+        assert stage.states() == {"s1": PodState.BOUND}
+        stage.scene.plane.observe(stats(key(), 0.0, 0))
+        await stage.scene.passes(200)
+        assert stage.states() == {"s1": PodState.PARKED}
+
+    staged(tmp_path, scenario)
+
+
 def test_what_is_reported(tmp_path: Path) -> None:
     """Pods that are taken, starts that wait, and the buffer; each reader's share of it."""
 

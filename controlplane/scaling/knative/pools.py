@@ -8,10 +8,12 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
+
+from msgspec import structs
 
 from contracts.control import Feed, PoolRow, Stats
 from contracts.errors import Refused
@@ -63,9 +65,12 @@ class Shared:
         self._settings = settings
 
     def find(self, key: VersionKey) -> tuple[Model, Version] | None:
-        """None also for what has a Service of its own."""
+        """Return None also for what has a Service of its own. `idle` is zero, whatever one machine stored before."""
         found = self._models.find(key)
-        return found if found is not None and not found[1].is_deleted and self.takes(*found) else None
+        if found is None or found[1].is_deleted or not self.takes(*found):
+            return None
+        model, version = found
+        return replace(model, scale=structs.replace(model.scale, idle="zero")), version
 
     def every_model(self) -> tuple[Model, ...]:
         """Those that share pods, if a version of theirs fits one."""
