@@ -127,6 +127,8 @@ class Bench:
         await self.until("no stream", lambda: self.replica._streams is not None and len(self.replica._streams) == 0)
         assert self.replica._streams is not None
         self.replica._streams.check_integrity()
+        await self.until("no request is inside", lambda: self.replica.credits.inside == 0)
+        self.replica.credits.check_integrity()
         assert self.engine.kv_blocks_free == BLOCKS
 
     def open(self, path: str = "/v1/completions", body: Mapping[str, Any] | bytes | None = None, **headers: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.types import Message
 
 from contracts.artifact_errors import ProbeFailed
 from contracts.frames import ENCODED, Counts, End, FrameDecoder, FrameKind
@@ -421,3 +422,26 @@ def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
         await each.quiet()
 
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) -> None:
+    """Its activator sends the next one as soon as it reads that frame."""
+
+    async def scene(each: Bench) -> None:
+        inside: list[int] = []
+        body: list[Message] = [{"type": "http.request", "body": b'{"prompt": "Once"}'}]
+
+        async def receive() -> Message:
+            return body.pop() if body else await asyncio.get_running_loop().create_future()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                inside.append(each.replica.credits.inside)
+
+        headers = [(b"x-kelvin-request-id", b"r1"), (b"x-kelvin-wants", b"1")]
+        scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/v1/completions", "headers": headers}
+        await each.api(scope, receive, send)
+        assert inside[-1] == 0
+        assert set(inside[:-1]) <= {1}
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
