@@ -223,6 +223,16 @@ def test_probe_survives_a_bad_companion() -> None:
     assert not machine.needs_probe
 
 
+def test_probe_has_a_block_of_its_own() -> None:
+    """A request that holds the whole pool is answered as ever."""
+    machine = engine(probe=PROBE, blocks=1)
+    prompt = min(prompts(), key=len)
+    assert machine.admit(greedy("a", prompt, 6)) is None
+    assert machine.step()
+    assert machine.kv_blocks_free == 0
+    assert tokens_of(run_dry(machine), "a") == reference("llama", prompt)[1:6]
+
+
 def test_probe_that_raises_poisons() -> None:
     """A probe whose own row raises has not matched."""
     machine = raising_machine(lambda ids: PROBE.token_ids[0] in ids, lambda: RuntimeError("a bad row"), probe=PROBE)
