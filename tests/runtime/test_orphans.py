@@ -80,6 +80,7 @@ async def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> No
     orphans = Orphans("rt1", records, lives, grace_s=60)
     orphans.keep(_account("a", 2), lost=lost)
     began_s = loop.time()
+    await asyncio.sleep(3.5 * module.LOOK_S)  # its death was seen, once
     orphans.take(Receipt(request_id="a", completion_tokens=5))
     with suppress(TimeoutError):
         async with asyncio.timeout(50):
@@ -119,9 +120,11 @@ async def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_deliv
 
 async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> None:
     """A lock that can't be looked at, for want of descriptors, is no death."""
-    alive = True
+    alive, looks = True, 0
 
     def lives(_: str) -> bool:
+        nonlocal looks
+        looks += 1
         if alive:
             raise OSError
         return False
@@ -133,6 +136,8 @@ async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> Non
     orphans.keep(_account("lost"), lost=True)
     async with asyncio.timeout(30):
         await records.written.wait()
+        while looks < 10:
+            await asyncio.sleep(0.001)
     assert [record.request_id for record in records.records] == ["lost"]
     alive = False
     async with asyncio.timeout(30):

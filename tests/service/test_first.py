@@ -86,7 +86,8 @@ async def test_work_ends_with_whoever_asked_for_it() -> None:
         await while_asked(receive, fail())
     work = Work(3600.0, goes_s=1.0)
     asyncio.get_running_loop().call_later(2, left.set)
-    with pytest.raises(Refused) as refused:
-        await while_asked(receive, work.do())
+    async with asyncio.timeout(5.0):
+        with pytest.raises(Refused) as refused:
+            await while_asked(receive, work.do())
     assert refused.value.failure == Cancelled()
     assert work.is_gone

@@ -179,6 +179,9 @@ async def test_commit_that_nobody_asks_for_is_cancelled(monkeypatch: pytest.Monk
     assert gate.cancelled == 0, "somebody waited"
     await eventually(lambda: gate.cancelled == 1)
     assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
+    commits.start(plan, DIGESTS)
+    await eventually(lambda: gate.cancelled == 2)
+    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
     gate.go.set()
     commits.start(plan, DIGESTS)
     assert await commits.try_join("acme", plan.plan_id, DIGESTS, 5) == DONE

@@ -139,6 +139,8 @@ async def test_room_for_bodies_is_bounded_in_all_and_for_a_tenant() -> None:
             assert refused.value.failure == Overloaded("the bench", 100, 1.0, "bytes")
         assert "held=100/100" in repr(room)
     async with _receive(room, "a", half):
+        with pytest.raises(Refused):  # the other half is for others
+            await _receive(room, "a", (0.0, b"x")).__aenter__()
         assert "held=50/100" in repr(room)
     assert "held=0/100" in repr(room)
 

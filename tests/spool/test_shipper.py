@@ -21,15 +21,17 @@ from spool.spool import Spool
 from tests.spool.test_journal import make
 
 DEADLINE_S = 20.0
+AWAY = Refused(Unavailable("control plane"))
 
 
 class Receiver:
     """Takes records durably; refuses the first `refusals` posts, half of them after having taken the records."""
 
-    def __init__(self, refusals: int = 0) -> None:
+    def __init__(self, refusals: int = 0, error: Exception = AWAY) -> None:
         self.taken: list[bytes] = []
         self.batches: list[int] = []
         self.refusals = refusals
+        self.error = error
         self.more = asyncio.Event()
 
     async def post(self, records: Sequence[bytes]) -> None:
@@ -37,7 +39,7 @@ class Receiver:
             self.refusals -= 1
             if self.refusals % 2:
                 self.taken += records  # the answer is lost, not the records
-            raise Refused(Unavailable("control plane"))
+            raise self.error
         self.taken += records
         self.batches.append(len(records))
         self.more.set()
@@ -98,9 +100,10 @@ async def test_the_background_ships_without_being_asked(tmp_path: Path) -> None:
     spool.close()
 
 
-async def test_a_receiver_that_is_away_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [AWAY, OSError("full")], ids=["refused", "a disk"])
+async def test_a_receiver_that_is_away_loses_nothing(tmp_path: Path, error: Exception) -> None:
     """Refused posts are repeated in order; a receiver that ignores repeats has each record once."""
-    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver(refusals=7)
+    spool, receiver = Spool.open(tmp_path, "a-1"), Receiver(7, error)
     async with quick(spool, receiver) as shipper:
         for _ in range(20):
             await spool.append(make("x"))
@@ -175,6 +178,7 @@ async def test_damage_pauses_and_the_next_segment_goes_on(tmp_path: Path) -> Non
     shipper = quick(spool, receiver)
     assert not await shipper.flush(Deadline.after(0.05, time.monotonic()))
     assert (shipper.backlog, receiver.taken) == (1, [])
+    assert shipper.failures > 0
     assert await spool.append(make("y" * 3000)) == 2
     assert await shipper.flush(soon())
     assert receiver.taken == [make("y" * 3000)(2)]
