@@ -159,7 +159,8 @@ class Replica:
             self._require(RuntimeState.READY, "to sleep")
             serving = self._serving
             assert serving is not None
-            if self._streams or serving.engine.running or serving.engine.waiting or self._unproven(serving):
+            is_busy = self._streams or self.credits.inside or serving.engine.running or serving.engine.waiting
+            if is_busy or self._unproven(serving):
                 raise Refused(Conflict("state", "is busy; must be idle and proven to sleep"))
             if serving.kept is None:
                 raise Refused(Conflict("state", "keeps nothing; must be of a kind that can sleep"))

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from starlette.types import Message
 
 from contracts.artifact_errors import ProbeFailed
+from contracts.errors import Conflict, Refused
 from contracts.frames import ENCODED, Counts, End, FrameDecoder, FrameKind
 from contracts.meter import Phase
 from contracts.timeline import Stage
@@ -405,6 +406,32 @@ def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
         await each.quiet()
 
     play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
+
+
+def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) -> None:
+    """Its body still comes. After a sleep nobody would count it, and one more than the limit could be inside."""
+
+    async def scene(each: Bench) -> None:
+        arrives = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"prompt": '
+            await arrives.wait()
+            yield b'"Once"}'
+
+        headers = {"x-kelvin-request-id": "r1", "x-kelvin-wants": "1"}
+        asked = asyncio.ensure_future(each.session.post("http://rt/v1/completions", data=body(), headers=headers))
+        await each.until("it is inside", lambda: each.replica.credits.inside == 1)
+        with pytest.raises(Refused) as refused:
+            await each.replica.sleep()
+        assert refused.value.failure.code == Conflict.code
+        arrives.set()
+        async with await asked as answer:
+            assert answer.status == 200
+            await answer.read()
+        await each.quiet()
+
+    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
 
 def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
