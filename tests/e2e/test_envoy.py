@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from activator.settings import read_settings
 from coldstart_bench.installation import Installation, free_port
 from kelvin.policy.configuration import DEFAULTS
 from tests.activator.issuer import Issuer
@@ -121,6 +122,14 @@ def test_no_timer_of_the_proxy_is_below_the_longest_deadline() -> None:
     for manager in managers:
         assert float(manager["stream_idle_timeout"].removesuffix("s")) > DEFAULTS["KELVIN_DEADLINE_S"]
         assert manager["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["timeout"] == "0s"
+
+
+def test_the_proxy_closes_idle_connections_before_kelvin() -> None:
+    """Else a request may be sent as Kelvin closes its connection, and be lost."""
+    (cluster,) = yaml.safe_load(EXAMPLE.read_text())["static_resources"]["clusters"]
+    (options,) = cluster["typed_extension_protocol_options"].values()
+    idle_s = float(options["common_http_protocol_options"]["idle_timeout"].removesuffix("s"))
+    assert idle_s < read_settings({"KELVIN_DATA": "/data"}).edge.idle_s
 
 
 def test_the_activator_speaks_http_1_1_alone(kelvin: Installation) -> None:
