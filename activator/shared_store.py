@@ -111,6 +111,7 @@ class RedisStore:
         self._leased_s = leased_s  # for which places stay those of a member that is silent
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
+        self._is_outage_logged = False
         self.write_refusal: str | None = None  # why it refuses writes, though it answers
         self.members = 1
         self.names: tuple[str, ...] = (name,)
@@ -142,7 +143,7 @@ class RedisStore:
         self.members = max(1, len(told))
         if not self.is_up:
             log.info("redis answers", extra={"members": self.members})
-        self.is_up, self.write_refusal = True, None
+        self.is_up, self._is_outage_logged, self.write_refusal = True, False, None
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -180,10 +181,10 @@ class RedisStore:
         if error is None:
             return task.result()
         refusal = _write_refusal(error)
-        if self.is_up or refusal != self.write_refusal:
+        if not self._is_outage_logged or refusal != self.write_refusal:
             what = f"refuses writes ({refusal})" if refusal else "does not answer"
             log.warning(f"redis {what}; limits are this activator's share", extra={"error": repr(error)})
-        self.is_up, self.write_refusal = False, refusal
+        self.is_up, self._is_outage_logged, self.write_refusal = False, True, refusal
         raise Away from error
 
     async def _command(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:

@@ -178,14 +178,16 @@ def test_without_redis(fault: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_redis_that_was_never_there() -> None:
-    """Alone, from the beginning; it is found when it comes."""
+def test_a_redis_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
+    """Alone, from the beginning, and the log says so once; it is found when it comes."""
 
     async def scenario() -> None:
         with RedisServer() as server:
             server.kill()
             async with member(server) as one:
                 assert not is_up(one)
+                await one.store.beat()
+                assert caplog.text.count("redis does not answer") == 1
                 assert await one.take_all(LIMIT) == block_of(LIMIT)
                 server.start()
                 async with asyncio.timeout(30):
