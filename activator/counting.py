@@ -53,7 +53,7 @@ async def open_rates(url: str | None, name: str, page: Page) -> AsyncIterator[Co
         page.gauge("kelvin_redis_connected", "Whether Redis answers.", lambda: store.is_up)
         help = "Whether Redis answers but refuses writes: it is full, read-only or can't save."
         page.gauge("kelvin_redis_refuses_writes", help, lambda: store.write_refusal is not None)
-        page.gauge("kelvin_redis_members", "Activators that share it.", lambda: store.members)
+        page.gauge("kelvin_redis_members", "Activators that share Redis.", lambda: store.members)
         requests, tokens, places = Shared(store, REQUESTS), Shared(store, TOKENS), SharedPlaces(store)
         budgets = SharedBudgets(store)
         loops: dict[str, Body] = {

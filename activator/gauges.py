@@ -24,12 +24,12 @@ def describe(
     """Each is read when the page is."""
     page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
     page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
-    page.gauge("kelvin_queued_bytes", "Bytes of their bodies.", lambda: throttler.loads.in_all.nbytes)
-    page.gauge("kelvin_queued_tokens", "Tokens that they may take.", lambda: throttler.loads.in_all.tokens)
+    page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
+    page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
     page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
     page.gauge("kelvin_kept_answers", "Answers that are kept for their Idempotency-Key.", lambda: len(answers.shelf))
-    page.gauge("kelvin_kept_answer_bytes", "Bytes that they take, sealed.", lambda: answers.shelf.nbytes)
+    page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.shelf.nbytes)
     help = "Breakers that opened: a replica's, or its version's by why."
     page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
     page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))

@@ -75,7 +75,7 @@ class Once:
         self._runs: dict[bytes, Run] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         self._repeats = page.counter("kelvin_repeats_total", "Requests whose key was used before.", ("answer",))
-        page.gauge("kelvin_keyed_run_bytes", "Bytes of their answers so far.", lambda: self._room.used_bytes)
+        page.gauge("kelvin_keyed_run_bytes", "Bytes of keyed runs' answers so far.", lambda: self._room.used_bytes)
         page.gauge("kelvin_keyed_runs", "Requests with an Idempotency-Key that run.", lambda: len(self._tasks))
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ class DamageLoop:
         self._fleet = fleet
         self._condemn = condemn
         self._told: set[str] = set()
-        self._counter = page.counter("kelvin_condemned_replicas_total", "Those whose memory was found wrong.", ())
+        self._counter = page.counter("kelvin_condemned_replicas_total", "Replicas whose memory was found wrong.", ())
 
     async def run(self) -> None:
         """Look for ever."""

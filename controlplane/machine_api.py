@@ -136,7 +136,7 @@ def router(shown: Shown, trail: Trail, telemetry: Telemetry) -> APIRouter:
         serving = (replica.runtime_id for replica in table if replica.state in SERVING)
         found = await peers.metrics(serving)
         heard = by((name, page is not None) for name, page in found.items() if name in peers.names)
-        up = render((Family("kelvin_up", "Whether it answers.", Kind.GAUGE, ("peer",), heard),), "controlplane")
+        up = render((Family("kelvin_up", "Whether a process answers.", Kind.GAUGE, ("peer",), heard),), "controlplane")
         pages = (up, telemetry.text(), *(page for page in found.values() if page is not None))
         return Response(merge(pages), media_type=CONTENT_TYPE)
 

@@ -115,17 +115,15 @@ def show_pool(page: Page, pool: StandbyPool) -> None:
         ("device", "taker", "result"), takes,
     )  # fmt: skip
     page.gauge(
-        "kelvin_standby_probability", "That the next start finds one of those that are wanted.",
+        "kelvin_standby_probability", "Probability that the next start finds one of the wanted standbys.",
         lambda: pool.state().size.probability,
     )  # fmt: skip
     page.gauge(
         "kelvin_standby_replace_seconds", "Until a standby that was taken is made up for, on average.",
         lambda: pool.state().takes.replace_s,
     )  # fmt: skip
-    page.read(
-        "kelvin_platform_memory_bytes", "Of the zygote and of all standbys.", Kind.GAUGE, ("of", "measure"), memory
-    )
-    page.gauge("kelvin_standby_budget_bytes", "For standbys' private memory.", lambda: float(pool.sizing.budget_bytes))
+    page.read("kelvin_platform_memory_bytes", "Memory of zygote and standbys.", Kind.GAUGE, ("of", "measure"), memory)
+    page.gauge("kelvin_standby_budget_bytes", "Standbys' memory, at most.", lambda: float(pool.sizing.budget_bytes))
 
 
 def _of(name: str, seen: Footprint) -> dict[Labels, float]:

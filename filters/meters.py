@@ -16,7 +16,7 @@ class Meters:
             "kelvin_filter_verdicts_total", "Pieces of text that were looked at", ("filter", "direction", "verdict")
         )
         self._found = page.counter(
-            "kelvin_filter_found_total", "What was found in them", ("filter", "direction", "entity", "action")
+            "kelvin_filter_found_total", "What was found in pieces of text", ("filter", "direction", "entity", "action")
         )
         self._unseen = page.counter(
             "kelvin_filter_unseen_total", "Pieces that passed without being looked at, as their policy allows"

@@ -21,11 +21,11 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     counter("kelvin_read_bytes_total", "Bytes read.", tier, lambda now: by(now.bytes_read.items()))
     counter("kelvin_nvme_read_bytes_total", "Of NVMe, by way.", ("way",), lambda now: by(now.nvme.bytes_by_way.items()))
     counter("kelvin_chunk_faults_total", "Copies that were faulty.", ("tier", "kind"), _faults)
-    counter("kelvin_healed_chunks_total", "Those for which a good one was found there.", tier, _healed)
-    counter("kelvin_refused_chunks_total", "Chunks without any.", ("outcome",), lambda now: _codes(now.refused_chunks))
+    counter("kelvin_healed_chunks_total", "Faulty chunks of which a good copy was found.", tier, _healed)
+    counter("kelvin_refused_chunks_total", "Chunks not healed.", ("outcome",), lambda now: _codes(now.refused_chunks))
     counter("kelvin_examined_chunks_total", "Chunks hashed anew.", tier, lambda now: by(now.examined_chunks.items()))
     counter("kelvin_scrub_passes_total", "Passes over all that is kept.", (), lambda now: {(): now.sweeps})
-    page.read("kelvin_damaged_processes", "Those with wrong memory mapped.", Kind.GAUGE, (), lambda: _damaged(state()))
+    page.read("kelvin_damaged_processes", "Processes with wrong memory.", Kind.GAUGE, (), lambda: _damaged(state()))
     counter("kelvin_leases_total", "Leases by whether all was in memory.", ("start",), _leases)
     counter("kelvin_leases_refused_total", "Leases refused.", ("outcome",), lambda now: _codes(now.leases_refused))
     counter("kelvin_prefetches_total", "Versions that were to be brought ahead.", ("outcome",), _prefetches)
@@ -41,12 +41,12 @@ def describe_cache(page: Page, state: Callable[[], State]) -> None:
     gauge("kelvin_tier_bytes", "Bytes held.", lambda now: by((("host", now.host.bytes), ("nvme", now.nvme.bytes))))
     gauge(
         "kelvin_tier_budget_bytes",
-        "Bytes that it may hold.",
+        "Bytes that a tier may hold.",
         lambda now: by((("host", now.host.budget_bytes), ("nvme", now.nvme.budget_bytes))),
     )
     gauge(
         "kelvin_tier_bytes_per_second",
-        "How fast loads from it were, lately.",
+        "How fast loads from a tier were, lately.",
         lambda now: by((tier, rate.bytes_per_s) for tier, rate in now.rates.items()),
     )
 
