@@ -31,7 +31,8 @@ _HEAD: Final = """# Capabilities
 
 What Kelvin can do today, and the tests that show it. A *real* test uses the real thing: processes, files, Redis,
 PostgreSQL, a Kubernetes API server. A *fake* one uses a stand-in: an in-memory Kubernetes API, moto's S3, an emulated
-device, virtual time. The first column has the ids of the requirements that it meets.
+device, virtual time. The first column has the ids of the requirements that it meets;
+their list is not in this repository.
 
 `python -m tests.house.capabilities` writes this page from `capabilities.toml`.
 """
