@@ -1,5 +1,5 @@
 """The ledger: takes usage records, each once, and keeps them. What they cost is `rating`'s work, whether all are there
-`balance`'s; which one counts is `standing`'s.
+`findings`'; which one counts is `standing`'s.
 
 Every function takes a connection within a transaction; `Ledger` runs them on the database's threads.
 """

@@ -1,13 +1,13 @@
-"""Divide device slots that are so many and no more: among tenants whose minimums keep some while others wait, and, on a
-cluster, among versions. Pure.
+"""Divide a fixed number of device slots among tenants whose minimums keep slots while others wait, and, on a cluster,
+among versions. Pure.
 
 A minimum keeps a slot whether or not anybody calls, so a tenant could take every slot of the machine with one setting.
 So while others wait, a tenant's minimums keep at most its share: slots in proportion to its weight among the tenants
 that hold a slot or wait for one, rounded down. Example: with 8 slots and weights 1 and 3, shares are 2 and 6.
 
-Knative bounds each version by itself (`max-scale`), and none can be bounded to nothing (0 is no bound to it). So they
-are given their parts in turn, each as much as it may have or as is left, and one at the least. Who comes later never
-changes what those before it have: another bound is another revision, of which Knative starts a pod.
+Knative bounds each version by itself (`max-scale`), and none can be bounded to nothing (0 is no bound to it). So
+versions are given their parts in turn, each as much as it may have or as is left, and one at the least. A later version
+never changes what those before it have: another bound is another revision, of which Knative starts a pod.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
