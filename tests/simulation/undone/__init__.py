@@ -32,11 +32,11 @@ class Undoing:
         self._stack.enter_context(mock.patch.object(module, name, substitute))
 
     def function(self, repaired: Callable[..., Any], substitute: Callable[..., Any]) -> None:
-        """Replace a function in its module, and wherever it was imported by name."""
+        """Replace a function in its module and wherever it was imported by name. The patch itself may call it."""
         found = 0
         for module in list(sys.modules.values()):
             for name, value in list(vars(module).items()):
-                if value is repaired:
+                if value is repaired and module.__name__ != substitute.__module__:
                     self._stack.enter_context(mock.patch.object(module, name, substitute))
                     found += 1
         assert found, f"{repaired} is nowhere"

@@ -10,7 +10,8 @@ from controlplane.policy.reclaim import Holder, choose
 from tests.simulation.undone import Undoing
 
 WORLD = "machine"
-SIGN = r"^(minimums_|what_is_in_use)|RecursionError"
+SIGN = r"^(minimums_|what_is_in_use)"
+SEED = 632_955_920_026
 
 
 def _choose(holders: Iterable[Holder[VersionKey]], now: float) -> VersionKey | None:
