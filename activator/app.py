@@ -20,12 +20,12 @@ from activator.authority import Authority, BadAuthority
 from activator.backlogs import Backlogs
 from activator.budgets import Budgets
 from activator.cache import ResponseCache
+from activator.call import Sender
 from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import Certificates
 from activator.completions import Completions
 from activator.counting import open_rates
 from activator.door import Door
-from activator.endings import Endings
 from activator.errands import Errands
 from activator.exchange import new_request_id
 from activator.feed import FeedClient, from_afar, with_pods
@@ -55,7 +55,6 @@ from activator.policy.retries import Budgets as RetryBudgets
 from activator.proving import Proving
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
-from activator.sending import Sender
 from activator.server import serve_plain, serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
@@ -67,7 +66,7 @@ from activator.table import Table
 from activator.throttler import Peers, Throttler
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
-from activator.usage import Usage, poster
+from activator.usage import Endings, Usage, poster
 from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline

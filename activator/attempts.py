@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from activator.answer import Answer
-from activator.call import Call
+from activator.call import Call, Sender
 from activator.exchange import now_us
 from activator.failings import ELSEWHERE, blame, failure_of
 from activator.hedges import Hedges, Outrun, Race
@@ -22,7 +22,6 @@ from activator.policy.ask import Ask
 from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
 from activator.proxy import Declined, Lost, Upstream
 from activator.second import Second, speaks
-from activator.sending import Sender
 from activator.slots import NoSlotInTime, Slot
 from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged

@@ -8,15 +8,15 @@ import msgspec
 from activator.account import Account
 from activator.exchange import Exchange
 from activator.keys import VersionKey
+from activator.line import Replica
 from activator.policy.affinity import Affinity, read_affinity, read_session
 from activator.policy.ask import Ask, Rank, read_rank
 from activator.policy.body import Body, read_body
 from activator.policy.traffic import ModelEntry, which_model
-from activator.proxy import Upstream
+from activator.proxy import Told, Upstream, Upstreams
 from activator.rates import Reservation
-from activator.reach import reach
 from activator.routes import Complete
-from activator.table import Table
+from activator.table import Table, reach
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.control import Principal, TenantLimits
 from contracts.deadline import Deadline
@@ -119,3 +119,27 @@ def _schemas(exchange: Exchange, asked: Complete, body: Body) -> tuple[str, ...]
     header = exchange.header(b"x-kelvin-schema-hash")
     given = (None if header is None else header.decode("latin-1"), body.schema_hash)
     return tuple(each for each in given if each is not None)
+
+
+class Sender:
+    """Send a request to one replica of its version; `source` is the spool that owes the records."""
+
+    def __init__(self, upstreams: Upstreams, source: str) -> None:
+        self._upstreams = upstreams
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<Sender {self._source}>"
+
+    def send(self, key: VersionKey, call: Call, replica: Replica) -> Upstream:
+        """`async with` it."""
+        account = call.account
+        caller = account.principal
+        remaining_ms = call.deadline.remaining_ms(time.monotonic())
+        guest = None if caller.tenant == key.tenant else caller.tenant
+        degraded = None if account.degraded is None else account.degraded.recorded
+        told = Told(
+            account.request_id, caller.key_id, self._source, remaining_ms, replica.wants, call.ceiling, guest,
+            account.once, degraded,
+        )  # fmt: skip
+        return self._upstreams.send(replica, call.path, call.body, told)

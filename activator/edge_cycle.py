@@ -7,11 +7,13 @@ connection's.
 import asyncio
 import logging
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
+import httptools
 from starlette.types import ASGIApp, Message, Scope
 
-from activator.exchange import NAMED
+from activator.exchange import ARRIVED, NAMED, arrival
 from activator.refusal import rendered
 from contracts.errors import Failure
 
@@ -20,6 +22,7 @@ log = logging.getLogger(__name__)
 READ_AHEAD: Final = 64 << 10  # bytes of a body that wait here; more are left to the socket
 _STATUS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 _WITHOUT_BODY: Final = (204, 304)
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _INVITATION: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED: Final = (
     b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -252,3 +255,37 @@ class Cycle:
         assert self._waiter is not None
         if not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def scope_of(
+    version: str,
+    method: str,
+    target: bytes,
+    headers: list[tuple[bytes, bytes]],
+    server: Any,
+    client: Any,
+    extensions: dict[str, Any],
+    request_id: str,
+) -> Scope:
+    """ASGI's scope, that it came just now, and how it is named. `target` is in ASCII and was parsed once. Raises
+    httptools' error of one that is no target.
+    """
+    parsed = httptools.parse_url(target)
+    path = parsed.path.decode("ascii")
+    return {
+        "type": "http",
+        "asgi": _ASGI,
+        "http_version": version,
+        "method": method,
+        "scheme": "https",
+        "server": server,
+        "client": client,
+        "root_path": "",
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": parsed.path,
+        "query_string": parsed.query or b"",
+        "headers": headers,
+        "extensions": extensions,
+        ARRIVED: arrival(),
+        NAMED: request_id,
+    }

@@ -5,6 +5,7 @@
 
 import asyncio
 import re
+from itertools import chain
 from typing import Any, Final
 
 import httptools
@@ -12,10 +13,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from activator.alarm import Alarm
-from activator.edge_body import BodyPace
-from activator.edge_connection import EXTENSION, EdgeConnection
-from activator.edge_cycle import Cycle
-from activator.edge_head import is_too_large, scope_of
+from activator.edge_connection import EXTENSION, BodyPace, EdgeConnection
+from activator.edge_cycle import Cycle, scope_of
 from activator.exchange import NAMED, new_request_id
 from activator.gate import Gate
 from activator.refusal import closing, malformed, too_large
@@ -238,11 +237,11 @@ class HttpProtocol(EdgeConnection):
         self._in_head, self._head_read = False, 0
         if self._head_timer is not None:
             self._stop_head_timer()
-        url, headers = self._url, self._headers
+        url = self._url
         if self.source is not None and (busy := self._gate.asks(self.source, self._loop.time())) is not None:
             self._refuse(closing(busy, url, self._request_id()), None)
             return
-        if is_too_large(url, headers, self._limits):  # a read may hold more than both
+        if self._is_head_too_large():  # a read may hold more than both
             self._refuse(too_large(self._request_id()), 431)
             return
         if not url.startswith(b"/") and self._names_another_host():
@@ -250,6 +249,10 @@ class HttpProtocol(EdgeConnection):
             self._refuse_malformed(b"The target names another host.")
             return
         self._begin()
+
+    def _is_head_too_large(self) -> bool:
+        size = len(self._url) + 4 * len(self._headers) + sum(map(len, chain.from_iterable(self._headers)))
+        return size > self._limits.head_bytes or len(self._headers) > self._limits.headers
 
     def _is_chunked(self) -> bool:
         """Return whether the body is chunked by one coding that every parser reads alike, without a Content-Length."""

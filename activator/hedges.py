@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Final
 
-from activator.call import Call
+from activator.call import Call, Sender
 from activator.exchange import now_us
 from activator.keys import VersionKey
 from activator.line import Replica
@@ -20,7 +20,6 @@ from activator.policy.hedge import LIMITS, FirstFrames, HedgeLimits, hedge_after
 from activator.policy.retries import Budgets
 from activator.proxy import Upstream
 from activator.second import Second
-from activator.sending import Sender
 from activator.throttler import Throttler
 
 FIRST: Final = "first"

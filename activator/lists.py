@@ -10,10 +10,9 @@ from activator import dependencies
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve
-from activator.reach import reach
 from activator.routes import CancelRequest, ListModels, ShowTimeline, Target
 from activator.shares import Place, Room
-from activator.table import Table
+from activator.table import Table, reach
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
 from contracts.control import Principal, Scope, TimelineAnswer

@@ -9,10 +9,9 @@ from typing import Final
 from activator.authenticate import Authenticator
 from activator.exchange import Exchange
 from activator.policy.traffic import ModelEntry, resolve, which_model
-from activator.reach import reach
 from activator.routes import ShowPredictor, ShowServer, Target
 from activator.shares import Room
-from activator.table import Table
+from activator.table import Table, reach
 from contracts.control import Principal, Scope, VersionRow
 from contracts.errors import Refused
 from contracts.kinds import other_kind

@@ -1,9 +1,77 @@
 """Kept connections to one replica, which end once nobody uses them and the replica is no more."""
 
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from activator import dependencies
 from activator.errands import Errands
-from activator.receipts import Desk
 from activator.upstream_http import Client
+from contracts.usage import Receipt, Receipts
+from contracts.wire import encode
 from service.way import SocketWay, Way
+
+MAX_RECEIPTS: Final = 256  # of 200 bytes at the most: what a replica reads of one body
+TOLD_S: Final = dependencies.RECEIPTS.timeout_s
+LINGER_S: Final = 0.02  # far less than a replica waits for receipts at its end
+_PATH: Final = "/v1/receipts"
+_JSON: Final = (("content-type", "application/json"),)
+
+
+class Desk:
+    """Tell a replica what was delivered and what is recorded: one call at a time, which tells of many.
+
+    What was delivered goes at once: a replica charges by it if we die. That a record is durable only lets the replica
+    forget, so it waits a moment for company. What the replica is not told is no loss: it keeps the account, and in the
+    ledger our record stands.
+    """
+
+    def __init__(self, http: Client, errands: Errands, linger_s: float = LINGER_S) -> None:
+        self._http = http
+        self._errands = errands
+        self._linger_s = linger_s
+        self._due: dict[str, Receipt] = {}
+        self._telling: asyncio.Task[None] | None = None
+        self._urgent = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Desk due={len(self._due)}>"
+
+    def tell(self, receipt: Receipt) -> None:
+        """Soon; a later one of the same request takes its place."""
+        self._due[receipt.request_id] = receipt
+        if not receipt.recorded:
+            self._urgent.set()
+        if self._telling is None:
+            self._begin()
+
+    async def close(self) -> None:
+        """Returns once what was to be told until now has been, or can't be."""
+        while self._telling is not None:
+            self._urgent.set()
+            await asyncio.wait((self._telling,))
+
+    def _begin(self) -> None:
+        self._telling = self._errands.start(self._tell(), TOLD_S)
+
+    async def _tell(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                await self._urgent.wait()
+        self._urgent.clear()
+        some = [self._due.pop(request_id) for request_id in list(self._due)[:MAX_RECEIPTS]]
+        try:
+            answer = await self._http.send("POST", _PATH, encode(Receipts(receipts=tuple(some))), _JSON)
+            try:
+                await answer.read()
+            finally:
+                answer.release()
+        except OSError:
+            return  # it is gone, or its session is closed
+        finally:
+            self._telling = None
+            if self._due:
+                self._begin()
 
 
 class Session:

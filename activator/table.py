@@ -11,8 +11,9 @@ from activator.keys import VersionKey
 from activator.policy.traffic import ModelEntry
 from activator.revisions import Revisions
 from contracts.control import Feed, KeyRow, ModelRow, Principal, TenantLimits, TenantRow, VersionRow
-from contracts.errors import Refused, Unavailable
+from contracts.errors import InvalidRequest, ModelNotFound, Refused, Unavailable
 from contracts.machine import Machine
+from contracts.names import ModelReference
 from contracts.spending import SpendingRow
 
 NO_LIMITS: Final = TenantLimits()
@@ -249,3 +250,19 @@ def _row(sha: str, holder: _Holder) -> KeyRow:
         key_id=who.key_id, secret_sha256=sha, tenant=who.tenant, scopes=who.scopes, models=who.models,
         expires_at_s=expires_at_s,
     )  # fmt: skip
+
+
+def reach(table: Table, caller: Principal, in_url: str | None, reference: ModelReference) -> ModelEntry:
+    """Return the model that a caller means: its own, or another tenant's that was granted.
+
+    `in_url` is the tenant that path or host names. Which version answers is `policy/traffic`'s to say.
+
+    Raises Refused: ModelNotFound alike for what is not there, not granted, granted no more, or not the key's;
+    InvalidRequest where URL and reference name different tenants.
+    """
+    if in_url is not None and reference.owner not in (None, in_url):
+        raise Refused(InvalidRequest("model", f"'{reference}'", f"the URL names the tenant '{in_url[:63]}'"))
+    entry = table.callable(caller.tenant, reference.owner or in_url or caller.tenant, reference.model)
+    if entry is None or not caller.may_call(entry.name_for(caller.tenant)):
+        raise Refused(ModelNotFound(str(reference)))
+    return entry

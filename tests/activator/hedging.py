@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from activator.account import Account
 from activator.attempts import Attempts
-from activator.call import Call
+from activator.call import Call, Sender
 from activator.errands import Errands
 from activator.hedges import Hedges
 from activator.keys import VersionKey
@@ -22,7 +22,6 @@ from activator.policy.bounds import Bound
 from activator.policy.hedge import HedgeLimits
 from activator.policy.retries import Budgets, RetryLimits
 from activator.proxy import Upstreams
-from activator.sending import Sender
 from activator.throttler import Throttler
 from contracts.control import Feed, Principal, ReplicaRow, Scope, TenantLimits
 from contracts.deadline import Deadline

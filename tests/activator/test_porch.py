@@ -11,9 +11,8 @@ from uvicorn.server import ServerState
 
 from activator.edge_http import HttpProtocol
 from activator.exchange import ARRIVED, now_us
-from activator.gate import Gate
+from activator.gate import ROUND, Gate, Porch
 from activator.meters import Meters
-from activator.porch import ROUND, Porch
 from activator.settings import read_settings
 from telemetry.policy.instruments import Page
 from tests.activator.memory_edge import MemorySocket

@@ -2,8 +2,7 @@
 
 import pytest
 
-from activator.reach import reach
-from activator.table import Table
+from activator.table import Table, reach
 from contracts.control import Feed, ModelRow, Principal, Scope
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.names import parse_address

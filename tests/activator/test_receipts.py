@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from activator.errands import Errands
-from activator.receipts import Desk
+from activator.sessions import Desk
 from activator.upstream_http import Client
 from contracts.usage import Receipt
 from service.way import SocketWay

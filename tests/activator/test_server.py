@@ -7,9 +7,8 @@ import ssl
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from activator.gate import Gate
+from activator.gate import Gate, Porch
 from activator.meters import Meters
-from activator.porch import Porch
 from activator.server import serve_plain
 from activator.settings import read_settings
 from service.listener import listen

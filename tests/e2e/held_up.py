@@ -53,7 +53,7 @@ def _activator() -> None:
     from activator import __main__ as program
     from activator.account import Account
     from activator.exchange import Exchange
-    from activator.receipts import Desk
+    from activator.sessions import Desk
     from activator.usage import Usage
     from contracts.errors import Failure
     from spool.disk import Disk

@@ -21,9 +21,9 @@ from activator.authenticate import Authenticator
 from activator.backlogs import Backlogs
 from activator.budgets import Budgets
 from activator.cache import ResponseCache
+from activator.call import Sender
 from activator.completions import Completions
 from activator.door import Door
-from activator.endings import Endings
 from activator.errands import Errands
 from activator.feed import FeedClient
 from activator.hedges import Hedges
@@ -44,7 +44,6 @@ from activator.policy.retries import Budgets as RetryBudgets
 from activator.proxy import Upstreams
 from activator.rates import InProcess, Rates
 from activator.reporter import Reporter
-from activator.sending import Sender
 from activator.settings import RequestLimits
 from activator.shares import Room, Shares
 from activator.sinks import ControlSink
@@ -52,7 +51,7 @@ from activator.table import Table
 from activator.throttler import Throttler
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
-from activator.usage import Usage, poster
+from activator.usage import Endings, Usage, poster
 from activator.wake import Waker
 from contracts.control import Feed
 from service.unix import SocketDirectory
