@@ -22,9 +22,7 @@ from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
 
-# Chunks that other nodes own wait in a lane of their own, so that they don't keep one that is there from its turn.
-OWNER: Final = "owner"
-WAITS_AT_ONCE: Final = 16
+WAITS_AT_ONCE: Final = 16  # chunks that wait for one owner; those of another one, or of none, are not behind them
 
 
 class Fetcher:
@@ -42,8 +40,8 @@ class Fetcher:
         self._verifier = verifier
         self._counters = counters
         self._peers = peers
-        waits = {} if peers is None else {OWNER: Limit(WAITS_AT_ONCE)}
-        self.turns = Turns({source.tier: source.room for source in sources} | waits)
+        waits = dict.fromkeys(() if peers is None else peers.group.peers, Limit(WAITS_AT_ONCE))
+        self.turns = Turns({source.tier: source.room for source in sources}, waits)
 
     def __repr__(self) -> str:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
@@ -61,9 +59,9 @@ class Fetcher:
         with self._peers.loading(key):
             while True:
                 await self._peers.ask(key)
-                while self._peers.owner(key) is not None:
-                    async with self.turns.at(OWNER, key, into.nbytes):
-                        await self._peers.wait(key)
+                while (owner := self._peers.owner(key)) is not None:
+                    async with self.turns.at(owner, key, into.nbytes):
+                        await self._peers.wait(key, owner)
                 with suppress(Elsewhere):
                     return await self._fetch(tenant, digest, into)
 

@@ -62,9 +62,9 @@ class PeerTier:
         found = self.group.choose(key)
         return None if found is None or found[1] is Standing.READY else found[0]
 
-    async def wait(self, key: Key) -> None:
-        """Wait for the owner, for a bounded time. See `PeerGroup.wait`."""
-        if (owner := self.owner(key)) is not None:
+    async def wait(self, key: Key, owner: Peer) -> None:
+        """Wait for the owner, for a bounded time, if it still is. See `PeerGroup.wait`."""
+        if self.owner(key) is owner:
             await self.group.wait(key, owner)
 
     def may_have(self, tenant: str, digest: str) -> bool:

@@ -6,14 +6,19 @@ turn when there is something to read.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Cancelled
+from weightcache.peer_client import Peer
 from weightcache.policy.sharing import FULL_WEIGHT, Room, Sharing
 from weightcache.policy.wants import Flow, Key, Wants
+
+OWNER: Final = "owner"
 
 
 class _Lane:
@@ -108,24 +113,29 @@ class _Turn:
 
 
 class Turns:
-    """By tier. A slow source keeps nobody from another one: each has room and a queue of its own."""
+    """By tier, and by peer for waiting. A slow source or owner keeps nobody from another one: each has room and a queue
+    of its own.
+    """
 
-    def __init__(self, rooms: Mapping[str, Room]) -> None:
+    def __init__(self, rooms: Mapping[str, Room], waits: Mapping[Peer, Room] = MappingProxyType({})) -> None:
+        """`waits`: how many chunks may wait at once for each peer that owns them."""
         self._wants = Wants()
-        self._lanes = {tier: _Lane(room, self._wants) for tier, room in rooms.items()}
+        self._lanes: dict[str | Peer, _Lane] = {}
+        for places in (rooms, waits):
+            self._lanes |= {place: _Lane(room, self._wants) for place, room in places.items()}
 
     def __repr__(self) -> str:
         return f"<Turns running={self.running} queued={self.queued}>"
 
     @property
     def running(self) -> dict[str, int]:
-        """Chunks, or parts of them, that are under way, by tier."""
-        return {tier: lane.parts for tier, lane in self._lanes.items()}
+        """Chunks, or parts of them, that are under way, by tier; those that wait for an owner count as `owner`."""
+        return self._count(lambda lane: lane.parts)
 
     @property
     def queued(self) -> dict[str, int]:
-        """Chunks that wait for a turn, by tier."""
-        return {tier: len(lane.sharing) for tier, lane in self._lanes.items()}
+        """Chunks that wait for a turn, likewise."""
+        return self._count(lambda lane: len(lane.sharing))
 
     def is_wanted(self, key: Key) -> bool:
         """Whether anyone waits for the chunk."""
@@ -150,9 +160,11 @@ class Turns:
             lane.leave(flow)
 
     @asynccontextmanager
-    async def at(self, tier: str, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
-        """While the block reads the chunk from there. Raises `Refused(Cancelled)` once nobody wants it any more."""
-        lane = self._lanes[tier]
+    async def at(self, place: str | Peer, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
+        """While the block reads the chunk from a tier, or waits until a peer has it. Raises `Refused(Cancelled)` once
+        nobody wants it any more.
+        """
+        lane = self._lanes[place]
         first: int | None = None
         while first is None:
             if not self.is_wanted(key):
@@ -163,6 +175,13 @@ class Turns:
             yield turn
         finally:
             turn.end()
+
+    def _count(self, count: Callable[[_Lane], int]) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for place, lane in self._lanes.items():
+            name = place if isinstance(place, str) else OWNER
+            counts[name] = counts.get(name, 0) + count(lane)
+        return counts
 
 
 async def _wait(lane: _Lane, key: Key, nbytes: int) -> int | None:

@@ -142,9 +142,15 @@ class Node:
         self.dead = False
         self.group = PeerGroup(name, (), lambda _, digest: digest in self.here, clock, serves=True)
         self.tier = PeerTier(self.group, lambda *_: False)
-        self.fetcher = Fetcher((self.tier, SharedStore(self.source, self.group)), Trusting(), Counters(), self.tier)
         self.from_peers = 0
         self._loads: set[asyncio.Task[None]] = set()
+        self.meet(())
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Have these peers, before the first load."""
+        self.group.peers = list(peers)
+        sources = self.tier, SharedStore(self.source, self.group)
+        self.fetcher = Fetcher(sources, Trusting(), Counters(), self.tier)
 
     @property
     def is_idle(self) -> bool:
@@ -191,7 +197,7 @@ def play(story: Story, count: int = 8, rate: float = THROTTLE) -> tuple[list[Nod
         store = Store(rate)
         nodes = [Node(f"node{number}", store) for number in range(count)]
         for node in nodes:
-            node.group.peers = [Wire(other) for other in nodes if other is not node]
+            node.meet([Wire(other) for other in nodes if other is not node])
         await story(nodes, store)
         took_s = asyncio.get_running_loop().time()
         for node in nodes:

@@ -206,7 +206,7 @@ def test_an_owner_that_answers_at_once_is_not_asked_without_a_pause() -> None:
     """It is asked ten times a second for each chunk that is waited for, until it is given up."""
 
     async def story(nodes: list[Node], store: Store) -> None:
-        nodes[0].group.peers = [Hasty(nodes[1])]
+        nodes[0].meet([Hasty(nodes[1])])
         await nodes[0].load(DIGESTS)
 
     nodes, _, _ = play(story, count=2)
@@ -225,7 +225,7 @@ def test_an_owner_that_never_has_it(kind: type[Wire], at_most_s: float) -> None:
     """It costs a bounded time, once for all its chunks: then the store is read."""
 
     async def story(nodes: list[Node], store: Store) -> None:
-        nodes[0].group.peers = [kind(nodes[1])]
+        nodes[0].meet([kind(nodes[1])])
         await nodes[0].load(DIGESTS)
 
     nodes, store, took_s = play(story, count=2)
@@ -239,7 +239,7 @@ def test_a_chunk_that_is_there_does_not_wait_behind_an_owner() -> None:
 
     async def story(nodes: list[Node], store: Store) -> None:
         await nodes[2].load(DIGESTS[: COUNT // 2])
-        nodes[0].group.peers = [Promising(nodes[1]), Wire(nodes[2])]
+        nodes[0].meet([Promising(nodes[1]), Wire(nodes[2])])
         stuck = asyncio.create_task(nodes[0].load(DIGESTS[COUNT // 2 :]))
         await asyncio.sleep(1.0)
         began_s = asyncio.get_running_loop().time()
@@ -252,6 +252,24 @@ def test_a_chunk_that_is_there_does_not_wait_behind_an_owner() -> None:
     assert nodes[0].here >= set(DIGESTS[: COUNT // 2])
 
 
+def test_chunks_of_a_slow_owner_keep_those_of_a_quick_one_from_nothing() -> None:
+    """Of three nodes that begin at once, one takes 3 s for each chunk that it owns. What another one owns is here as
+    soon as that has read it.
+    """
+    names = ["node0", "node1", "node2"]
+    of_the_quick = [digest for digest in DIGESTS if max(names, key=lambda node: rank(node, digest)) == "node2"]
+
+    async def story(nodes: list[Node], store: Store) -> None:
+        nodes[1].source.store = Store(rate=CHUNK / 3)
+        loads = [asyncio.create_task(node.load(DIGESTS)) for node in nodes]
+        await asyncio.sleep(COUNT * CHUNK / THROTTLE + WAIT_S)
+        assert nodes[0].here >= set(of_the_quick)
+        await asyncio.gather(*loads)
+
+    nodes, _, _ = play(story, count=3)
+    assert_all_here(nodes)
+
+
 def test_one_that_began_anew_is_asked_for_its_name() -> None:
     """An agent has another name after a restart. Who is loading then learns it, and no chunk is read twice."""
 
@@ -259,7 +277,7 @@ def test_one_that_began_anew_is_asked_for_its_name() -> None:
         first = asyncio.create_task(nodes[0].load(DIGESTS))
         await asyncio.sleep(0.5)
         nodes[1] = anew = Node("another name", store)
-        anew.group.peers = [Wire(nodes[0])]
+        anew.meet([Wire(nodes[0])])
         known = nodes[0].group.peers[0]
         assert isinstance(known, Wire)
         known.target = anew
