@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
+from tokenizers.decoders import DecodeStream
 
 from runtime.detokenizer import Detokenizer, StopFinder, TokenBytes, UnsupportedDecoder
 from tests.runtime.vocabularies import byte_level, metaspace
@@ -75,6 +76,17 @@ def test_no_piece_holds_half_a_character(tokenizer: Tokenizer) -> None:
     assert "\ufffd" not in "".join(pieces)
     assert "" in pieces, "some token completes no character"
     assert "\ufffd" in "".join(tokenizer.decode([token_id]) for token_id in ids)
+
+
+def test_broken_bytes_end_the_stream_of_the_library_and_not_ours() -> None:
+    """Why its `DecodeStream` isn't used: a broken byte makes another text of what it has given out, and it raises."""
+    ids = [METASPACE.token_to_id(token) for token in ("<0x6E>", "<0xFA>", "or")]
+    known = [token_id for token_id in ids if token_id is not None]
+    assert _stream(METASPACE, known) == ["n", "\ufffd", "or"]
+    theirs = DecodeStream(skip_special_tokens=True)
+    assert [theirs.step(METASPACE, token_id) for token_id in known[:2]] == ["n", None]
+    with pytest.raises(Exception, match="Invalid prefix"):
+        theirs.step(METASPACE, known[2])
 
 
 def test_special_tokens_say_nothing_and_added_ones_speak() -> None:
