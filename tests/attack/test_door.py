@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -260,27 +262,22 @@ def test_idempotency_key_across_a_door_change_runs_once(door: Door, payer: Tenan
     assert len({each.raw for each in _ask_across_a_change(door, payer)}) == 1
 
 
-def _abort(port: int) -> None:
-    """Begin a handshake and reset the connection in the middle of it."""
-    hello = bytes.fromhex("16030100c8010000c40303") + bytes(120)
+def _hello() -> bytes:
+    """Return a whole hello, as any client begins."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def _abort(port: int, hello: bytes, *, is_answered: bool) -> None:
+    """Begin a handshake and reset the connection in the middle of it: at once, or when the server has answered."""
     with suppress(OSError), closing(socket.create_connection(("localhost", port), timeout=10)) as plain:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         plain.sendall(hello)
-
-
-def _abort_after_hello(port: int) -> None:
-    """The same with a whole hello, which the server has answered when the connection is reset."""
-    import ssl
-
-    context = ssl.create_default_context()
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
-    with suppress(ssl.SSLWantReadError):
-        tls.do_handshake()
-    with suppress(OSError), closing(socket.create_connection(("localhost", port), timeout=10)) as plain:
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        plain.sendall(outgoing.read())
-        plain.recv(1)
+        if is_answered:
+            plain.recv(1)
 
 
 def test_aborted_handshakes(door: Door) -> None:
@@ -290,11 +287,13 @@ def test_aborted_handshakes(door: Door) -> None:
 
     def storm() -> int:
         with ThreadPoolExecutor(16) as pool:
-            for attack in (_abort, _abort_after_hello):
-                list(pool.map(lambda _, attack=attack: attack(door.up.port), range(ABORTS // 2)))
+            for is_answered in (False, True):
+                attack = partial(_abort, door.up.port, whole if is_answered else whole[:126], is_answered=is_answered)
+                for each in [pool.submit(attack) for _ in range(ABORTS // 2)]:
+                    each.result()
         return anonymous_bytes(door.pid())
 
-    before = door.pid()
+    whole, before = _hello(), door.pid()
     with Bystander(lambda: door.tenant.complete()) as bystander:
         first = storm()
         second = storm()
