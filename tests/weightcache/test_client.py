@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ class Answer:
                 sock.send(encode(each))
 
 
+def _descriptors() -> Counter[str]:
+    """Return what each open descriptor of this process is of."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that listed them
+            found[os.readlink(f"/proc/self/fd/{fd}")] += 1
+    return found
+
+
 class FakeAgent:
     """Answers one request, and closes the connection when told to."""
 
@@ -95,6 +105,7 @@ class FakeAgent:
         self._listener = self.directory.listen(SOCKET, socket.SOCK_SEQPACKET)
         self._answer = answer
         self._answered, self._over = threading.Event(), threading.Event()
+        self._others = _descriptors()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -102,10 +113,12 @@ class FakeAgent:
         return acquire(self.directory, TENANT, VERSION.id, timeout_s, progressive=progressive)
 
     def open_things(self) -> tuple[int, int]:
-        """Descriptors and mappings of slabs that this process has, the fake's own being closed."""
+        """Descriptors that this process opened since the fake began, its own left out, and mappings of slabs. Of what
+        is older some may be closed meanwhile.
+        """
         assert self._answered.wait(10)
         mappings = Path("/proc/self/maps").read_text().count("kelvin-slab")
-        return len(os.listdir("/proc/self/fd")), mappings
+        return (_descriptors() - self._others).total(), mappings
 
     def close(self) -> None:
         self._over.set()
@@ -117,6 +130,7 @@ class FakeAgent:
     def _serve(self) -> None:
         sock, _ = self._listener.accept()
         with sock:
+            self._others[os.readlink(f"/proc/self/fd/{sock.fileno()}")] += 1
             if sock.recv(MAX_MESSAGE_BYTES):
                 self._answer(sock)
             self._answered.set()

@@ -207,6 +207,6 @@ def test_closed_while_the_kernel_is_asked(kernel: Kernel) -> None:
             assert (scene.table.asking, scene.forgotten) == (0, [])
             kernel.answers.set()
         assert len(asyncio.all_tasks()) == 1
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     asyncio.run(main())

@@ -147,7 +147,7 @@ def test_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="none"):
         Slab(HUGE)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def pooled(
