@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from contracts.bucket import TokenBucket
 from contracts.doubling import is_told
-from telemetry.policy.sampling import Allowance
 from telemetry.policy.spans import RequestFacts, RestoreFacts
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Sender:
     def __init__(self, make: Callable[[], "OtlpCollector"], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        self._allowance = Allowance(TRACES_PER_S, BURST, clock())
+        self._bucket = TokenBucket()
         self._traces: deque[Facts] = deque()
         self._collector: OtlpCollector | None = None
         self._closing = threading.Event()
@@ -55,9 +55,11 @@ class Sender:
 
     def offer(self, facts: Facts) -> None:
         """Send it some time, if there is room. Never waits."""
-        if len(self._traces) >= LIMIT or not self._allowance.take(self._clock()):
+        now_s, trace_s = self._clock(), 1 / TRACES_PER_S
+        if len(self._traces) >= LIMIT or self._bucket.wait_s(1, BURST, trace_s, now_s):
             self.dropped += 1
         else:
+            self._bucket.take(1, trace_s, now_s)
             self._traces.append(facts)
 
     async def close(self, within_s: float = FLUSH_S) -> bool:

@@ -1,9 +1,8 @@
 """What one address may cost before anybody has shown a key: connections at once, and how often it may ask.
 
-The rate is a generic cell rate algorithm (ITU-T I.371): per source one number, the time at which its bucket is full
-again. A connection costs as much as a request, as its handshake costs us more. Sources are bounded in number: the one
-that asked longest ago is forgotten, which only makes it cheaper for that one. Addresses of one's own load balancers
-stand for many callers and are not counted.
+The rate is a token bucket per source. A connection costs as much as a request, as its handshake costs us more. Sources
+are bounded in number: the one that asked longest ago is forgotten, which only makes it cheaper for that one. Addresses
+of one's own load balancers stand for many callers and are not counted.
 """
 
 import ipaddress
@@ -11,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from activator.policy.guesses import source_of
+from contracts.bucket import TokenBucket
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -34,10 +34,10 @@ class Addresses:
     def __init__(self, limits: AddressLimits) -> None:
         self.limits = limits
         self._open: dict[str, int] = {}
-        self._full_at_s: OrderedDict[str, float] = OrderedDict()  # the one that asked last comes last
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that asked last comes last
 
     def __repr__(self) -> str:
-        return f"<Addresses connected={len(self._open)} known={len(self._full_at_s)}>"
+        return f"<Addresses connected={len(self._open)} known={len(self._buckets)}>"
 
     def source(self, address: str) -> str | None:
         """Who is counted; None for one of our own."""
@@ -66,20 +66,21 @@ class Addresses:
 
     def asks(self, source: str, now_s: float) -> float | None:
         """Count a request. None where it may pass; otherwise the seconds after which one may, and it is not counted."""
-        full_at_s = max(self._full_at_s.get(source, now_s), now_s)
-        wait_s = full_at_s + 1 / self.limits.rate - now_s - self.limits.burst_s
-        if wait_s > 1e-9:  # rounding makes nobody wait
+        rate = self.limits.rate
+        bucket = self._buckets.get(source) or TokenBucket()
+        if wait_s := bucket.wait_s(1, rate * self.limits.burst_s, 1 / rate, now_s):
             return wait_s
-        self._full_at_s[source] = full_at_s + 1 / self.limits.rate
-        self._full_at_s.move_to_end(source)
-        if len(self._full_at_s) > self.limits.sources:
-            self._full_at_s.popitem(last=False)
+        bucket.take(1, 1 / rate, now_s)
+        self._buckets[source] = bucket
+        self._buckets.move_to_end(source)
+        if len(self._buckets) > self.limits.sources:
+            self._buckets.popitem(last=False)
         return None
 
     def check_integrity(self) -> None:
         """Bounds hold."""
         assert all(0 < count <= self.limits.connections for count in self._open.values())
-        assert len(self._full_at_s) <= self.limits.sources
+        assert len(self._buckets) <= self.limits.sources
 
 
 def is_slow(nbytes: int, window_s: float, rate: float) -> bool:

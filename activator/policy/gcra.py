@@ -1,17 +1,17 @@
 """What a tenant may use in a minute, as a bucket that fills at that rate and holds a minute's worth. Pure state.
 
-The generic cell rate algorithm (ITU-T I.371): one number, the time at which the bucket is full again. What a request
-will have used is known at its end, so it holds its estimate first, and is charged what it was then: what is charged
-never was more than room for it, but where an estimate was too low. In any span of time so much is charged as flows in
-meanwhile, and a minute's worth at most beyond it.
+What a request will have used is known at its end, so it holds its estimate first, and is charged what it was then: what
+is charged never was more than room for it, but where an estimate was too low. In any span of time so much is charged as
+flows in meanwhile, and a minute's worth at most beyond it.
 """
 
 from dataclasses import dataclass
 from math import floor
 from typing import Final
 
+from contracts.bucket import ROUNDING, TokenBucket
+
 MINUTE_S: Final = 60.0
-_ROUNDING: Final = 1e-6  # units: nobody waits for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +25,28 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Bucket:
+class Bucket(TokenBucket):
     """One limit of one tenant. Times are seconds of one clock that never steps back; a limit may change at any time."""
 
-    full_at_s: float = 0.0
     held: int = 0  # by requests under way
 
     def room(self, limit: int, now_s: float) -> float:
         """Return the units that are free; negative if more was charged than had been held."""
-        return limit - max(0.0, self.full_at_s - now_s) * limit / MINUTE_S - self.held
+        return limit - self.missing(MINUTE_S / limit, now_s) - self.held
 
     def standing(self, limit: int, now_s: float, wait_s: float | None = None) -> Standing:
         """Return where the tenant stands now."""
-        remaining = max(0, floor(self.room(limit, now_s) + _ROUNDING))
+        remaining = max(0, floor(self.room(limit, now_s) + ROUNDING))
         return Standing(limit, remaining, max(0.0, self.full_at_s - now_s), wait_s)
 
     def hold(self, limit: int, units: int, now_s: float, needed: int | None = None) -> Standing:
         """Hold `units` for a request if there is room for `needed` of them (None: for all). After success call
         `settle`.
         """
-        lacks = (units if needed is None else needed) - self.room(limit, now_s)
-        if lacks > _ROUNDING:
-            return self.standing(limit, now_s, min(MINUTE_S, lacks * MINUTE_S / limit))
+        needed = self.held + (units if needed is None else needed)
+        wait_s = self.wait_s(needed, limit, MINUTE_S / limit, now_s)
+        if wait_s:
+            return self.standing(limit, now_s, min(MINUTE_S, wait_s))
         self.held += units
         return self.standing(limit, now_s)
 
@@ -55,7 +55,7 @@ class Bucket:
         assert 0 <= held <= self.held
         self.held -= held
         if used:
-            self.full_at_s = max(self.full_at_s, now_s) + used * MINUTE_S / limit
+            self.take(used, MINUTE_S / limit, now_s)
 
     def is_full(self, now_s: float) -> bool:
         """Whether it tells no more than a new one would."""

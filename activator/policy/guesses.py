@@ -1,6 +1,6 @@
 """What a key that is not good costs the one who shows it. A good key is never asked about: see design note 9.
 
-Per source a bucket of failures that leaks: up to `burst` in a row cost nothing (somebody pasted the wrong key); each
+Per source a token bucket: up to `burst` in a row cost nothing (somebody pasted the wrong key); each
 one beyond is held back before it is answered, twice as long as the one before, up to `longest_s`. Sources are bounded
 in number: the one that was quiet for longest is forgotten, which only makes it cheaper for that one.
 """
@@ -8,6 +8,8 @@ in number: the one that was quiet for longest is forgotten, which only makes it 
 import ipaddress
 from collections import OrderedDict
 from dataclasses import dataclass
+
+from contracts.bucket import TokenBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +35,12 @@ class Penalty:
     is_first: bool  # the source has just used up its burst
 
 
-@dataclass(slots=True)
-class _Bucket:
-    level: float
-    at_s: float
-
-
 class Guesses:
     """All sources' buckets. Times are seconds of one clock that never steps back."""
 
     def __init__(self, limits: GuessLimits | None = None) -> None:
         self.limits = limits or GuessLimits()
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # the one that failed last comes last
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that failed last comes last
         self._held: dict[str, int] = {}
         self.held_in_all = 0
 
@@ -54,13 +50,13 @@ class Guesses:
     def failed(self, source: str, now_s: float) -> Penalty | None:
         """Count a failure. None within the burst."""
         limits = self.limits
-        bucket = self._buckets.pop(source, None) or _Bucket(0.0, now_s)
-        before = max(0.0, bucket.level - (now_s - bucket.at_s) / limits.leak_s)
-        level = min(before + 1, float(limits.burst + limits.beyond))
-        self._buckets[source] = _Bucket(level, now_s)
+        bucket = self._buckets.pop(source, None) or TokenBucket()
+        before = bucket.missing(limits.leak_s, now_s)
+        bucket.take(min(1.0, limits.burst + limits.beyond - before), limits.leak_s, now_s)
+        self._buckets[source] = bucket
         if len(self._buckets) > limits.sources:
             self._buckets.popitem(last=False)
-        over = level - limits.burst
+        over = bucket.missing(limits.leak_s, now_s) - limits.burst
         if over <= 0:
             return None
         hold_s = min(limits.longest_s, limits.first_s * 2.0 ** max(0.0, over - 1))
@@ -87,7 +83,6 @@ class Guesses:
         assert len(self._buckets) <= self.limits.sources
         assert sum(self._held.values()) == self.held_in_all <= self.limits.held
         assert all(0 < count <= self.limits.held_of_one for count in self._held.values())
-        assert all(0 < each.level <= self.limits.burst + self.limits.beyond for each in self._buckets.values())
 
 
 def source_of(address: str) -> str:

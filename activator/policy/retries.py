@@ -3,8 +3,9 @@
 A budget of a tenant and version is a bucket of retries. Each of their requests adds a tenth of a retry, and every
 second adds a whole one. What nobody uses fades, so a bucket holds what `memory_s` brought. So retries never double the
 load of an outage, and a quiet model is retried all the same (Finagle's RetryBudget, with a bucket that leaks instead of
-its window). Pauses are drawn from the whole of their range ("full jitter", Brooker, "Exponential backoff and jitter",
-2015): those who failed together do not come back together.
+its window). This is no `contracts.bucket`: requests fill it, too, and it loses a share of its level, not a fixed rate.
+Pauses are drawn from the whole of their range ("full jitter", Brooker, "Exponential backoff and jitter", 2015): those
+who failed together do not come back together.
 
 One time bounds the pauses and the waits for another replica, resting ones included: what fails for longer than a moment
 is told, not waited for. A start is: it takes what it takes.

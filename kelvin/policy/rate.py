@@ -1,11 +1,6 @@
-"""A limit on bytes per second: a token bucket, and how many senders a limit is worth. Time is an argument.
-
-The bucket is kept as one number (the virtual scheduling form of the generic cell rate algorithm, ITU-T I.371): until
-when the inflow pays for what was taken. It is full once that lies `burst_s` back.
-"""
+"""A limit on bytes per second: how it is written, and how many senders it is worth."""
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final
 
 _RATE: Final = re.compile(r"([0-9]{1,15})([KMGkmg]?)")
@@ -13,27 +8,8 @@ _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # Slower than that no chunk arrives within the time that the snapshotter gives it.
 LEAST_BYTES_S: Final = 64 << 10
 MOST_BYTES_S: Final = 1 << 50  # no wire is faster
-BURST_S: Final = 0.25
 # A chunk that is cut is sent again from its start: none should be on its way for longer.
 CHUNK_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """`bytes_s` flow in; what was taken is paid for at `paid_at` (seconds of the caller's clock)."""
-
-    bytes_s: float
-    paid_at: float = float("-inf")
-    burst_s: float = BURST_S
-
-
-def take(bucket: Bucket, nbytes: int, now: float) -> tuple[Bucket, float]:
-    """The bucket after `nbytes` were taken, and the seconds to wait before they may be sent.
-
-    In any time t at most `bytes_s * (t + burst_s)` bytes are let through, and one piece that is larger than a burst.
-    """
-    paid_at = max(bucket.paid_at, now - bucket.burst_s) + nbytes / bucket.bytes_s
-    return replace(bucket, paid_at=paid_at), max(0.0, paid_at - now)
 
 
 def parse_rate(text: str) -> int:

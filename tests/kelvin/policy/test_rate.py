@@ -1,52 +1,10 @@
-"""However the pieces come: never more than the rate allows, and no longer waits than it asks for."""
+"""How a limit on bytes per second is written, and how many senders it is worth."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kelvin.policy.rate import Bucket, parse_rate, senders, take
+from kelvin.policy.rate import parse_rate, senders
 
 MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("taken", "waits"),
-    [
-        pytest.param([(0.0, 25)], [0.0], id="a full bucket gives its burst at once"),
-        pytest.param([(0.0, 25), (0.0, 10)], [0.0, 0.1], id="an empty one as fast as it fills"),
-        pytest.param([(0.0, 25), (0.1, 10)], [0.0, 0.0], id="what flowed in meanwhile is there"),
-        pytest.param([(0.0, 25), (9.0, 26)], [0.0, 0.01], id="left alone, it holds no more than a burst"),
-        pytest.param([(0.0, 125)], [1.0], id="a piece larger than the bucket waits for what is over"),
-        pytest.param([(0.0, 25), (0.0, 10), (0.0, 10)], [0.0, 0.1, 0.2], id="who comes later waits behind the others"),
-        pytest.param([(0.0, 0)], [0.0], id="nothing costs nothing"),
-    ],
-)
-def test_take(taken: list[tuple[float, int]], waits: list[float]) -> None:
-    """100 bytes a second, 25 in the bucket; when, how many, and how long it has to wait."""
-    bucket, found = Bucket(100.0), []
-    for now, nbytes in taken:
-        bucket, wait_s = take(bucket, nbytes, now)
-        found.append(wait_s)
-    assert found == pytest.approx(waits)
-
-
-@given(
-    bytes_s=st.integers(1, 1000),
-    steps=st.lists(st.tuples(st.floats(0, 5), st.integers(0, 100)), min_size=1, max_size=50),
-)
-def test_never_more_than_the_rate(bytes_s: int, steps: list[tuple[float, int]]) -> None:
-    """Between any two pieces: what is sent fits the time, but for a burst and the first piece."""
-    bucket, now, sent = Bucket(float(bytes_s)), 0.0, []
-    for pause_s, nbytes in steps:
-        now += pause_s
-        bucket, wait_s = take(bucket, nbytes, now)
-        now += wait_s  # one sender: it waits before it goes on
-        sent.append((now, nbytes))
-    for first in range(len(sent)):
-        total = 0
-        for at, nbytes in sent[first + 1 :]:
-            total += nbytes
-            assert total <= bytes_s * (at - sent[first][0] + bucket.burst_s) + 1e-6
 
 
 @pytest.mark.parametrize(

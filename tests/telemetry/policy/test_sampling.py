@@ -1,9 +1,9 @@
-"""Which traces are told follows from their ids, their callers and an allowance."""
+"""Which traces are told follows from their ids and their callers."""
 
 import pytest
 
 from contracts.trace import TraceContext, trace_id_of
-from telemetry.policy.sampling import Allowance, is_sampled, is_wanted
+from telemetry.policy.sampling import is_sampled, is_wanted
 
 LOW, HIGH = 1, (1 << 64) - 1
 
@@ -45,12 +45,3 @@ def test_is_wanted(caller: bool | None, share: float, want: bool) -> None:
     """The caller may say no, and never yes."""
     context = None if caller is None else TraceContext(LOW, 1, caller)
     assert is_wanted(LOW, context, share) is want
-
-
-def test_an_allowance_refills_with_time() -> None:
-    """A burst, then as many as time gives; a clock that steps back takes nothing away."""
-    allowance = Allowance(per_s=2, burst=3, now=0.0)
-    assert [allowance.take(0.0) for _ in range(4)] == [True, True, True, False]
-    assert [allowance.take(0.5), allowance.take(0.5)] == [True, False]
-    assert not allowance.take(0.1)
-    assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]
