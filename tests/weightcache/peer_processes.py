@@ -32,6 +32,13 @@ def choose(me, digest, others, busy):
 
 peer_group.choose = choose
 """
+# Each waits for the others as long as the test lasts: on a busy machine none takes another one for dead or hung.
+PATIENT = """
+from weightcache import peer_client, peer_group
+
+peer_client.CONNECT_S = peer_client.ANSWER_S = peer_client.SILENCE_S = 120.0
+peer_group.STALL_S = peer_group.PATIENCE_S = 120.0
+"""
 WAIT_S = 120.0
 
 
