@@ -59,6 +59,8 @@ class SharedPlaces:
         self._limits[tenant] = limit
         while True:
             now_s, inside = self._clock(), self._inside[tenant]
+            if inside >= limit:
+                raise Refused(TenantBusy(limit, RETRY_AFTER_S))
             if leased.has_place(inside, now_s) or self._has_share(leased, inside, limit, now_s):
                 leased.used(inside + 1)
                 return Place(self._inside, tenant, None)
@@ -105,6 +107,6 @@ class SharedPlaces:
             granted = await self._store.lease(
                 f"kelvin:{{{tenant}}}:places", self._inside[tenant], want, self._limits[tenant]
             )
-            self._leased[tenant].told(granted, self._inside[tenant], sent_s, self._clock())
+            self._leased[tenant].told(want, granted, sent_s, self._clock())
         except Away:
             pass  # what was leased is good until its time is over

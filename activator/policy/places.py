@@ -45,11 +45,11 @@ class Leased:
         """Of the store: what goes back is not used any more, since the answer may come after others had it."""
         self.places = min(self.places, want)
 
-    def told(self, granted: int, inside: int, sent_s: float, now_s: float) -> None:
-        """The store's answer to a question of `sent_s`."""
+    def told(self, want: int, granted: int, sent_s: float, now_s: float) -> None:
+        """The store's answer to a question of `sent_s`. Others have the places where it grants less than was wanted."""
         self.places = granted
         self.ends_s = sent_s + GOOD_S
-        if granted <= inside:
+        if granted < want:
             self.quiet_until_s = now_s + QUIET_S
 
     def is_idle(self, inside: int) -> bool:

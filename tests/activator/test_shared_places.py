@@ -86,18 +86,38 @@ def test_few_requests_ask() -> None:
     asyncio.run(scenario())
 
 
-def test_beyond_the_limit_it_is_not_asked_each_time() -> None:
-    """By a clock that stands still."""
+@pytest.mark.parametrize(("holder", "asks"), [("one", 0), ("two", 1)])
+def test_beyond_the_limit_it_is_not_asked_each_time(holder: str, asks: int) -> None:
+    """By a clock that stands still: never where the requests inside are this activator's own."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store, over(server, "two") as two:
+                one = SharedPlaces(store, Clock())
+                with await {"one": one, "two": two}[holder].enter("a", 1):
+                    before = server.scripts_run()
+                    for _ in range(100):
+                        assert await refused(one, "a", 1) is not None
+                    assert server.scripts_run() - before == asks
+                await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_renewal_refuses_nobody_while_places_are_free() -> None:
+    """By a clock that stands still: it renews what is used, and whoever comes then or meanwhile asks for more."""
 
     async def scenario() -> None:
         with RedisServer() as server:
             async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store:
                 one = SharedPlaces(store, Clock())
-                with await one.enter("a", 1):
-                    before = server.scripts_run()
-                    for _ in range(100):
-                        assert await refused(one, "a", 1) is not None
-                    assert server.scripts_run() - before == 1
+                assert await refused(one, "a", LIMIT) is None
+                await one.tend()
+                assert (await asyncio.gather(one.tend(), refused(one, "a", LIMIT)))[1] is None
+                with await one.enter("a", LIMIT), await one.enter("a", LIMIT):
+                    for _ in range(2):
+                        await one.tend()
+                        assert await refused(one, "a", LIMIT) is None
                 await one.close()
 
     asyncio.run(scenario())
@@ -168,7 +188,7 @@ def is_up(store: object) -> bool:
 def test_what_goes_back_is_not_used_meanwhile() -> None:
     """Of four places, two are asked for anew: from then on there are two, whatever the answer will be."""
     leased = Leased()
-    leased.told(4, 0, 0.0, 0.0)
+    leased.told(4, 4, 0.0, 0.0)
     leased.asked(2)
     assert [leased.has_place(inside, 1.0) for inside in (1, 2)] == [True, False]
     leased.asked(6)
