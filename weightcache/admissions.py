@@ -1,20 +1,36 @@
-"""Write-behind: chunks that came from elsewhere are kept on NVMe, from the slabs, after those who wait have them.
+"""Write chunks to the NVMe tier and count them. Nothing else writes chunks there.
 
-What waits to be written pins its slab, so that no more waits than the host tier holds. Where that memory is needed, it
-is let go instead: it can be fetched again.
+A chunk is written for one of three reasons:
+
+1. Write-behind (`offer`): a load brought the chunk from elsewhere. It is written from its slab, after those who wait
+   have it. A chunk that waits to be written pins its slab, so that no more wait than the host tier holds. Where that
+   memory is needed, the chunk is let go instead: it can be fetched again.
+2. A prefetch wants the chunk there (`ensure`). No lease asked for it, so it takes no place in the host tier. A chunk
+   that is not in memory already passes through a buffer of its own, once however many ask for it.
+3. Its file was found wrong though nobody asked for it (`mend`).
 """
 
 import asyncio
+import logging
+import mmap
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from contracts.errors import CapacityExceeded, Refused, Unavailable
+from contracts.traffic_errors import DeadlineExceeded
 from weightcache.arena import Arena
 from weightcache.counters import Counters
+from weightcache.fetching import Fetcher
+from weightcache.nvme import NvmeTier
+from weightcache.policy.disk import may_begin_write
 from weightcache.policy.extents import Place
-from weightcache.policy.writing import may_begin
+from weightcache.remote import StoreTier
 
-Admit = Callable[[str, str, memoryview], Awaitable[bool]]
+log = logging.getLogger(__name__)
+
+MEND_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +41,23 @@ class _Offer:
 
 
 class Admissions:
-    """In the order in which chunks arrived. `loading` says whether the disk is being read for somebody."""
+    """The writer of the NVMe tier. `below` fetches from the sources under that tier, the last of which is `remote`;
+    `loading` says whether the disk is being read for somebody.
+    """
 
     def __init__(
         self,
         arena: Arena,
-        admit: Admit,
+        nvme: NvmeTier,
+        below: Fetcher,
+        remote: StoreTier,
         counters: Counters,
         loading: Callable[[], bool],
     ) -> None:
         self._arena = arena
-        self._admit = admit
+        self._nvme = nvme
+        self._below = below
+        self._remote = remote
         self._counters = counters
         self._loading = loading
         self._offers: deque[_Offer] = deque()
@@ -51,7 +73,7 @@ class Admissions:
         return len(self._offers) + len(self._tasks)
 
     def offer(self, tenant: str, digest: str, place: Place) -> None:
-        """Admit a ready chunk some time; whoever offers it has its slab pinned."""
+        """Write a ready chunk some time, in the order of the offers; whoever offers it has its slab pinned."""
         self._arena.index.pin((place.slab,))
         self._offers.append(_Offer(tenant, digest, place))
         self._begin()
@@ -68,6 +90,70 @@ class Admissions:
             self._end(offer)
         return True
 
+    def check_room(self, tenant: str, nbytes: int) -> None:
+        """Raise `Refused(CapacityExceeded)` if the tenant can't have `nbytes` on NVMe at once: its chunks would only
+        drive out one another.
+        """
+        if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
+            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
+
+    async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
+        """Ensure that the chunk is on NVMe. Return the tier that it was kept from.
+
+        Return None if there was nothing to do: the chunk was there, another call brought it meanwhile, or a load that
+        is under way will admit it.
+
+        Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
+        Unavailable if the disk did not take it.
+        """
+        if await self._nvme.came(tenant, digest) or self._arena.index.is_loading(tenant, digest):
+            return None
+        place = self._arena.index.try_place(tenant, digest)
+        if place is not None:
+            self._arena.index.pin((place.slab,))
+            try:
+                await self._ensure_written(tenant, digest, await self._arena.view(place))
+            finally:
+                self._arena.unpin((place.slab,))
+            return "host"
+        if not self._nvme.index.has_room_for(tenant, length):
+            free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
+            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
+        with self._nvme.coming(tenant, digest):
+            buffer = memoryview(mmap.mmap(-1, length))
+            flow = object()
+            self._below.turns.enter(flow, {(tenant, digest): 0})
+            try:
+                tier = await self._below.fetch(tenant, digest, buffer)
+            finally:
+                self._below.turns.leave(flow)
+            await self._ensure_written(tenant, digest, buffer)
+        return tier
+
+    async def mend(self, tenant: str, digest: str) -> None:
+        """Return when the chunk is written anew, or can't be: the next load that wants it then heals it, or is refused
+        by name.
+        """
+        seen = {"tenant": tenant, "chunk": digest}
+        try:
+            async with asyncio.timeout(MEND_S):
+                tier = await self._keep_anew(tenant, digest)
+        except TimeoutError:
+            why = DeadlineExceeded(MEND_S, "healing").message
+            log.warning("a kept chunk was not healed", extra={**seen, "why": why})
+        except Refused as refused:
+            log.warning("a kept chunk was not healed", extra={**seen, "why": refused.failure.message})
+        else:
+            if tier is not None:
+                self._counters.healed_chunks[tier] += 1
+                log.warning("a kept chunk was healed", extra={**seen, "healed_from": tier})
+
+    async def _keep_anew(self, tenant: str, digest: str) -> str | None:
+        """A faulty file does not say how long its chunk is."""
+        place = self._arena.index.try_place(tenant, digest)
+        length = await self._remote.length_of(tenant, digest) if place is None else place.length
+        return None if length is None else await self.ensure(tenant, digest, length)
+
     async def settle(self) -> None:
         """Wait until nothing is left."""
         while self._tasks:
@@ -82,7 +168,7 @@ class Admissions:
         await self.settle()
 
     def _begin(self) -> None:
-        while self._offers and may_begin(len(self._tasks), loading=self._loading()):
+        while self._offers and may_begin_write(len(self._tasks), loading=self._loading()):
             task = asyncio.create_task(self._keep(self._offers.popleft()))
             self._tasks.add(task)
             task.add_done_callback(self._done)
@@ -93,11 +179,20 @@ class Admissions:
 
     async def _keep(self, offer: _Offer) -> None:
         try:
-            admitted = await self._admit(offer.tenant, offer.digest, await self._arena.view(offer.place))
-            self._counters.admitted_chunks += admitted
-            self._counters.unadmitted_chunks += not admitted
+            await self._admit(offer.tenant, offer.digest, await self._arena.view(offer.place))
         finally:
             self._end(offer)
 
     def _end(self, offer: _Offer) -> None:
         self._arena.unpin((offer.place.slab,))
+
+    async def _admit(self, tenant: str, digest: str, data: memoryview) -> bool:
+        admitted = await self._nvme.admit(tenant, digest, data)
+        self._counters.admitted_chunks += admitted
+        self._counters.unadmitted_chunks += not admitted
+        return admitted
+
+    async def _ensure_written(self, tenant: str, digest: str, data: memoryview) -> None:
+        admitted = await self._admit(tenant, digest, data)
+        if not admitted and not self._nvme.index.knows((tenant, digest)):  # else a load was quicker
+            raise Refused(Unavailable("the NVMe tier of the weight cache"))

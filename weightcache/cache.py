@@ -20,9 +20,7 @@ from weightcache.attestations import Attestations
 from weightcache.counters import Counters
 from weightcache.examine import Examiner
 from weightcache.fetching import Fetcher
-from weightcache.keeper import Keeper
 from weightcache.loader import Loader
-from weightcache.mending import Mender
 from weightcache.nvme import NvmeTier
 from weightcache.papers import Papers
 from weightcache.peering import Peering, open_peers
@@ -146,7 +144,8 @@ async def open_cache(
         below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
         peers = None if peering is None else peering.tier
         fetcher = Fetcher((nvme, *below), verifier, counters, peers)
-        admissions = Admissions(arena, nvme.admit, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
+        beneath = Fetcher(below, verifier, counters, peers)
+        admissions = Admissions(arena, nvme, beneath, remote, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
         loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)
         papers = Papers(store, nvme, remote, counters)
@@ -154,11 +153,9 @@ async def open_cache(
         waiting = Waiting()
         residents = Residents(arena, loader, papers, attestations, waiting, rates)
         stack.push_async_callback(residents.close)
-        keeper = Keeper(arena, nvme, Fetcher(below, verifier, counters, peers), counters)
-        prefetcher = Prefetcher(residents, papers, attestations, keeper, waiting, counters)
+        prefetcher = Prefetcher(residents, papers, attestations, admissions, waiting, counters)
         stack.push_async_callback(prefetcher.close)
-        mender = Mender(arena, keeper, remote, counters)
-        examiner = Examiner(arena, nvme, verifier, counters, residents.forget, mender.mend)
+        examiner = Examiner(arena, nvme, verifier, counters, residents.forget, admissions.mend)
         if settings.scrub_s:
             scrubber = Scrubber(examiner, settings.scrub_s, lambda: bool(loader.loading) or waiting.is_busy(), counters)
             loops = await stack.enter_async_context(Loops())

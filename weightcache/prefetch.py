@@ -15,9 +15,9 @@ from typing import Final, Literal
 from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
+from weightcache.admissions import Admissions
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
-from weightcache.keeper import Keeper
 from weightcache.papers import Papers
 from weightcache.residents import Residents
 from weightcache.waiting import Waiting
@@ -47,7 +47,7 @@ class Prefetcher:
         residents: Residents,
         papers: Papers,
         attestations: Attestations,
-        keeper: Keeper,
+        admissions: Admissions,
         awaited: Waiting,
         counters: Counters,
         deadline_s: float = DEADLINE_S,
@@ -55,7 +55,7 @@ class Prefetcher:
         self._residents = residents
         self._papers = papers
         self._attestations = attestations
-        self._keeper = keeper
+        self._admissions = admissions
         self._awaited = awaited
         self._counters = counters
         self._deadline_s = deadline_s
@@ -142,6 +142,6 @@ class Prefetcher:
         _, manifest = await self._papers.manifest(wish.tenant, wish.version)
         await self._attestations.of(wish.tenant, wish.version)
         chunks = {chunk.digest: chunk.length for chunk in manifest.chunks}
-        self._keeper.check_room(wish.tenant, sum(chunks.values()))
+        self._admissions.check_room(wish.tenant, sum(chunks.values()))
         for digest, length in chunks.items():
-            await self._keeper.ensure(wish.tenant, digest, length)
+            await self._admissions.ensure(wish.tenant, digest, length)

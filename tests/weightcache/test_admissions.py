@@ -1,13 +1,16 @@
 """Write-behind: loads come first, what waits is bounded, memory that is needed is let go; all of it is counted."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blobstore.memory import MemoryStore
 from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.traffic_errors import Overloaded
@@ -15,9 +18,14 @@ from tests.weightcache.kit import HUGE, TENANT
 from weightcache.admissions import Admissions
 from weightcache.arena import Arena
 from weightcache.counters import Counters
+from weightcache.fetching import Fetcher
+from weightcache.nvme import NvmeTier
+from weightcache.policy.disk import DiskIndex, may_begin_write
 from weightcache.policy.host import HostIndex, Reservation
-from weightcache.policy.writing import may_begin
+from weightcache.remote import StoreTier
 from weightcache.slabs import SlabPool
+from weightcache.sources import is_digest_of
+from weightcache.verifying import Verifier
 
 SLABS = 4
 
@@ -34,24 +42,35 @@ SLABS = 4
 )
 def test_at_once(writing: int, loading: bool, want: bool) -> None:
     """Whether one more is written."""
-    assert may_begin(writing, loading=loading) is want
+    assert may_begin_write(writing, loading=loading) is want
 
 
-class World:
-    """An arena of four slabs, and a disk that writes when it is told to."""
+class GatedDisk(NvmeTier):
+    """A disk that writes when it is told to."""
 
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self.counters = Counters()
-        self.loading = False
+    def __init__(self, threads: ThreadPoolExecutor, verifier: Verifier) -> None:
+        super().__init__(Path("/nonexistent"), DiskIndex(SLABS * HUGE), threads, time.time, verifier, 1)
         self.writes: list[str] = []
         self.gate = asyncio.Event()
-        self.admissions = Admissions(arena, self.admit, self.counters, lambda: self.loading)
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
         self.writes.append(digest)
         await self.gate.wait()
         return True
+
+
+class World:
+    """An arena of four slabs, over a disk that writes when it is told to."""
+
+    def __init__(self, arena: Arena, threads: ThreadPoolExecutor) -> None:
+        self.arena = arena
+        self.counters = Counters()
+        self.loading = False
+        verifier = Verifier(threads, is_digest_of, self.counters)
+        disk, store = GatedDisk(threads, verifier), StoreTier(MemoryStore())
+        self.writes, self.gate = disk.writes, disk.gate
+        below = Fetcher((store,), verifier, self.counters)
+        self.admissions = Admissions(arena, disk, below, store, self.counters, lambda: self.loading)
 
     async def reserve(self, *names: str, length: int = HUGE) -> Reservation:
         """Places for these, the memory being there."""
@@ -77,7 +96,7 @@ class World:
 async def opened() -> AsyncIterator[World]:
     with ThreadPoolExecutor(1) as threads:
         arena = Arena(HostIndex(HUGE, SLABS), SlabPool(HUGE, SLABS, threads))
-        world = World(arena)
+        world = World(arena, threads)
         try:
             yield world
         finally:

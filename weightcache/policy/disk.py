@@ -14,6 +14,7 @@ from weightcache.policy.evict import Candidate, Shares, choose
 Key = tuple[str, str]  # tenant, digest
 HALF_LIFE_S: Final = 86_400.0  # of the value of a file that nobody reads
 BATCH: Final = 64  # part of the budget that goes at once: ranking tens of thousands of files takes as long as a read
+WRITES_AT_ONCE: Final = 2  # of three threads or more that read and write: one is left for a load that comes
 QUOTA_BATCH: Final = 8  # and never more than this part of what a tenant may have
 
 
@@ -187,3 +188,10 @@ class DiskIndex:
         self._files[key] = file
         self._total += file.length
         self._held[key[0]] += file.length
+
+
+def may_begin_write(writing: int, *, loading: bool) -> bool:
+    """Return whether one more loaded chunk is written now. Loads from the same disk come first: beside them one at a
+    time goes on, or a busy machine would never keep anything.
+    """
+    return writing < (1 if loading else WRITES_AT_ONCE)
