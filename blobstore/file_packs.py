@@ -3,7 +3,7 @@
     {"chunks": [[digest, [[offset, length], ...]], ...], "size": bytes of the file}
 
 A chunk is the bytes of its spans in order, each followed by zeros up to a page. The file has no footer of ours, so the
-index is all that is known of its chunks; the pack is named by the file's digest and `SUFFIX`.
+index is all that is known of its chunks; the pack is named by the file's digest and `TENSORS_SUFFIX`.
 """
 
 import re
@@ -14,11 +14,11 @@ from msgspec import Meta
 
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
+from contracts.keys import TENSORS_SUFFIX
 from contracts.manifest import MAX_FAULT, Digest, Offset, Size, padded
 from contracts.wire import BadJson, decoder
 
-SUFFIX: Final = ".tensors"
-_NAME: Final = re.compile(rf"([0-9a-f]{{64}}){re.escape(SUFFIX)}")
+_NAME: Final = re.compile(rf"([0-9a-f]{{64}}){re.escape(TENSORS_SUFFIX)}")
 
 
 class FileSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class FileIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def file_pack(digest: str) -> str:
     """The name of the pack that a file of this digest is."""
-    return f"{digest}{SUFFIX}"
+    return f"{digest}{TENSORS_SUFFIX}"
 
 
 def digest_of_file_pack(pack: str) -> str | None:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack
-from blobstore.packs import PackEntry, decode_table
+from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, decode_table, footer_bytes
 from blobstore.store import BlobStore
 from contracts.manifest import padded
 from contracts.wire import decoder
@@ -75,6 +75,14 @@ def decode_pack_list(raw: bytes) -> tuple[str, ...] | None:
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return packs if encode_pack_list(packs) == raw else None
+
+
+async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
+    """Return the table at the end of a pack of `size` bytes. Raises `Refused(PackCorrupt)`, `BlobNotFound`."""
+    # Lengths are given, for a whole read would raise where damage is to be reported.
+    trailing = min(size, TRAILER_BYTES)
+    length = footer_bytes(await store.read(key, size - trailing, trailing), size, pack)
+    return decode_footer(await store.read(key, size - length, length), size, pack)
 
 
 async def read_place(store: BlobStore, key: str, place: Place) -> bytes:

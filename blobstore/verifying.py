@@ -9,12 +9,11 @@ from typing import Final
 
 from blake3 import blake3
 
-from blobstore.file_packs import SUFFIX
 from blobstore.store import BlobCorrupt, BlobStat, BlobStore, Payload
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
-from contracts.keys import DRAFTS, MANIFESTS, PACKS
+from contracts.keys import DRAFTS, MANIFESTS, PACKS, TENSORS_SUFFIX
 
-_DIGEST: Final = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(SUFFIX)})?")
+_DIGEST: Final = re.compile(rf"([0-9a-f]{{64}})(?:{re.escape(TENSORS_SUFFIX)})?")
 
 
 class VerifyingStore:

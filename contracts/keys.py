@@ -16,9 +16,10 @@ ATTESTATIONS: Final = "attestations"
 INPUTS: Final = "inputs"
 CONDEMNED: Final = "condemned"
 PACK_LISTS: Final = "packlists"
+TENSORS_SUFFIX: Final = ".tensors"  # of a tensorizer file, and of the pack that keeps one as it was pushed
 _OBJECT: Final = re.compile(
     r"[^/]+/(?:"
-    rf"(?:{PACKS}|{INDEX})/[0-9a-f]{{64}}(?:\.tensors)?"
+    rf"(?:{PACKS}|{INDEX})/[0-9a-f]{{64}}(?:{re.escape(TENSORS_SUFFIX)})?"
     rf"|(?:{MANIFESTS}|{DRAFTS}|{INPUTS}|{CONDEMNED}|{PACK_LISTS})/[0-9a-f]{{64}}"
     rf"|{ATTESTATIONS}/[0-9a-f]{{64}}/(?:seal|origin|bundle)-[0-9a-f]{{16}}"
     r")"
@@ -37,10 +38,15 @@ def last_part(key: str) -> str:
     return key.rsplit("/", 1)[1]
 
 
+def objects_prefix(tenant: str, kind: str) -> str:
+    """All objects of one kind (`PACKS`, ...) lie below this."""
+    return f"{tenant}/{kind}/"
+
+
 def pack_key(tenant: str, pack: str) -> str:
     """Chunks and a footer that says where they lie; `pack` is the BLAKE3 digest of the whole object.
 
-    For a file that is kept as it was pushed, `pack` is the file's digest and `.tensors`, and there is no footer.
+    For a file that is kept as it was pushed, `pack` is the file's digest and `TENSORS_SUFFIX`, and there is no footer.
     """
     return f"{tenant}/{PACKS}/{pack}"
 

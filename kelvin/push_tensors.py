@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
+from contracts.keys import TENSORS_SUFFIX
 from contracts.push import WholeFile
 from kelvin.progress import Progress
 from kelvin.push_directory import Source, SourceFile, check_link, identity_of, opened, read_into, small_file
@@ -20,7 +21,6 @@ from snapshotter.policy.files import PINNED, find_path_fault
 from snapshotter.policy.tensors_index import (
     END_BYTES,
     PREFIX_BYTES,
-    SUFFIX,
     ContentCheck,
     Entry,
     index_end,
@@ -32,7 +32,7 @@ _BLOCK: Final = 8 << 20
 
 def is_tensors(path: Path) -> bool:
     """Whether this is a file to push, and no directory."""
-    return path.name.endswith(SUFFIX) and path.is_file()
+    return path.name.endswith(TENSORS_SUFFIX) and path.is_file()
 
 
 @dataclass(frozen=True, slots=True)

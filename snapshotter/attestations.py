@@ -11,11 +11,10 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.abreast import abreast
-from blobstore.manifests import absence_of
-from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
-from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ProbeFailed
+from blobstore.store import BlobNotFound, BlobStore, list_objects
+from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ManifestMissing, ProbeFailed
 from contracts.attestation import MAX_BUNDLE_BYTES, MAX_ORIGIN_BYTES, SEAL, read_origin, read_seal
-from contracts.errors import CapacityExceeded, Refused
+from contracts.errors import CapacityExceeded, Failure, NotFound, Refused
 from contracts.jobs import SealAttestation
 from contracts.keys import (
     ATTESTATIONS,
@@ -30,11 +29,23 @@ from contracts.keys import (
 from contracts.push import AttestationEntry, AttestRequest
 from service.signing import Signer
 from service.trust import Trust
+from snapshotter.verify import ensure_object
 
 ORIGINS_KEPT: Final = 32  # statements of publishers about one version
 _BUNDLE: Final = "bundle-"
 _ORIGIN: Final = "origin-"
 _TENANTS_KEPT: Final = 64
+
+
+async def absence_of(store: BlobStore, tenant: str, version: str) -> Failure:
+    """Return why there is no manifest: `ManifestMissing` where a seal shows that the version was made, else `NotFound`.
+    A publisher's statement shows nothing: it comes while the push is open. Raises `Refused` where the store does not
+    answer.
+    """
+    async for key in store.list(f"{attestations_prefix(tenant, version)}seal-"):
+        if names_object(key):
+            return ManifestMissing(version)
+    return NotFound("version", version)
 
 
 class Attestations:
@@ -62,7 +73,7 @@ class Attestations:
         if seal.version != version:
             raise Refused(ProbeFailed(version, "the sealing job answered for another version"))
         raw = self._signer.attest(version, SEAL, seal)
-        await self._ensure(attestation_key(tenant, version, seal.fingerprint), raw, version)
+        await self._put(attestation_key(tenant, version, seal.fingerprint), raw, version)
 
     async def add_seal(self, tenant: str, seal: SealAttestation) -> None:
         """A replica's, for a fingerprint that has none: what is there and good stays. Raises NotFound."""
@@ -85,8 +96,7 @@ class Attestations:
             except BlobNotFound:  # taken away since it was listed
                 return None
 
-        listed = self._store.list(f"{tenant}/{ATTESTATIONS}/")
-        named = [key async for key in listed if names_object(key)]
+        named = await list_objects(self._store, tenant, ATTESTATIONS)
         keys = [key for key in named if last_part(key).startswith((_BUNDLE, _ORIGIN))]
         sizes = dict([found for found in await abreast(look, keys) if found is not None])
         self._sizes[tenant] = sizes
@@ -119,7 +129,7 @@ class Attestations:
         if len(there) >= ORIGINS_KEPT and not objects.keys() & set(there):
             raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
         for key, raw in objects.items():
-            await self._ensure(key, raw, version)
+            await self._put(key, raw, version)
 
     async def entries(self, tenant: str, version: str) -> tuple[AttestationEntry, ...]:
         """All of a version, each judged, in order of names."""
@@ -171,17 +181,6 @@ class Attestations:
             raise
         return key_id is not None and self._trust.name_of(key_id) is not None
 
-    async def _ensure(self, key: str, raw: bytes, version: str) -> None:
-        """`key` holds exactly `raw` when this returns, read back."""
-        if await self._holds(key, raw):
-            return
-        await self._store.delete(key)
-        await self._store.put_if_absent(key, raw)
-        if not await self._holds(key, raw):
-            raise Refused(AttestationInvalid(version, "the store does not return what was written"))
-
-    async def _holds(self, key: str, raw: bytes) -> bool:
-        try:
-            return await self._store.read(key) == raw
-        except (BlobNotFound, BlobCorrupt):
-            return False
+    async def _put(self, key: str, raw: bytes, version: str) -> None:
+        lost = AttestationInvalid(version, "the store does not return what was written")
+        await ensure_object(self._store, key, raw, lost)

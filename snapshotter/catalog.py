@@ -12,10 +12,10 @@ from blobstore.abreast import abreast
 from blobstore.file_packs import decode_file_index, digest_of_file_pack
 from blobstore.packs import decode_table, encode_footer
 from blobstore.places import Place, place_of, places_of
-from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
-from contracts.keys import INDEX, PACKS, index_key, last_part, names_object, pack_key
+from contracts.keys import INDEX, PACKS, index_key, last_part, pack_key
 from snapshotter.plans import PlanRecord
 
 _TENANTS_KEPT: Final = 64
@@ -78,8 +78,7 @@ class Catalog:
         A pack that was taken away (damaged, then deleted by an operator) makes its chunks missing, so that the next
         push sends them again.
         """
-        there = await self._names(tenant, PACKS)
-        indexed = await self._names(tenant, INDEX)
+        there, indexed = [set(map(last_part, await list_objects(self._store, tenant, kind))) for kind in (PACKS, INDEX)]
         known = self._packs.get(tenant, {})
 
         async def look(pack: str) -> tuple[str, _Pack]:
@@ -98,10 +97,6 @@ class Catalog:
     async def places(self, tenant: str) -> Mapping[str, Place]:
         """Where each chunk of the tenant lies."""
         return (await self.holdings(tenant)).places
-
-    async def _names(self, tenant: str, kind: str) -> set[str]:
-        listed = self._store.list(f"{tenant}/{kind}/")
-        return {last_part(key) async for key in listed if names_object(key)}
 
     async def _look(self, tenant: str, pack: str, is_indexed: bool, known: _Pack | None) -> _Pack:
         if is_indexed and known is not None and known.places is not None:

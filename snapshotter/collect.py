@@ -12,8 +12,8 @@ from typing import Final
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
-from blobstore.places import decode_index
-from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
+from blobstore.places import decode_index, read_footer
+from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.collect import CollectReport
 from contracts.errors import Refused, Unavailable
@@ -29,7 +29,6 @@ from contracts.keys import (
     condemned_key,
     index_key,
     last_part,
-    names_object,
 )
 from contracts.manifest import decode_manifest
 from contracts.traffic_errors import Overloaded
@@ -37,7 +36,6 @@ from snapshotter.jobs import Jobs
 from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
 from snapshotter.publish import Publisher, UnderWay
 from snapshotter.staging import Staging
-from snapshotter.verify import read_footer
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +159,8 @@ class Collector:
                 return None
             return key, Found(stat.size, stat.modified_s)
 
-        keys = [key async for key in self._store.list(f"{tenant}/{kind}/") if names_object(key)]
-        return [listed for listed in await abreast(look, keys) if listed is not None]
+        found = await abreast(look, await list_objects(self._store, tenant, kind))
+        return [listed for listed in found if listed is not None]
 
     async def _drafts(self, tenant: str) -> dict[str, FoundManifest]:
         """Return the drafts without those that vanished during the look. What a running commit needs counts as

@@ -11,7 +11,6 @@ from blake3 import blake3
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import FileIndex, decode_file_index, file_pack
-from blobstore.manifests import absence_of
 from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ChunkCorrupt, ManifestMissing, PackCorrupt
@@ -19,6 +18,7 @@ from contracts.errors import NotFound, Refused
 from contracts.keys import index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
 from contracts.push import Original
+from snapshotter.attestations import absence_of
 from snapshotter.catalog import Catalog
 from snapshotter.policy.whole_file import holds_weights_of, rest_of
 from snapshotter.turns import ByteRoom, Turns

@@ -15,7 +15,7 @@ from blake3 import blake3
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
 from blobstore.places import Place, decode_pack_list, read_place
-from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.attestation import short
 from contracts.errors import Refused
 from contracts.keys import (
@@ -119,13 +119,13 @@ class Fsck:
     async def _lines(self, tenant: str, state: _State) -> AsyncIterator[FsckLine]:
         self._watch(tenant, state)
         state.named = frozenset(await self._named(tenant))
-        keys = {kind: await self._list(tenant, kind) for kind in _KINDS if kind not in (PACKS, INDEX)}
+        keys = {kind: await list_objects(self._store, tenant, kind) for kind in _KINDS if kind not in (PACKS, INDEX)}
         state.condemned = frozenset(map(last_part, keys[CONDEMNED])) - state.named
         async for finding in self._check_manifests(tenant, keys[MANIFESTS], state):
             yield finding
         async for finding in self._check_named(tenant, keys[MANIFESTS], state):
             yield finding
-        keys |= {kind: await self._list(tenant, kind) for kind in (PACKS, INDEX)}
+        keys |= {kind: await list_objects(self._store, tenant, kind) for kind in (PACKS, INDEX)}
         async for line in self._check_packs(tenant, keys[PACKS], keys[INDEX], state):
             yield line
         async for finding in self._check_references(tenant, state):
@@ -382,9 +382,6 @@ class Fsck:
 
     def _watch(self, tenant: str, state: _State) -> None:
         state.seen_running = state.seen_running or self._is_running(tenant)
-
-    async def _list(self, tenant: str, kind: str) -> list[str]:
-        return [key async for key in self._store.list(f"{tenant}/{kind}/") if names_object(key)]
 
     async def _is_there(self, key: str) -> bool:
         return await self._size(key) is not None

@@ -14,7 +14,7 @@ from blake3 import blake3
 from blobstore.file_packs import FileIndex, decode_file_index, encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.places import encode_pack_list
-from blobstore.store import BlobCorrupt, BlobNotFound, BlobStore
+from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, PackCorrupt
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused, Unavailable
@@ -38,7 +38,7 @@ from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.layout import group
 from snapshotter.pusher import pushed_by
 from snapshotter.staging import Staging
-from snapshotter.verify import verify_file, verify_pack
+from snapshotter.verify import ensure_object, holds, verify_file, verify_pack
 from snapshotter.whole import WholeFileReader
 
 Report = Callable[[CommitStep], None]
@@ -233,7 +233,7 @@ class Publisher:
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)
         created = False
-        if not (sealed and await self._holds(manifest, raw)):
+        if not (sealed and await holds(self._store, manifest, raw)):
             try:
                 await self._ensure_object(draft, raw)
                 if not sealed:
@@ -258,20 +258,7 @@ class Publisher:
         await self._attestations.keep_seal(tenant, version, seal)
 
     async def _ensure_object(self, key: str, raw: bytes) -> bool:
-        """`key` holds exactly `raw` when this returns, read back; True where this call wrote it."""
-        if await self._holds(key, raw):
-            return False
-        await self._store.delete(key)
-        await self._store.put_if_absent(key, raw)
-        if not await self._holds(key, raw):
-            raise Refused(ChunkCorrupt(version_of(raw), "store"))
-        return True
-
-    async def _holds(self, key: str, raw: bytes) -> bool:
-        try:
-            return await self._store.read(key) == raw
-        except (BlobNotFound, BlobCorrupt):
-            return False
+        return await ensure_object(self._store, key, raw, ChunkCorrupt(version_of(raw), "store"))
 
 
 def _registration(record: PlanRecord, version: str, manifest: Manifest) -> VersionRegistration:

@@ -8,11 +8,11 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.file_packs import FileIndex, digest_of_file_pack
-from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
-from blobstore.places import Place, places_of, read_place
-from blobstore.store import BlobShort, BlobStore
+from blobstore.packs import PackEntry
+from blobstore.places import Place, places_of, read_footer, read_place
+from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore
 from contracts.artifact_errors import PackCorrupt
-from contracts.errors import Refused
+from contracts.errors import Failure, Refused
 from contracts.keys import pack_key
 
 _BLOCK: Final = 8 << 20
@@ -93,12 +93,25 @@ async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex
     return FileReport(size, places, frozenset(bad), whole.hexdigest() == digest_of_file_pack(pack))
 
 
-async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple[PackEntry, ...]:
-    """The table at the end of a pack of `size` bytes. Raises `Refused(PackCorrupt)`, `BlobNotFound`."""
-    # Lengths are given, for a whole read would raise where damage is to be reported.
-    trailing = min(size, TRAILER_BYTES)
-    length = footer_bytes(await store.read(key, size - trailing, trailing), size, pack)
-    return decode_footer(await store.read(key, size - length, length), size, pack)
+async def ensure_object(store: BlobStore, key: str, raw: bytes, lost: Failure) -> bool:
+    """Ensure that `key` holds exactly `raw`, read back. Return whether this call wrote it. Raises `Refused(lost)` where
+    the store gives back other bytes than it took.
+    """
+    if await holds(store, key, raw):
+        return False
+    await store.delete(key)
+    await store.put_if_absent(key, raw)
+    if not await holds(store, key, raw):
+        raise Refused(lost)
+    return True
+
+
+async def holds(store: BlobStore, key: str, raw: bytes) -> bool:
+    """Return whether the object is there and is exactly `raw`."""
+    try:
+        return await store.read(key) == raw
+    except (BlobNotFound, BlobCorrupt):
+        return False
 
 
 def _spans(entries: tuple[PackEntry, ...], size: int) -> Iterator[tuple[int, int, str | None]]:

@@ -15,11 +15,10 @@ from typing import Final
 
 from blobstore.abreast import abreast
 from blobstore.file_packs import digest_of_file_pack
-from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, footer_bytes
-from blobstore.places import Place, RangeReader, decode_index, decode_pack_list, place_of, read_place_into
-from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
+from blobstore.places import Place, RangeReader, decode_index, decode_pack_list, place_of, read_footer, read_place_into
+from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable, list_objects
 from contracts.errors import Refused
-from contracts.keys import index_key, names_object, pack_key, pack_list_key
+from contracts.keys import PACKS, index_key, last_part, pack_key, pack_list_key
 from weightcache.policy.healing import Outcome
 from weightcache.policy.sharing import Limit, Room
 from weightcache.ranges import Ranges
@@ -145,7 +144,7 @@ class StoreTier:
         if place.length != into.nbytes:
             return Outcome.LENGTH
         try:
-            await read_place_into(reader, f"{tenant}/packs/{place.pack}", place, into)
+            await read_place_into(reader, pack_key(tenant, place.pack), place, into)
         except BlobNotFound:
             return Outcome.ABSENT
         except BlobShort:
@@ -192,8 +191,7 @@ class StoreTier:
         if is_found():
             return
         # (3)
-        listed = [key async for key in self._store.list(f"{tenant}/packs/") if names_object(key)]
-        there = {key.rpartition("/")[2] for key in listed}
+        there = {last_part(key) for key in await list_objects(self._store, tenant, PACKS)}
         table.forget(table.packs - there)
         table.out_of_reach.clear()
         table.unread = sorted(there - table.packs)
@@ -247,7 +245,8 @@ class StoreTier:
         except Refused as refused:
             log.warning("a pack's index is damaged", extra={"pack": pack, "error": str(refused)})
         try:
-            entries = await self._footer(pack_key(tenant, pack), pack)
+            key = pack_key(tenant, pack)
+            entries = await read_footer(self._store, key, (await self._store.stat(key)).size, pack)
         except BlobNotFound:  # a pack list may name one that was collected
             return None
         except BlobUnavailable:
@@ -257,12 +256,6 @@ class StoreTier:
             log.error("a pack can't be read", extra={"pack": pack, "error": str(refused)})
             return None
         return {entry.digest: place_of(pack, entry) for entry in entries}
-
-    async def _footer(self, key: str, pack: str) -> tuple[PackEntry, ...]:
-        size = (await self._store.stat(key)).size
-        trailer = await self._store.read(key, max(0, size - TRAILER_BYTES))
-        length = footer_bytes(trailer, size, pack)
-        return decode_footer(await self._store.read(key, size - length), size, pack)
 
 
 def _but(places: tuple[Place, ...], stale: tuple[Place, ...]) -> tuple[Place, ...]:

@@ -11,6 +11,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.filters import FILE as FILTERS
 from contracts.filters import read_policy
+from contracts.keys import TENSORS_SUFFIX
 from contracts.push import PlanRequest, SmallFile, WeightsFile
 from contracts.signature import Signature
 from snapshotter.policy.config import (
@@ -39,7 +40,6 @@ from snapshotter.policy.files import (
 from snapshotter.policy.predictor import admit_predictor
 from snapshotter.policy.safetensors_header import SourceTensor, parse_header
 from snapshotter.policy.strict_json import JsonObject, parse_object
-from snapshotter.policy.tensors_index import SUFFIX as TENSORS_SUFFIX
 from snapshotter.policy.tensors_index import parse_index
 from snapshotter.policy.whole_file import Whole, judge_whole
 

@@ -22,7 +22,6 @@ from contracts.manifest import DTYPE_BYTES, MAX_RANK, Dtype
 from snapshotter.policy.safetensors_header import MAX_NAME_BYTES, SourceTensor
 
 MAGIC: Final = b"|TZR|"
-SUFFIX: Final = ".tensors"
 PREFIX_BYTES: Final = 73
 INDEX_BYTES: Final = 256 << 10  # what the library reserves, whatever the number of tensors
 END_BYTES: Final = 8
