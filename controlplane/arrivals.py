@@ -131,7 +131,7 @@ class Conflicts:
             assert self._shut is not None, "settle first"
             tenant = row.tenant or ""
             month = self._shut.month_for(tenant, row.at_us)
-            self._linked.append((*row, *chains.add(tenant, month, Kind.CONFLICT, row)))
+            self._linked.append((*row, month, *chains.add((tenant, month), (Kind.CONFLICT, *row))))
 
     def write(self, connection: Connection) -> int:
         """Store those that were linked. Return how many they were."""

@@ -1,26 +1,48 @@
 """The audit: who changed what of a tenant or of the installation, by which request, and when.
 
-Entries are added in the change's own transaction, by `record` alone; the database takes none back and changes none,
-but lets one's words go once its window is over (`audit_expiry.py`). What is the installation's own is the tenant's "".
+Entries are added in the change's own transaction, by `record` alone; the database takes none back and changes none.
+When an entry's window is over its words go: its digest stays, and with it the chain. That they go is an entry itself,
+written first: the database refuses to empty an entry that none of these covers, and `verify_audit` finds one that was
+emptied without. What is the installation's own is the tenant's "".
 """
 
 import secrets
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 from fastapi import Request
-from sqlalchemy import Connection, RowMapping, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
+from contracts.audit import AuditChain, AuditReport
 from contracts.control import Principal, Scope
+from contracts.errors import InvalidRequest, Refused
 from contracts.scopes import allows
 from contracts.secrets import redact
 from contracts.wire import Decoder, Wire, decoder
 from controlplane import schema
-from controlplane.audit_windows import days_of
-from controlplane.policy.trail import Action, Changed, Said, Value, Window, genesis, next_chain, window_of
+from controlplane.chains import AUDIT, Chains, Tell
+from controlplane.policy.trail import (
+    DAY_S,
+    DEFAULT_DAYS,
+    MAX_DAYS,
+    Action,
+    Changed,
+    Entry,
+    Said,
+    Value,
+    Window,
+    kept,
+    least_days,
+    verify,
+    window_of,
+)
+from controlplane.store import streamed
 from service.principal import holder_of
 
-SAID: Final = tuple(Said.__dataclass_fields__)
+ALL: Final = "*"  # no tenant's name
+_SAID: Final = tuple(Said.__dataclass_fields__)
+_ROWS: Final = 2_000
 
 
 class Actor(Principal, frozen=True, omit_defaults=True):
@@ -94,26 +116,21 @@ def record(
         request_id=by.request_id,
         salt=secrets.token_hex(16),
     )
-    table, chains = schema.audit, schema.audit_chains
+    table, name = schema.audit, (tenant,)
     last = connection.execute(select(func.coalesce(func.max(table.c.sequence), 0))).scalar_one()
-    end = connection.execute(select(chains.c.links, chains.c.chain).where(chains.c.tenant == tenant)).first()
-    links, before = (0, genesis(tenant)) if end is None else (end.links, end.chain)
-    link, digest = links + 1, said.digest()
-    chain = next_chain(before, link, now_s, window, digest)
-    row = {name: getattr(said, name) for name in SAID}
-    place = {
+    chains, digest = Chains(connection, AUDIT), said.digest()
+    place = chains.add(name, kept(chains.next_link(name), now_s, window, digest))
+    values = {
+        "sequence": last + 1,
         "tenant": tenant,
         "at_s": now_s,
-        "link": link,
         "window_name": str(window),
         "digest": digest,
-        "chain": chain,
+        **place._asdict(),
+        **{field: getattr(said, field) for field in _SAID},
     }
-    connection.execute(insert(table).values(sequence=last + 1, **place, **row))
-    if end is None:
-        connection.execute(insert(chains).values(tenant=tenant, links=link, chain=chain))
-    else:
-        connection.execute(update(chains).where(chains.c.tenant == tenant).values(links=link, chain=chain))
+    connection.execute(insert(table).values(values))
+    chains.write()
 
 
 def events(connection: Connection, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
@@ -155,3 +172,110 @@ def _actor(key_id: str, *, named: bool) -> str:
     if not key_id:
         return "installation"
     return key_id if named else "operator"
+
+
+def days_of(connection: Connection, tenant: str) -> dict[Window, int]:
+    """Return for how many days entries are kept, by window: the tenant's own, else the installation's, else ours."""
+    table = schema.audit_windows
+    found = dict(DEFAULT_DAYS)
+    for owner in dict.fromkeys(("", tenant)):
+        rows = connection.execute(select(table.c.window_name, table.c.days).where(table.c.tenant == owner))
+        found |= {Window(row.window_name): row.days for row in rows}
+    return found
+
+
+def set_days(connection: Connection, tenant: str, days: dict[str, int | None]) -> None:
+    """Set windows of a tenant, or (as "") of every tenant without. None is the installation's again (of the
+    installation: ours). Raises Refused(InvalidRequest).
+    """
+    table = schema.audit_windows
+    for name, value in days.items():
+        if name not in DEFAULT_DAYS:
+            raise Refused(InvalidRequest("windows", f"'{name[:63]}'", f"must be some of {', '.join(DEFAULT_DAYS)}"))
+        window = Window(name)
+        if value is not None and not least_days(window) <= value <= MAX_DAYS:
+            rule = f"must be {least_days(window)} to {MAX_DAYS} days"
+            raise Refused(InvalidRequest(f"windows.{window}", str(value), rule))
+        connection.execute(delete(table).where(table.c.tenant == tenant, table.c.window_name == str(window)))
+        if value is not None:
+            connection.execute(insert(table).values(tenant=tenant, window_name=str(window), days=value))
+
+
+def expire(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
+    """Empty the tenant's entries that are older than their window. Return how many."""
+    return sum(
+        _expire(connection, by, tenant, window, days, now_s) for window, days in days_of(connection, tenant).items()
+    )
+
+
+def _expire(connection: Connection, by: Actor, tenant: str, window: Window, days: int, now_s: int) -> int:
+    table = schema.audit
+    before_s = now_s - days * DAY_S if days else now_s + 1
+    old = (
+        table.c.tenant == tenant,
+        table.c.window_name == str(window),
+        table.c.expired_at_s.is_(None),
+        table.c.at_s < before_s,
+    )
+    count = int(connection.execute(select(func.count()).select_from(table).where(*old)).scalar_one())
+    if count:
+        told = {"before_s": (None, before_s), "days": (None, days), "entries": (None, count)}
+        record(connection, by, now_s, tenant, Action.AUDIT_EXPIRED, str(window), changed=told)
+        connection.execute(update(table).where(*old).values(expired_at_s=now_s, **dict.fromkeys(_SAID, "")))
+    return count
+
+
+def tenants_of(connection: Connection) -> list[str]:
+    """Return every tenant of which there is a trail, deleted ones and the installation's own ("") included."""
+    parts = [select(table.c.tenant).distinct() for table in (schema.audit, schema.audit_chains)]
+    return sorted({tenant for part in parts for tenant in connection.execute(part).scalars()})
+
+
+def links_of(connection: Connection, tenant: str) -> int:
+    """Return about how many rows `verify_audit` reads."""
+    count = select(func.count()).select_from(schema.audit)
+    return int(
+        connection.execute(count if tenant == ALL else count.where(schema.audit.c.tenant == tenant)).scalar_one()
+    )
+
+
+def verify_audit(connection: Connection, tenant: str, tell: Tell = lambda rows: None) -> AuditReport:
+    """Recompute the tenant's chain, or every one that there is, from its rows."""
+    tenants = tenants_of(connection) if tenant == ALL else [tenant]
+    found = tuple(verify_chain(connection, each, tell) for each in tenants)
+    return AuditReport(sound=all(each.difference is None for each in found), chains=found)
+
+
+def verify_chain(connection: Connection, tenant: str, tell: Tell = lambda rows: None) -> AuditChain:
+    """Recompute the tenant's chain up to the first difference."""
+    written = AUDIT.end_of(connection, (tenant,))
+    found = verify(tenant, _entries(connection, tenant, tell), written, _let_go(connection, tenant))
+    return AuditChain(
+        tenant=tenant,
+        links=found.links,
+        chain=found.chain,
+        expired=found.expired,
+        difference=found.difference,
+    )
+
+
+def _let_go(connection: Connection, tenant: str) -> dict[str, int]:
+    """Return by window before which second entries were let go."""
+    c = schema.audit.c
+    query = select(c.subject, c.changed).where(c.tenant == tenant, c.action == str(Action.AUDIT_EXPIRED))
+    found: dict[str, int] = {}
+    for subject, changed in connection.execute(query):
+        before_s = decoder(dict[str, tuple[None, int]]).decode(changed)["before_s"][1]
+        found[subject] = max(found.get(subject, 0), before_s)
+    return found
+
+
+def _entries(connection: Connection, tenant: str, tell: Tell) -> Iterator[Entry]:
+    c = schema.audit.c
+    words = [c[field] for field in _SAID]
+    query = select(c.link, c.at_s, c.window_name, c.digest, c.chain, c.expired_at_s, *words)
+    rows = streamed(connection, query.where(c.tenant == tenant).order_by(c.link), _ROWS)
+    for number, (link, at_s, window, digest, chain, expired_at_s, *said) in enumerate(rows, 1):
+        yield Entry(link, at_s, window, digest, chain, Said(*said) if expired_at_s is None else None)
+        if number % _ROWS == 0:
+            tell(_ROWS)

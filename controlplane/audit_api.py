@@ -10,8 +10,7 @@ from contracts.billing import Examining
 from contracts.control import Principal, Scope
 from contracts.errors import NotFound
 from contracts.wire import Wire
-from controlplane.audit import Actor, ActorOf, Event
-from controlplane.audit_verify import ALL
+from controlplane.audit import ALL, Actor, ActorOf, Event
 from controlplane.bodies import answer, read
 from controlplane.examine import Order
 from controlplane.examiner import Examiner

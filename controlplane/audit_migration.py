@@ -1,14 +1,15 @@
 """The migration that chains the audit: columns, the rows that are there, and what the database refuses from then on.
 
-Frozen like every step of `migrations`. The triggers are SQLite's; PostgreSQL's are `audit_guards`'.
+Frozen like every step of `migrations`.
 """
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, text
 
-from controlplane import audit_guards
-from controlplane.policy.trail import Said, genesis, next_chain, window_of
+from controlplane.chains import AUDIT, Chains
+from controlplane.policy.trail import Said, kept, window_of
 
 _COLUMNS: Final = (
     "changed TEXT NOT NULL DEFAULT '{}'",
@@ -22,30 +23,63 @@ _COLUMNS: Final = (
 )
 _SAME: Final = ("sequence", "at_s", "tenant", "window_name", "link", "digest", "chain")
 _EMPTIED: Final = ("actor_tenant", "actor", "action", "subject", "detail", "changed", "request_id", "salt")
-_ONLY_ADDED: Final = "BEGIN SELECT RAISE(ABORT, 'the audit is only added to'); END"
-# json_extract of entries that let others go alone: what is emptied is no JSON.
-_LET_GO: Final = (
-    "EXISTS (SELECT 1 FROM audit AS let WHERE let.tenant = OLD.tenant AND let.action = 'audit.expired' "
-    "AND let.subject = OLD.window_name AND CASE WHEN let.action = 'audit.expired' "
-    "THEN json_extract(let.changed, '$.before_s[1]') END > OLD.at_s)"
+_IS_NEXT: Final = (
+    "NEW.expired_at_s IS NULL "
+    "AND NEW.link = 1 + COALESCE((SELECT links FROM audit_chains WHERE tenant = NEW.tenant), 0) "
+    "AND NEW.sequence > (SELECT COALESCE(MAX(sequence), 0) FROM audit)"
 )
+# An entry says that others before its `before_s` were let go. Its JSON is read of such entries alone: what is emptied
+# is none. `{before_s}` is written in each database's own way.
 _IS_EXPIRY: Final = " AND ".join(
     (
         "OLD.expired_at_s IS NULL AND NEW.expired_at_s IS NOT NULL",
         *(f"NEW.{name} = OLD.{name}" for name in _SAME),
         *(f"NEW.{name} = ''" for name in _EMPTIED),
-        _LET_GO,
+        "EXISTS (SELECT 1 FROM audit AS let WHERE let.tenant = OLD.tenant AND let.action = 'audit.expired' "
+        "AND let.subject = OLD.window_name "
+        "AND CASE WHEN let.action = 'audit.expired' THEN {before_s} END > OLD.at_s)",
     )
 )
-TRIGGERS: Final = {
-    "audit_adds": "BEFORE INSERT ON audit WHEN NEW.expired_at_s IS NOT NULL OR NEW.link <> 1 + "
-    "COALESCE((SELECT links FROM audit_chains WHERE tenant = NEW.tenant), 0) "
-    "OR NEW.sequence <= (SELECT COALESCE(MAX(sequence), 0) FROM audit)",
-    "audit_keeps": f"BEFORE UPDATE ON audit WHEN NOT ({_IS_EXPIRY})",
-    "audit_stays": "BEFORE DELETE ON audit",
-    "audit_chains_grow": "BEFORE UPDATE ON audit_chains WHEN NEW.tenant <> OLD.tenant OR NEW.links <> OLD.links + 1",
-    "audit_chains_stay": "BEFORE DELETE ON audit_chains",
+_BEFORE_S: Final = {
+    "sqlite": "json_extract(let.changed, '$.before_s[1]')",
+    "postgresql": "CAST(CAST(let.changed AS json) #>> '{before_s,1}' AS BIGINT)",
 }
+_GROWS: Final = "NEW.tenant = OLD.tenant AND NEW.links = OLD.links + 1"
+
+
+class Guard(NamedTuple):
+    """A trigger: of which table, upon what, and what alone is allowed."""
+
+    table: str
+    event: str
+    allowed: str = "FALSE"
+
+
+GUARDS: Final = {
+    "audit_adds": Guard("audit", "INSERT", _IS_NEXT),
+    "audit_keeps": Guard("audit", "UPDATE", _IS_EXPIRY),
+    "audit_stays": Guard("audit", "DELETE"),
+    "audit_chains_grow": Guard("audit_chains", "UPDATE", _GROWS),
+    "audit_chains_stay": Guard("audit_chains", "DELETE"),
+    # SQLite has no such statement.
+    "audit_is_kept": Guard("audit", "TRUNCATE"),
+    "audit_chains_are_kept": Guard("audit_chains", "TRUNCATE"),
+}
+
+
+def _guards(dialect: str) -> Iterator[str]:
+    """The statements that make them. A refusal is of the class of broken constraints in both databases."""
+    for name, (table, event, allowed) in GUARDS.items():
+        refused = f"({allowed.replace('{before_s}', _BEFORE_S[dialect])}) IS NOT TRUE"
+        said, upon = "'the audit is only added to'", f"CREATE TRIGGER {name} BEFORE {event} ON {table}"
+        if dialect == "postgresql":
+            yield (
+                f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"IF {refused} THEN RAISE EXCEPTION {said} USING ERRCODE = '23000'; END IF; RETURN NEW; END $$"
+            )
+            yield f"{upon} FOR EACH {'STATEMENT' if event == 'TRUNCATE' else 'ROW'} EXECUTE FUNCTION {name}()"
+        elif event != "TRUNCATE":
+            yield f"{upon} WHEN {refused} BEGIN SELECT RAISE(ABORT, {said}); END"
 
 
 def chain_audit(connection: Connection) -> None:
@@ -62,31 +96,20 @@ def chain_audit(connection: Connection) -> None:
     _chain_rows(connection)
     connection.execute(text("CREATE UNIQUE INDEX audit_by_link ON audit (tenant, link)"))
     connection.execute(text("CREATE INDEX audit_expiries ON audit (tenant, subject) WHERE action = 'audit.expired'"))
-    if connection.dialect.name == "sqlite":
-        for name, when in TRIGGERS.items():
-            connection.execute(text(f"CREATE TRIGGER {name} {when} {_ONLY_ADDED}"))
-    else:
-        for statement in audit_guards.STATEMENTS:
-            connection.exec_driver_sql(statement)
+    for statement in _guards(connection.dialect.name):
+        connection.exec_driver_sql(statement)
 
 
 def _chain_rows(connection: Connection) -> None:
-    ends: dict[str, tuple[int, str]] = {}
-    rows = connection.execute(text("SELECT * FROM audit ORDER BY sequence")).mappings().all()
+    chains = Chains(connection, AUDIT)
     place = text(
         "UPDATE audit SET window_name = :window, link = :link, digest = :digest, chain = :chain "
         "WHERE sequence = :sequence"
     )
-    for row in rows:
-        tenant, window = row["tenant"], window_of(row["action"])
-        links, before = ends.get(tenant, (0, genesis(tenant)))
-        digest = Said(**{name: row[name] for name in _EMPTIED}).digest()
-        chain = next_chain(before, links + 1, row["at_s"], window, digest)
-        ends[tenant] = links + 1, chain
-        placed = {"window": str(window), "link": links + 1, "digest": digest, "chain": chain}
+    for row in connection.execute(text("SELECT * FROM audit ORDER BY sequence")).mappings().all():
+        name, window = (row["tenant"],), window_of(row["action"])
+        digest = Said(**{field: row[field] for field in _EMPTIED}).digest()
+        linked = chains.add(name, kept(chains.next_link(name), row["at_s"], window, digest))
+        placed = {"window": str(window), "digest": digest, **linked._asdict()}
         connection.execute(place, {**placed, "sequence": row["sequence"]})
-    for tenant, (links, chain) in ends.items():
-        connection.execute(
-            text("INSERT INTO audit_chains (tenant, links, chain) VALUES (:tenant, :links, :chain)"),
-            {"tenant": tenant, "links": links, "chain": chain},
-        )
+    chains.write()

@@ -1,54 +1,91 @@
-"""The ends of chains: rows of a batch are linked in memory, and the new ends are written with them."""
+"""The chained logs in the database, the ledger and the audit: rows are linked in memory, and the new ends of their
+chains are written with them.
+"""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 
-from controlplane.ledger_schema import chains
-from controlplane.policy.chain import Kind, Value, digest_of, genesis
+from controlplane import ledger_schema, schema
+from controlplane.policy import chain
+from controlplane.policy.chain import Value
+
+Name = tuple[str, ...]  # of a chain: a tenant, for the ledger also a month
+Tell = Callable[[int], None]  # that so many more rows are read
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChainedLog:
+    """Where the ends of a log's chains are, by name, and what the chains begin with."""
+
+    ends: Table
+    form: str
+
+    def genesis(self, name: Name) -> bytes:
+        """Return what the first row of that chain follows."""
+        return chain.genesis(self.form, *name)
+
+    def columns_of(self, name: Name) -> dict[str, str]:
+        """Return the name as values of its columns."""
+        return dict(zip(self.ends.primary_key.columns.keys(), name, strict=True))
+
+    def end_of(self, connection: Connection, name: Name) -> tuple[int, str] | None:
+        """Return how many links were written and the last one's digest; None before the first."""
+        found = connection.execute(select(self.ends).filter_by(**self.columns_of(name))).first()
+        return None if found is None else (found.links, found.chain)
+
+
+LEDGER: Final = ChainedLog(ledger_schema.chains, chain.LEDGER)
+AUDIT: Final = ChainedLog(schema.audit_chains, chain.AUDIT)
+
+
+class Link(NamedTuple):
     """Where a row is: its columns of these names."""
 
-    month: str
     link: int
     chain: str
 
 
 class Chains:
-    """The ends of all chains that one transaction adds to."""
+    """The ends of all chains of a log that one transaction adds to."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, log: ChainedLog = LEDGER) -> None:
         self._connection = connection
-        self._ends: dict[tuple[str, str], tuple[int, bytes]] = {}
-        self._new: set[tuple[str, str]] = set()
+        self._log = log
+        self._ends: dict[Name, tuple[int, bytes]] = {}
+        self._new: set[Name] = set()
 
-    def add(self, tenant: str, month: str, kind: Kind, values: Sequence[Value]) -> Place:
-        """The next one of that chain."""
-        links, end = self._end(tenant, month)
-        links, end = links + 1, digest_of(end, kind, values)
-        self._ends[tenant, month] = links, end
-        return Place(month, links, end.hex())
+    def next_link(self, name: Name) -> int:
+        """Return the number that the next row of that chain gets."""
+        return self._end(name)[0] + 1
+
+    def add(self, name: Name, values: Sequence[Value]) -> Link:
+        """Link the next row of that chain."""
+        links, end = self._end(name)
+        links, end = links + 1, chain.digest_of(end, values)
+        self._ends[name] = links, end
+        return Link(links, end.hex())
 
     def write(self) -> None:
-        """The new ends. Call it once, after everything was added."""
-        for (tenant, month), (links, end) in self._ends.items():
-            values = {"links": links, "chain": end.hex()}
-            if (tenant, month) in self._new:
-                self._connection.execute(insert(chains).values(tenant=tenant, month=month, **values))
+        """Write the new ends. Call it once, after everything was added."""
+        ends = self._log.ends
+        for name, (links, end) in self._ends.items():
+            names, values = self._log.columns_of(name), {"links": links, "chain": end.hex()}
+            if name in self._new:
+                self._connection.execute(insert(ends).values(names | values))
             else:
-                same = update(chains).where(chains.c.tenant == tenant, chains.c.month == month)
-                self._connection.execute(same.values(**values))
+                self._connection.execute(update(ends).filter_by(**names).values(values))
 
-    def _end(self, tenant: str, month: str) -> tuple[int, bytes]:
-        known = self._ends.get((tenant, month))
-        if known is not None:
-            return known
-        query = select(chains.c.links, chains.c.chain).where(chains.c.tenant == tenant, chains.c.month == month)
-        found = self._connection.execute(query).first()
-        if found is None:
-            self._new.add((tenant, month))
-            return 0, genesis(tenant, month)
-        return found.links, bytes.fromhex(found.chain)
+    def _end(self, name: Name) -> tuple[int, bytes]:
+        known = self._ends.get(name)
+        if known is None:
+            written = self._log.end_of(self._connection, name)
+            if written is None:
+                self._new.add(name)
+                known = 0, self._log.genesis(name)
+            else:
+                known = written[0], bytes.fromhex(written[1])
+            self._ends[name] = known
+        return known

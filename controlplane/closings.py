@@ -55,8 +55,9 @@ def freeze(connection: Connection, book: PriceBook, report: BillingReport) -> st
         "report": encode(report).decode(),
     }
     chains = Chains(connection)
-    place = chains.add(report.tenant, report.month, Kind.CLOSING, [row[column.name] for column in CLOSING_VALUES])
-    connection.execute(insert(closings).values({**row, **place._asdict()}))
+    values = [row[column.name] for column in CLOSING_VALUES]
+    place = chains.add((report.tenant, report.month), (Kind.CLOSING, *values))
+    connection.execute(insert(closings).values({**row, "month": report.month, **place._asdict()}))
     chains.write()
     return place.chain
 

@@ -27,8 +27,8 @@ from controlplane.migrations import NewerDatabase, migrate
 from controlplane.postgres_columns import unhurried
 from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
 from controlplane.program import reporting
-from controlplane.soundness import Soundness, soundness_of
 from controlplane.store import disposing, open_database, reading_engine, streamed
+from controlplane.verify import Soundness, soundness_of
 from service.private import keep_secrets
 
 FILE: Final = "kelvin.db"

@@ -17,8 +17,8 @@ from contracts.audit import AuditReport
 from contracts.billing import ReconcileReport, VerifyReport
 from contracts.wire import Wire, decode, encode
 from controlplane.accounts import Surroundings
-from controlplane.audit_verify import links_of as audit_links
-from controlplane.audit_verify import verify_audit
+from controlplane.audit import links_of as audit_links
+from controlplane.audit import verify_audit
 from controlplane.policy.findings import Waiting
 from controlplane.policy.rating import PriceBook
 from controlplane.postgres_place import PostgresPlace, place_of

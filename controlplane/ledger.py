@@ -298,7 +298,7 @@ def append_lifetimes(connection: Connection, records: Sequence[LifetimeRecord]) 
             continue
         month = shut.month_for(link.tenant or "", link.died_at_us)
         values = _lifetime_values(link)
-        rows.append((*values, *chains.add(link.tenant or "", month, Kind.LIFETIME, values)))
+        rows.append((*values, month, *chains.add((link.tenant or "", month), (Kind.LIFETIME, *values))))
         totals.add_lifetime(link, month)
     insert_rows(connection, lifetime_records, rows)
     open_lives.forget(connection, known)

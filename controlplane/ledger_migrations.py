@@ -144,10 +144,10 @@ def _chain(connection: Connection, links: Chains, table: Table, kind: Kind, valu
         ).mappings()
         placed = []
         for row in rows:
-            link = links.add(row["tenant"] or "", month_of(row[end]), kind, [row[name] for name in values])
-            placed.append(
-                {f"of_{name}": row[name] for name in names} | {f"new_{k}": v for k, v in link._asdict().items()}
-            )
+            month = month_of(row[end])
+            link, chain = links.add((row["tenant"] or "", month), (kind, *(row[name] for name in values)))
+            found = {"new_month": month, "new_link": link, "new_chain": chain}
+            placed.append({f"of_{name}": row[name] for name in names} | found)
         if not placed:
             break
         connection.execute(place, placed)

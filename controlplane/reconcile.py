@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from contracts.billing import Compared, Difference, ReconcileReport
 from controlplane.accounts import Accounts, Surroundings, open_runtimes
+from controlplane.chains import Tell
 from controlplane.policy.findings import (
     Finding,
     Kind,
@@ -26,7 +27,7 @@ from controlplane.policy.findings import (
 )
 from controlplane.policy.month import DAY_US, day_of
 from controlplane.recount import Uses
-from controlplane.verify import MonthRows, Tell, months_of
+from controlplane.verify import MonthRows, months_of
 
 MAX_DIFFERENCES: Final = 500  # listed; the rest is counted
 MAX_IDS: Final = 10

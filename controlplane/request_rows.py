@@ -91,8 +91,8 @@ def request_row(booked: Booked, chains: Chains) -> tuple[Any, ...]:
     timeline = None if record.timeline is None else encode(record.timeline).decode()
     values = (record.tenant, record.request_id, *key_of(record), *_values(record), timeline)
     once, degraded = record.once or None, record.degraded or None
-    place = chains.add(record.tenant, booked.month, Kind.REQUEST, (*values, *marks_of(once, degraded)))
-    return (*values, booked.stands, is_billable(record), *place, _replaced(booked), once, degraded)
+    place = chains.add((record.tenant, booked.month), (Kind.REQUEST, *values, *marks_of(once, degraded)))
+    return (*values, booked.stands, is_billable(record), booked.month, *place, _replaced(booked), once, degraded)
 
 
 def set_standing(connection: Connection, booked: Booked) -> None:

@@ -27,9 +27,9 @@ from controlplane.migrations import NewerDatabase
 from controlplane.placing import STAGING, place
 from controlplane.program import reporting
 from controlplane.replay import replay
-from controlplane.soundness import soundness_of
 from controlplane.store import Database, open_database
 from controlplane.usage_batches import Unreadable
+from controlplane.verify import soundness_of
 from service.private import keep_secrets
 from spool.frame import Frame, decode_frame
 

@@ -14,9 +14,7 @@ from contracts.control import Principal
 from contracts.errors import Refused
 from contracts.problem import code_of
 from controlplane import dependencies, schema
-from controlplane.audit import INSTALLATION, Actor, Event, events, record
-from controlplane.audit_expiry import expire, tenants_of
-from controlplane.audit_windows import days_of, set_days
+from controlplane.audit import INSTALLATION, Actor, Event, days_of, events, expire, record, set_days, tenants_of
 from controlplane.clock import Clock, ClockSteps
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.trail import Action, Changed, differing, made

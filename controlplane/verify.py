@@ -1,21 +1,28 @@
 """Check the ledger against itself: chain, what is charged, totals and the bills of closed months, all out of the rows.
 
 Nothing that is kept beside the rows is trusted. Rows are streamed, each read once; what is kept meanwhile is a
-`Recount`. Of each chain the first difference is named: after it, nothing holds.
+`Recount`. Of each chain the first difference is named: after it, nothing holds. `soundness_of` is over every chain that
+there is, the audit's too.
 """
 
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
 from msgspec import UNSET, structs
 from sqlalchemy import Column, Connection, Row, Table, func, select, union
 
+from contracts.audit import AuditChain
+from contracts.backup import RestoredChain
 from contracts.billing import BillingReport, ChainReport, LedgerDifference, VerifyReport
 from contracts.usage import LifetimeRecord, Origin
 from contracts.wire import decoder
+from controlplane import schema
+from controlplane.audit import ALL, verify_audit
+from controlplane.chains import LEDGER, Tell
 from controlplane.closings import prices_of
 from controlplane.ledger_schema import (
     CLOSING_VALUES,
@@ -34,16 +41,14 @@ from controlplane.ledger_schema import (
     step_totals,
 )
 from controlplane.months import Closed
+from controlplane.policy.chain import ChainReader
 from controlplane.policy.chain import Kind as RowKind
-from controlplane.policy.chain import digest_of, genesis
 from controlplane.policy.findings import Finding, Kind
 from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
 from controlplane.store import streamed
-
-Tell = Callable[[int], None]  # that so many more rows are read
 
 _ROWS: Final = 2_000
 _MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
@@ -106,8 +111,8 @@ def verify_month(
     differences = _first(month, rows.findings())
     return ChainReport(
         month=month,
-        links=rows.links,
-        chain=rows.end.hex(),
+        links=rows.chain.links,
+        chain=rows.chain.end.hex(),
         closed=rows.closing is not None,
         differences=differences,
     )
@@ -131,8 +136,7 @@ class MonthRows:
         self._month = month
         self._tell = tell
         self._recount = Recount(connection, tenant, month, uses)
-        self.links = 0  # that hold
-        self.end = genesis(tenant, month)
+        self.chain = ChainReader(LEDGER.genesis((tenant, month)))
         self.closing: Mapping[str, Any] | None = None
         self.rows = 0  # that were read
 
@@ -140,25 +144,22 @@ class MonthRows:
         """What is wrong, in the order: links, end of the chain, totals, the closed bill. After a wrong link nothing
         holds, and nothing is looked at.
         """
-        written = self._connection.execute(
-            select(chains.c.links, chains.c.chain).where(chains.c.tenant == self._tenant, chains.c.month == self._month)
-        ).first()
+        name = self._tenant, self._month
+        written = LEDGER.end_of(self._connection, name) or (0, LEDGER.genesis(name).hex())
         shut = Closed(self._connection, {self._tenant})
         streams = [
             self._stream(kind, table, (table.c.chain, *values, *marks)) for kind, table, values, marks in _STREAMS
         ]
         for link, kind, row in self._read(heapq.merge(*streams, key=itemgetter(_LINK))):
-            if (problem := self._check(link, kind, row, shut)) is not None:
-                yield problem
+            if (finding := self._check(link, kind, row, shut)) is not None:
+                yield finding
                 return
             if kind is RowKind.CLOSING:
                 self.closing = _named(CLOSING_VALUES, row[_COVERED[kind]])
             elif kind is not RowKind.CONFLICT:
                 self._count(kind, _counted(row) if kind is RowKind.REQUEST else row[_COVERED[kind]])
-        links, end = written or (0, genesis(self._tenant, self._month).hex())
-        if (self.links, self.end.hex()) != (links, end):
-            detail = f"the chain ends with link {self.links}; {links} links were written, or another last one"
-            yield Finding(Kind.ROW_WRONG, "end", detail)
+        if (problem := self.chain.check_end(*written)) is not None:
+            yield Finding(Kind.ROW_WRONG, "end", problem)
             return
         yield from self._recount.findings()
         if self.closing is not None:
@@ -200,16 +201,14 @@ class MonthRows:
             self._recount.add_lifetime(LifetimeRecord(**_named(LIFETIME_VALUES, figures)))
 
     def _check(self, link: int, kind: RowKind, row: Row[Any], shut: Closed) -> Finding | None:
-        if link != self.links + 1:
-            detail = f"link {link} comes after link {self.links}: a row is missing, or one too many"
-            return self._wrong(kind, row, detail)
-        if self.closing is not None:
-            return self._wrong(kind, row, f"link {link} was added after the month was closed")
-        marks = marks_of(*row[_DIGESTED]) if kind is RowKind.REQUEST else ()
-        end = digest_of(self.end, kind, (*row[_COVERED[kind]], *marks))
-        if end.hex() != row[_CHAIN]:
-            return self._wrong(kind, row, f"link {link}: the row, or one before it, is not what was written")
-        self.links, self.end = link, end
+        problem = self.chain.check_link(link)
+        if problem is None and self.closing is not None:
+            problem = f"link {link} was added after the month was closed"
+        if problem is None:
+            marks = marks_of(*row[_DIGESTED]) if kind is RowKind.REQUEST else ()
+            problem = self.chain.advance(link, (kind, *row[_COVERED[kind]], *marks), row[_CHAIN])
+        if problem is not None:
+            return self._wrong(kind, row, problem)
         return self._check_charge(row, shut) if kind is RowKind.REQUEST else None
 
     def _check_charge(self, row: Row[Any], shut: Closed) -> Finding | None:
@@ -249,3 +248,48 @@ class MonthRows:
 
 def _named(columns: Sequence[Column[Any]], values: Sequence[Any]) -> dict[str, Any]:
     return {column.name: value for column, value in zip(columns, values, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """Every chain, recomputed from its rows."""
+
+    ledger: tuple[RestoredChain, ...]
+    audits: tuple[AuditChain, ...]
+
+    @property
+    def fault(self) -> str | None:
+        """The first that does not hold, in words; None where all do."""
+        for month in self.ledger:
+            if month.difference is not None:
+                return f"the ledger of {month.tenant} {month.month} is not sound: {month.difference}"
+        for audit in self.audits:
+            if audit.difference is not None:
+                return f"the audit of {audit.tenant or 'the installation'} is not sound: {audit.difference}"
+        return None
+
+
+def soundness_of(connection: Connection) -> Soundness:
+    """Recompute all, in one transaction. Reads every row."""
+    return Soundness(_every_month(connection), verify_audit(connection, ALL).chains)
+
+
+def _every_month(connection: Connection) -> tuple[RestoredChain, ...]:
+    """Every month of every tenant; "" is the platform's own."""
+    owners = {*connection.execute(select(schema.tenants.c.tenant)).scalars(), ""}
+    owners |= set(connection.execute(select(chains.c.tenant)).scalars())
+    found = []
+    for tenant in sorted(owners):
+        report = verify_ledger(connection, tenant, None)
+        for month in report.months:
+            difference = next((f"{each.subject}: {each.detail}" for each in month.differences), None)
+            found.append(
+                RestoredChain(
+                    tenant=tenant, month=month.month, links=month.links, chain=month.chain, difference=difference
+                )
+            )
+        found += [
+            RestoredChain(tenant=tenant, month="", links=0, chain="", difference=f"{each.subject}: {each.detail}")
+            for each in report.replicas
+        ]
+    return tuple(found)

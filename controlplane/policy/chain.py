@@ -1,8 +1,9 @@
-"""The hash chain of a tenant's month: each row's digest covers the one before it and the row's own bytes.
+"""Hash chains: each row's digest covers the digest of the row before it and the row's own bytes.
 
-SHA-256 (FIPS 180-4): it is in every standard library, so that a chain can be checked without us; at 400 bytes a row it
-costs less than reading the row. Nothing here keeps who owns the database from making a new chain: note a digest
-elsewhere (closing a month prints it) where that matters.
+The ledger has a chain for each month of a tenant, the audit one for each tenant. SHA-256 (FIPS 180-4) is in every
+standard library, so that a chain can be checked without us; at 400 bytes a row it costs less than reading the row.
+Nothing here keeps who owns the database from making a new chain: note its end elsewhere (closing a month and verifying
+the audit print it) where that matters.
 """
 
 import hashlib
@@ -14,11 +15,13 @@ import msgspec
 
 Value = str | int | bool | None
 
-_FORMAT: Final = "kelvin ledger 1"  # another one for any other choice of fields or encoding
+# The formats of the two: another one for any other choice of fields or encoding.
+LEDGER: Final = "kelvin ledger 1"
+AUDIT: Final = "kelvin audit 1"
 
 
 class Kind(StrEnum):
-    """What a row of the chain is."""
+    """What a row of a ledger's chain is; the first of its values."""
 
     REQUEST = "request"
     LIFETIME = "lifetime"
@@ -26,11 +29,39 @@ class Kind(StrEnum):
     CLOSING = "closing"
 
 
-def genesis(tenant: str, month: str) -> bytes:
-    """What the first row of a chain follows. No two chains have it in common: rows can't change places."""
-    return hashlib.sha256(msgspec.json.encode([_FORMAT, tenant, month])).digest()
+def genesis(form: str, *names: str) -> bytes:
+    """Return what the first row of a chain follows. No two chains have it in common: rows can't change places."""
+    return hashlib.sha256(msgspec.json.encode([form, *names])).digest()
 
 
-def digest_of(previous: bytes, kind: Kind, values: Sequence[Value]) -> bytes:
-    """32 bytes over the previous digest and the row's canonical bytes: JSON (UTF-8, no space) of kind and fields."""
-    return hashlib.sha256(previous + msgspec.json.encode([kind.value, *values])).digest()
+def digest_of(previous: bytes, values: Sequence[Value]) -> bytes:
+    """Return 32 bytes over the previous digest and the row's canonical bytes: its values as JSON (UTF-8, no space)."""
+    return hashlib.sha256(previous + msgspec.json.encode(values)).digest()
+
+
+class ChainReader:
+    """Follows a chain link by link, up to the first that is not what was written. Methods return what is wrong."""
+
+    def __init__(self, start: bytes) -> None:
+        self.links = 0  # that hold
+        self.end = start  # the digest of the last of them
+
+    def check_link(self, link: int) -> str | None:
+        """Check that this number comes next."""
+        if link == self.links + 1:
+            return None
+        return f"link {link} comes after link {self.links}: a row is missing, or one too many"
+
+    def advance(self, link: int, values: Sequence[Value], chain: str) -> str | None:
+        """Add the next row, if its values make the digest that is written beside them."""
+        end = digest_of(self.end, values)
+        if end.hex() != chain:
+            return f"link {link}: the row, or one before it, is not what was written"
+        self.links, self.end = link, end
+        return None
+
+    def check_end(self, links: int, chain: str) -> str | None:
+        """Check that the chain ends where its end was written. Call it after the last row."""
+        if (self.links, self.end.hex()) == (links, chain):
+            return None
+        return f"the chain ends with link {self.links}; {links} links were written, or another last one"

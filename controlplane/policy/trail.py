@@ -2,8 +2,7 @@
 
 A tenant's entries are numbered and chained. A digest stands for what an entry says, and the chain is over the digests,
 with what stays of each: so an entry's words can go, and the chain still shows that it was there and when. The words
-have a random salt with them, as a digest of few words could be guessed. Nothing here keeps who owns the database from
-making a new chain: note its end elsewhere where that matters.
+have a random salt with them, as a digest of few words could be guessed.
 """
 
 import hashlib
@@ -14,12 +13,13 @@ from typing import Final
 
 import msgspec
 
+from controlplane.policy.chain import AUDIT, ChainReader, genesis
+
 Value = str | int | float | bool | tuple[str, ...] | dict[str, int] | None
 Changed = Mapping[str, tuple[Value, Value]]  # a field's name -> what it was, what it is
 
 DAY_S: Final = 86_400
 MAX_DAYS: Final = 36_500
-_FORMAT: Final = "kelvin audit 1"  # another one for any other choice of fields or encoding
 
 
 class Action(StrEnum):
@@ -101,7 +101,7 @@ class Said:
     def digest(self) -> str:
         """SHA-256 of its canonical bytes, in hexadecimal digits."""
         fields = [getattr(self, name) for name in self.__dataclass_fields__]
-        return hashlib.sha256(msgspec.json.encode([_FORMAT, *fields])).hexdigest()
+        return hashlib.sha256(msgspec.json.encode([AUDIT, *fields])).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,57 +117,46 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The first link that is not what was written."""
-
-    link: int
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class Verified:
-    """A chain that was read: how many links hold, the digest of the last one, and what comes after it, if anything."""
+    """A chain that was read: how many links hold, the last one's digest, and what is wrong behind it, if anything."""
 
     links: int
     chain: str
-    difference: Difference | None
+    expired: int  # of the links, whose words are gone
+    difference: str | None
 
 
-def genesis(tenant: str) -> str:
-    """What the first link follows. No two tenants have it in common: entries can't change places."""
-    return hashlib.sha256(msgspec.json.encode([_FORMAT, tenant])).hexdigest()
+def kept(link: int, at_s: int, window: str, digest: str) -> tuple[int | str, ...]:
+    """Return what the chain covers of an entry: what stays of it when its words go."""
+    return link, at_s, window, digest
 
 
-def next_chain(before: str, link: int, at_s: int, window: str, digest: str) -> str:
-    """Over the one before, and what stays of the entry when its words go."""
-    return hashlib.sha256(bytes.fromhex(before) + msgspec.json.encode([link, at_s, window, digest])).hexdigest()
-
-
-def verify(tenant: str, entries: Iterable[Entry], written: tuple[int, str], expired: Mapping[str, int]) -> Verified:
-    """Read a chain in the order of its links. `written` is its end as kept beside it; `expired` says for each window
-    before which second entries were let go, as entries of this chain say.
+def verify(
+    tenant: str, entries: Iterable[Entry], written: tuple[int, str] | None, let_go: Mapping[str, int]
+) -> Verified:
+    """Read a chain in the order of its links, up to the first difference. `written` is its end as kept beside it;
+    `let_go` says for each window before which second entries were let go, as entries of this chain say.
     """
-    links, chain = 0, genesis(tenant)
+    start = genesis(AUDIT, tenant)
+    chain, expired = ChainReader(start), 0
     for entry in entries:
-        problem = _problem(links, chain, entry, expired)
+        values = kept(entry.link, entry.at_s, entry.window, entry.digest)
+        problem = (
+            chain.check_link(entry.link)
+            or _problem_of_words(entry, let_go)
+            or chain.advance(entry.link, values, entry.chain)
+        )
         if problem is not None:
-            return Verified(links, chain, Difference(links + 1, problem))
-        links, chain = entry.link, entry.chain
-    if (links, chain) != written:
-        detail = f"the chain ends with link {links}; {written[0]} links were written, or another last one"
-        return Verified(links, chain, Difference(links + 1, detail))
-    return Verified(links, chain, None)
+            return Verified(chain.links, chain.end.hex(), expired, problem)
+        expired += entry.said is None
+    return Verified(chain.links, chain.end.hex(), expired, chain.check_end(*written or (0, start.hex())))
 
 
-def _problem(links: int, chain: str, entry: Entry, expired: Mapping[str, int]) -> str | None:
-    if entry.link != links + 1:
-        return f"link {entry.link} comes after link {links}: an entry is missing, or one too many"
+def _problem_of_words(entry: Entry, let_go: Mapping[str, int]) -> str | None:
     if entry.said is not None and entry.said.digest() != entry.digest:
         return f"link {entry.link} ({entry.said.action}): what it says is not what was written"
-    if entry.said is None and entry.at_s >= expired.get(entry.window, 0):
+    if entry.said is None and entry.at_s >= let_go.get(entry.window, 0):
         return f"link {entry.link}: its words are gone, and nothing says that they expired"
-    if next_chain(chain, entry.link, entry.at_s, entry.window, entry.digest) != entry.chain:
-        return f"link {entry.link}: it, or the one before it, is not what was written"
     return None
 
 

@@ -9,12 +9,19 @@ from sqlalchemy.exc import IntegrityError
 
 from contracts.audit import AuditChain
 from contracts.control import Principal, Scope
-from controlplane.audit import Actor, Event, events, record
-from controlplane.audit_expiry import expire, tenants_of
-from controlplane.audit_guards import TABLES
-from controlplane.audit_migration import TRIGGERS
-from controlplane.audit_verify import ALL, verify_audit, verify_chain
-from controlplane.audit_windows import set_days
+from controlplane.audit import (
+    ALL,
+    Actor,
+    Event,
+    events,
+    expire,
+    record,
+    set_days,
+    tenants_of,
+    verify_audit,
+    verify_chain,
+)
+from controlplane.audit_migration import GUARDS
 from controlplane.clock import SystemClock
 from controlplane.migrations import STEPS, migrate
 from controlplane.policy.trail import DAY_S, Action
@@ -56,8 +63,8 @@ def filled(engine: Engine) -> None:
 def forge(engine: Engine, *statements: str) -> None:
     """As who owns the file could: without the triggers."""
     with engine.begin() as connection:
-        for name in TRIGGERS:
-            where = "" if engine.dialect.name == SQLITE else f"ON {TABLES[name]}"
+        for name, guard in GUARDS.items():
+            where = "" if engine.dialect.name == SQLITE else f"ON {guard.table}"
             connection.execute(text(f"DROP TRIGGER IF EXISTS {name} {where}"))
         for statement in statements:
             connection.execute(text(statement))
@@ -247,7 +254,7 @@ def test_the_entry_falls_with_its_change(engine: Engine) -> None:
     assert verified(engine) == AuditChain(tenant="acme", links=0, chain=verified(engine).chain, expired=0)
 
 
-@pytest.mark.parametrize("table", sorted(set(TABLES.values())))
+@pytest.mark.parametrize("table", sorted({guard.table for guard in GUARDS.values()}))
 def test_postgresql_empties_no_table_of_it(backend: Backend, engine: Engine, table: str) -> None:
     """TRUNCATE is no DELETE there."""
     filled(engine)

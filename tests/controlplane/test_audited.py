@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from controlplane import audit
-from controlplane.audit_verify import ALL, verify_audit
+from controlplane.audit import ALL, verify_audit
 from controlplane.store import disposing, reading_engine, snapshot
 from tests.controlplane.builders import digest, registration
 from tests.controlplane.door import ADMIN, Door, opened, push

@@ -14,16 +14,15 @@ import controlplane.postgres
 from contracts.control import LivesSoFar, RequestBatch
 from controlplane import database_copy, schema
 from controlplane.arrivals import insert_rows
-from controlplane.audit_expiry import expire
-from controlplane.audit_windows import set_days
+from controlplane.audit import expire, set_days
 from controlplane.billing import billing_report
 from controlplane.database_copy import TABLES, CannotCopy, copy_database
 from controlplane.ledger_schema import journal_position
 from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.month import month_of
 from controlplane.postgres_place import PostgresPlace
-from controlplane.soundness import Soundness, soundness_of
 from controlplane.store import disposing, open_database, reading_engine, sqlite_engine
+from controlplane.verify import Soundness, soundness_of
 from tests.controlplane.billing_ground import BOOK, enter
 from tests.controlplane.builders import BY, NOW_S
 from tests.controlplane.postgres_server import PostgresServer, name_of, waiting_for_locks

@@ -173,7 +173,7 @@ def test_a_month_that_was_closed_before_steps_were_counted_is_sound(engine: Engi
                  "WHERE month = :month AND link = :last"), {"month": MONTH, "last": row["link"] - 1},
         ).scalars().all()[-1]  # fmt: skip
         values = [row["tenant"], row["closed_at_us"], row["prices"], old]
-        chain = digest_of(bytes.fromhex(before), Kind.CLOSING, values).hex()
+        chain = digest_of(bytes.fromhex(before), [Kind.CLOSING, *values]).hex()
         connection.execute(update(closings).values(report=old, chain=chain))
         connection.execute(text("UPDATE ledger_chains SET chain = :chain WHERE month = :month"),
                            {"chain": chain, "month": MONTH})  # fmt: skip

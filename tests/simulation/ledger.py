@@ -36,7 +36,7 @@ from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.price_book import default_price_book
 from controlplane.restore import CannotRestore, restore
-from controlplane.soundness import soundness_of
+from controlplane.verify import soundness_of
 from spool import Shipper, Spool, recover
 from spool.disk import segment_name, segments
 from spool.reader import DAMAGED

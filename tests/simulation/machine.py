@@ -41,7 +41,7 @@ from controlplane.running import Running
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.settings import Settings
-from controlplane.soundness import soundness_of
+from controlplane.verify import soundness_of
 from service.unix import SocketDirectory
 from telemetry.telemetry import local
 from tests.simulation.databases import migrated, opened

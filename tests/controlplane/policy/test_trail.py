@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from controlplane.policy.chain import AUDIT, LEDGER, Kind, digest_of, genesis
 from controlplane.policy.trail import (
     DEFAULT_DAYS,
     Action,
@@ -12,10 +13,9 @@ from controlplane.policy.trail import (
     Said,
     Window,
     differing,
-    genesis,
+    kept,
     least_days,
     made,
-    next_chain,
     verify,
     window_of,
 )
@@ -25,11 +25,11 @@ Entries = list[Entry]
 
 def chained(tenant: str = "acme", count: int = 5) -> Entries:
     """A sound chain of keys that were made, one a second."""
-    chain, found = genesis(tenant), []
+    chain, found = genesis(AUDIT, tenant), []
     for link in range(1, count + 1):
         said = Said("acme", f"key{link}", "key.created", f"k{link}", "", "{}", "", f"salt{link}")
-        chain = next_chain(chain, link, link, "keys", said.digest())
-        found.append(Entry(link, link, "keys", said.digest(), chain, said))
+        chain = digest_of(chain, kept(link, link, "keys", said.digest()))
+        found.append(Entry(link, link, "keys", said.digest(), chain.hex(), said))
     return found
 
 
@@ -57,8 +57,8 @@ def _emptied(entries: Entries, *links: int) -> Entries:
     [
         pytest.param(lambda e: e, None, "", id="as it was written"),
         pytest.param(_flipped, 3, "what it says is not what was written", id="a word is another"),
-        pytest.param(lambda e: [*e[:2], *e[3:]], 3, "an entry is missing", id="an entry was taken out"),
-        pytest.param(_swapped, 2, "it, or the one before it, is not", id="two entries changed places"),
+        pytest.param(lambda e: [*e[:2], *e[3:]], 3, "a row is missing", id="an entry was taken out"),
+        pytest.param(_swapped, 2, "the row, or one before it, is not", id="two entries changed places"),
         pytest.param(lambda e: e[:4], 5, "5 links were written", id="the last entry was taken off"),
         pytest.param(lambda e: [], 1, "the chain ends with link 0", id="all were taken"),
         pytest.param(lambda e: e[1:], 1, "comes after link 0", id="the first entry was taken off"),
@@ -79,8 +79,8 @@ def test_verify(change: Callable[[Entries], Entries], link: int | None, says: st
     """The first link that is not what was written is named, and everything before it holds."""
     entries = chained()
     found = verify("acme", change(entries), end_of(entries), {"keys": 3})
-    assert (found.difference and found.difference.link) == link
-    assert says in (found.difference.detail if found.difference else "")
+    assert (found.difference is None) is (link is None)
+    assert says in (found.difference or "")
     assert found.links == (5 if link is None else link - 1)
 
 
@@ -88,7 +88,28 @@ def test_a_chain_is_one_tenants() -> None:
     """The same entries are no chain of another tenant, and nothing at all is one."""
     entries = chained("acme")
     assert verify("other", entries, end_of(entries), {}).difference is not None
-    assert verify("acme", [], (0, genesis("acme")), {}).difference is None
+    assert verify("acme", [], None, {}).difference is None
+    assert verify("acme", [], (0, genesis(AUDIT, "acme").hex()), {}).difference is None
+
+
+def test_emptied_entries_that_hold_are_counted() -> None:
+    """Not the one that is wrong."""
+    entries = chained()
+    assert verify("acme", _emptied(entries, 1, 2), end_of(entries), {"keys": 3}).expired == 2
+    assert verify("acme", _emptied(entries, 1, 2, 3), end_of(entries), {"keys": 3}).expired == 2
+
+
+def test_digests_stay_what_they_were() -> None:
+    """They are in databases. Another encoding needs another name of the format."""
+    start, said = genesis(AUDIT, "acme"), Said("acme", "key1", "key.created", "k1", "", "{}", "req_7", "salt")
+    assert start.hex() == "b0aaf18e56f51c89d094e60fd54cbf7329166a3fd3ba5aa2b2ceae0fd5161665"
+    assert said.digest() == "23fd39f2f4f87dd63d06d0a19530a6a4407e22a6264888c84b1d0ee7f179e6f3"
+    end = digest_of(start, kept(1, 1, Window.KEYS, said.digest()))
+    assert end.hex() == "421b1c96f9ac47949c8d76c3d3c06836a438dc09ff61a633a7fba0105d94c838"
+    start = genesis(LEDGER, "acme", "2026-11")
+    assert start.hex() == "b023096d5c1420f318ccf1cae177f30578419a07628acad6eb99ea1c33d8731b"
+    end = digest_of(start, (Kind.CONFLICT, "a", None, 1, True))
+    assert end.hex() == "5ca45dddd5c218c20ef637b07d58b4c280fe8a7a192641f56d4f76d5b5064e0f"
 
 
 def test_a_digest_covers_each_word() -> None:
