@@ -27,7 +27,7 @@ from controlplane.policy.pending import ANY
 from controlplane.policy.replica_life import SERVING, ReplicaState
 from controlplane.policy.trail import Action, made
 from controlplane.registry import Registry
-from controlplane.renewal import Renewals
+from controlplane.replacement import ReplicaReplacement
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.pool import StandbyPool
 from controlplane.status import memory, model_status, pool_status
@@ -52,7 +52,7 @@ class Shown:
     economy: Economy
     clock: Clock
     pool: StandbyPool
-    renewals: Renewals
+    replacement: ReplicaReplacement
 
 
 async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Status:
@@ -78,7 +78,7 @@ def router(shown: Shown, trail: Trail, telemetry: Telemetry) -> APIRouter:
     """
     routes = APIRouter(prefix="/admin/v1")
     operator_of, actor_of = holder_of(Scope.OPERATOR), ActorOf(Scope.ADMIN)
-    registry, table, peers, renewals = shown.registry, shown.table, shown.peers, shown.renewals
+    registry, table, peers, replacement = shown.registry, shown.table, shown.peers, shown.replacement
     turn = asyncio.Lock()  # no other restart begins between an entry and its own
 
     @routes.get("/models/{model}/starts", **described(Starts, NotFound, ModelNotFound))
@@ -103,13 +103,13 @@ def router(shown: Shown, trail: Trail, telemetry: Telemetry) -> APIRouter:
         by = actor_of(request)
         found = registry.model(by.tenant, model)
         async with turn:
-            renewals.check(found)  # what is refused has no entry
+            replacement.check(found)  # what is refused has no entry
             await trail.note(by, by.tenant, Action.MODEL_RESTARTED, model)
-            return answer(renewals.begin(found), status=202)
+            return answer(replacement.begin(found), status=202)
 
     @routes.get("/models/{model}/restart", **described(Renewal, NotFound, ModelNotFound))
     async def restarted(request: Request, model: str) -> Response:
-        return answer(renewals.state(registry.model(admin_of(request).tenant, model)))
+        return answer(replacement.state(registry.model(admin_of(request).tenant, model)))
 
     @routes.get("/cache", **described(CacheStatus, scope=Scope.OPERATOR))
     async def cache(request: Request) -> Response:

@@ -5,7 +5,6 @@ from functools import partial
 
 from controlplane import machine_api
 from controlplane.autoscaler import Autoscaler
-from controlplane.damaged import DamageLoop
 from controlplane.economy import Economy
 from controlplane.forecasts import Forecasts
 from controlplane.installation import Installation
@@ -17,7 +16,7 @@ from controlplane.peers import Peers
 from controlplane.policy.pending import ANY
 from controlplane.policy.start_problem import no_room
 from controlplane.prefetch import Prefetcher
-from controlplane.renewal import Renewals
+from controlplane.replacement import DamageLoop, ReplicaReplacement
 from controlplane.replicas import ReplicaTable
 from controlplane.running import Running
 from controlplane.scaling.adopt import Adopter
@@ -57,14 +56,14 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     actuator.listen(outcomes)
     actuator.listen(RestoreMeters(telemetry, table))
     actuator.listen(forecasts)
-    renewals = Renewals(fleet, actuator, settings.drain_s)
-    actuator.listen(renewals)
+    replacement = ReplicaReplacement(fleet, actuator, settings.drain_s)
+    actuator.listen(replacement)
     actuator.on_start(forecasts.starting)
     actuator.on_room(autoscaler.room)
     prefetcher = Prefetcher(peers.prefetch, tasks)
     registry.on_named = prefetcher.named
     autoscaler.on_placing = actuator.on_placing = prefetcher.placing
-    damages = DamageLoop(peers.damaged_pids, fleet, actuator.condemn, telemetry.page)
+    damages = DamageLoop(peers.damaged_pids, fleet, actuator, telemetry.page)
     adopter = Adopter(directory, fleet, pool, actuator, feed, lambda key: registry.find(key) is not None)
     await adopter.sweep()
     pool.balance()
@@ -73,7 +72,7 @@ async def one_machine(ladder: AsyncExitStack, inst: Installation) -> Running:
     tasks.start_loop("autoscaler", autoscaler.run)
     tasks.start_loop("damages", damages.run)
 
-    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, renewals)
+    shown = Shown(registry, table, outcomes, autoscaler, peers, forecasts, economy, clock, pool, replacement)
     return Running(
         replicas=table,
         outcomes=outcomes,

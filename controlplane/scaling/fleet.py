@@ -1,7 +1,7 @@
 """Every process that the zygote bore for us: birth, adoption, death. Which of them does what is decided elsewhere.
 
 A process is in the table of replicas and in the fleet from its birth until its pidfd says that it is dead. The fleet
-moves it to parked and to ending. The other moves are made by `local.py`, `relief.py`, `sleep.py` and `../jobs.py`.
+moves it to parked and to ending. The other moves are made by `local.py`, `sleep.py` and `../jobs.py`.
 """
 
 import asyncio

@@ -22,16 +22,17 @@ from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
 from controlplane.policy.pool import SETTLE_S
+from controlplane.policy.replacement import Step
 from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState
 from controlplane.policy.start_problem import crash_loop
 from controlplane.replicas import Listener, NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
-from controlplane.scaling.drain import condemned, drained
+from controlplane.scaling.drain import TERM_S, condemned, drained
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
-from controlplane.scaling.relief import Relief
 from controlplane.scaling.sleep import Bedroom
+from service.born import KILL_S
 from service.loops import notify
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ TAKE_S: Final = 20.0  # for a standby, where none is parked
 RESTORE_S: Final = dependencies.RESTORE.timeout_s  # Knative's progress deadline
 ATTEMPTS: Final = 3  # in a row, where the process is lost on the way
 DEATH_S: Final = 5.0  # for the slot of a lost process to come free
+LAST_S: Final = TERM_S + KILL_S + 10.0  # from the end of a drain to the death, at the very most
 WAKE: Final = 0  # instead of a start's number
 
 SeeOff = Callable[[Fleet, FeedHub, Process, int, float], Coroutine[Any, Any, None]]
@@ -70,7 +72,6 @@ class LocalActuator:
         self._device = device
         self._drain_s = drain_s
         self._bedroom = Bedroom(fleet, feed, device)
-        self._relief = Relief(fleet, self, drain_s)
         self._roused: dict[str, _Asked] = {}  # by runtime, which fell asleep when it was asked for
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[Listener] = []
@@ -139,16 +140,60 @@ class LocalActuator:
                 break
         if live > replicas:
             self._shrink(key, live - replicas)
-        self._relief.let_go(key, replicas)
+        self._let_go(key, replicas)
         if replicas == 0:
             self._lost_starts.pop(key, None)
             self._end_sleepers(key)
 
-    def relieve(self, runtime_id: str, *, beside: bool) -> None:
-        """Have another replica in the place of one that is ready: begun beside it, in a slot of its own, or after it.
-        The version has as many as before throughout. Raises NoSlot, IllegalMove; then nothing has changed.
+    def replace(self, runtime_id: str, step: Step) -> None:
+        """Carry out a step that begins or ends a replica: see `policy/replacement.py`.
+
+        BESIDE and AFTER need a replica that is ready. The version has as many replicas as before throughout. BESIDE
+        raises NoSlot if no slot is free; then nothing has changed.
         """
-        self._relief.relieve(runtime_id, beside=beside)
+        process, key = self._fleet[runtime_id], self._table[runtime_id].key
+        match step:
+            case Step.BESIDE | Step.AFTER:
+                assert key is not None
+                assert self._table[runtime_id].state is ReplicaState.READY
+                log.info("a replica is replaced", extra={"runtime_id": runtime_id, "version": str(key), "how": step})
+                if step is Step.BESIDE:
+                    start = self._table.begin(key, self._now())
+                    self._table.move(runtime_id, ReplicaEvent.RELIEVE, self._now())
+                    self._take_standby(start)
+                else:
+                    self.drain(process)
+                    start = self._table.begin(key, self._now(), after=runtime_id)
+                    self._fleet.tasks.start(self._follow(process, start), f"follow {runtime_id}")
+            case Step.CONDEMN:
+                self._leave(process, condemned)
+            case Step.END:
+                self._fleet.end(process)
+
+    async def _follow(self, process: Process, start: Start) -> None:
+        """Give the slot of a process that drains to the start that comes after it."""
+        is_gone = await process.gone(self._drain_s + LAST_S)
+        if not self._table.is_pending(start):
+            return
+        if is_gone:
+            self._take_standby(start)
+        else:
+            self._table.abandon(start)
+            self.fail(start.key, Unavailable("the device slot of the replica before"))
+
+    def _let_go(self, key: VersionKey, wanted: int) -> None:
+        """Drain relieved replicas that are over `wanted`, the oldest first: new ones have their places, or fewer are
+        wanted.
+        """
+        surplus = self._table.ready(key) - max(0, wanted)
+        for replica in self._table.relieved(key)[: max(0, surplus)]:
+            self.drain(self._fleet[replica.runtime_id])
+
+    def _keep(self, key: VersionKey) -> None:
+        """Let relieved replicas for which no new one is on its way serve on and count again, the youngest first."""
+        for replica in self._table.relieved(key)[self._table.coming(key) :]:
+            self._table.move(replica.runtime_id, ReplicaEvent.KEPT, self._now())
+            log.warning("a replica stays: none took its place", extra={"runtime_id": replica.runtime_id})
 
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Have the version's only replica asleep, one level at a time. Idempotent; nothing happens where it serves with
@@ -180,7 +225,7 @@ class LocalActuator:
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
         assert replica.key is not None
-        self._relief.let_go(replica.key, self._table.live(replica.key))
+        self._let_go(replica.key, self._table.live(replica.key))
         took_us = max((span.after_us for span in spans), default=0)
         seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
         log.info("a replica is ready", extra=seen)
@@ -196,7 +241,7 @@ class LocalActuator:
     def fail(self, key: VersionKey, failure: Failure) -> None:
         """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
         self._lost_starts.pop(key, None)
-        self._relief.keep(key)
+        self._keep(key)
         self._tell_waiting(key, failure)
         notify(self._listeners, lambda listener: listener.failed(key, failure))
 
@@ -207,10 +252,6 @@ class LocalActuator:
     def drain(self, process: Process) -> None:
         """Let a replica that serves finish what it has, and end it."""
         self._leave(process, drained)
-
-    def condemn(self, process: Process) -> None:
-        """As `drain`, of a replica whose memory was found wrong; also of one that drains. It says no more from it."""
-        self._leave(process, condemned)
 
     def _leave(self, process: Process, see_off: SeeOff) -> None:
         replica = self._table[process.runtime_id]
@@ -225,12 +266,12 @@ class LocalActuator:
         try:
             if self._wakes(key, asked_us):
                 return True
-            self.begin(self._table.begin(key, asked_us))
+            self._take_standby(self._table.begin(key, asked_us))
         except NoSlot:
             return False
         return True
 
-    def begin(self, start: Start) -> None:
+    def _take_standby(self, start: Start) -> None:
         """Have a start that has its slot take a standby."""
         key = start.key
         asked = _Asked(start, self._now())
@@ -349,7 +390,7 @@ class LocalActuator:
             return
         await process.gone(DEATH_S)  # it holds its slot until then
         is_wanted = key in self._lost_starts and self._table.live(key) == 0
-        is_needed = is_wanted or self._relief.is_forsaken(key)
+        is_needed = is_wanted or len(self._table.relieved(key)) > self._table.coming(key)
         if is_needed and not self._begin(key, asked.start.asked_us):
             self.fail(key, failure)
 

@@ -22,7 +22,6 @@ from controlplane.facts import Version as ModelVersion
 from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
 from controlplane.outcomes import Outcomes
-from controlplane.policy import overlap
 from controlplane.policy.convergence import owner_of
 from controlplane.policy.knative_seen import (
     PRIVATE,
@@ -38,6 +37,7 @@ from controlplane.policy.knative_service import namespace_of
 from controlplane.policy.knative_sight import News, Sight
 from controlplane.policy.labels import OURS_SELECTOR, Place
 from controlplane.policy.pending import Trouble
+from controlplane.policy.replacement import versions_before, young_versions
 from controlplane.policy.start_problem import problem_of
 from controlplane.policy.tenant_space import Needs
 from controlplane.registry import Registry
@@ -151,9 +151,9 @@ class Plane:
         """Of versions that were only just named those before them, by when their Services came to be ready."""
         alive = [version.key for version in model.alive]
         named = [key for key in alive if key.version in model.named]
-        if not overlap.young(model.named, self._since(named), self._now_s(), self._overlap_s):
+        if not young_versions(model.named, self._since(named), self._now_s(), self._overlap_s):
             return {}  # as most of the time, whatever other versions there are
-        return overlap.meanwhile(model.named, self._since(alive), self._now_s(), self._overlap_s)
+        return versions_before(model.named, self._since(alive), self._now_s(), self._overlap_s)
 
     def _since(self, keys: Iterable[VersionKey]) -> dict[str, float]:
         every = ((key.version, self._ready_since_s(key)) for key in keys)

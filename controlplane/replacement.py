@@ -1,31 +1,31 @@
-"""Orders to replace every replica of a model by a new one, one after another. One order at a time for each model.
+"""Replace running replicas: all of a model's when an operator orders it, and those whose memory was found wrong.
 
-How many replicas there are stays the autoscaler's to say: an order changes which ones they are. It is kept in memory:
-a control plane that dies takes it along, and the next one adopts every replica, old or new, that lives.
+`policy/replacement.py` decides the next step of each, `scaling/local.py` carries it out. The autoscaler decides how
+many replicas there are: a replacement changes which ones they are. An order is kept in memory. A control plane that
+dies takes it along, and the next one adopts every replica that lives, old or new.
 """
 
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from contracts.errors import Conflict, Failure, Refused
-from contracts.problem import code_of
-from contracts.traffic_errors import Overloaded
 from controlplane.answers import Renewal
-from controlplane.clock import Clock
 from controlplane.facts import Model, VersionKey
-from controlplane.policy.renewal import Due, Step, step
+from controlplane.policy.replacement import Old, Step, next_step, step_if_damaged
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.replicas import Replica, ReplicaTable
+from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
-from controlplane.scaling.local import RESTORE_S, LocalActuator
-from controlplane.scaling.relief import LAST_S
-from controlplane.tasks import Tasks
+from controlplane.scaling.local import LAST_S, RESTORE_S, LocalActuator
+from service.loops import isolated
+from telemetry.policy.instruments import Page
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
+LOOK_S: Final = 2.0
 NONE: Final = Renewal(order="", state="none", replicas=0, replaced=0)
 
 
@@ -49,20 +49,22 @@ class _Order:
         return Renewal(self.name, "done" if self.reason is None else "failed", *counts, self.reason)
 
 
-class Renewals:
-    """Also the actuator's listener: why a start failed is the order's answer."""
+class ReplicaReplacement:
+    """Orders to replace every replica of a model, one after another; one order at a time for each model.
+
+    Also the actuator's listener: why a start failed is the order's answer.
+    """
 
     def __init__(self, fleet: Fleet, actuator: LocalActuator, drain_s: float) -> None:
         self._fleet = fleet
-        self._table: ReplicaTable = fleet.table
+        self._table = fleet.table
         self._actuator = actuator
-        self._clock: Clock = fleet.clock
-        self._tasks: Tasks = fleet.tasks
-        self._limit_s = 2 * (RESTORE_S + drain_s + LAST_S)
+        self._clock = fleet.clock
+        self._limit_s = 2 * (RESTORE_S + drain_s + LAST_S)  # for one replica
         self._orders: dict[tuple[str, str], _Order] = {}  # the last of each model
 
     def __repr__(self) -> str:
-        return f"<Renewals running={sum(not order.is_over for order in self._orders.values())}>"
+        return f"<ReplicaReplacement running={sum(not order.is_over for order in self._orders.values())}>"
 
     def state(self, model: Model) -> Renewal:
         """How the model's last order goes, or went, under this control plane."""
@@ -87,7 +89,7 @@ class Renewals:
         }
         order = self._orders[model.tenant, model.model] = _Order(f"o{secrets.token_hex(6)}", model.model, old)
         log.info("a restart is ordered", extra={"model": model.model, "order": order.name, "replicas": len(old)})
-        self._tasks.start(self._run(order), f"restart {model.model}", for_nobody=True)
+        self._fleet.tasks.start(self._run(order), f"restart {model.model}", for_nobody=True)
         return order.told()
 
     def ready(self, replica: Replica) -> None:
@@ -117,42 +119,82 @@ class Renewals:
             log.info("a restart is over", extra={"model": order.model, "order": order.name, "why": order.reason})
 
     async def _replace(self, order: _Order, runtime_id: str, key: VersionKey) -> None:
-        """Returns once it is dead and another one serves. Raises Refused: why none does."""
-        limit_us = self._clock.monotonic_us() + int(self._limit_s * 1e6)
-        relieved, beside, before = False, True, 0
+        """Return once it is dead and another one serves. Raises Refused: why none does."""
+        began_us, new_before = self._clock.monotonic_us(), 0
+        begun: Step | None = None
         while True:
-            state = self._table[runtime_id].state if runtime_id in self._table else None
             new, failure = self._new(order, key), order.failures.get(key)
-            due = Due(state, relieved, self._table.coming(key), relieved and new > before, failure is not None)
-            match step(due):
+            old = Old(
+                state=self._table[runtime_id].state if runtime_id in self._table else None,
+                begun=begun,
+                has_room=self._actuator.has_room(),
+                coming=self._table.coming(key),
+                has_come=new > new_before,
+                failure=failure,
+            )
+            step = next_step(old, (self._clock.monotonic_us() - began_us) / 1e6, self._limit_s)
+            match step:
                 case Step.OVER:
                     return
-                case Step.END:
-                    self._fleet.end(self._fleet[runtime_id])
-                case Step.RELIEVE:
-                    order.failures.pop(key, None)
-                    relieved, before = True, new
-                    beside = self._relieve(runtime_id, beside)
-                case Step.FAILED if beside and failure is not None and code_of(failure) == Overloaded.code:
-                    relieved, beside = False, False  # memory does not hold two of them: one after the other
                 case Step.FAILED:
                     raise Refused(failure or Conflict("the new replica", "was not ready; the one before it stays"))
-                case Step.WAIT if self._clock.monotonic_us() > limit_us:
+                case Step.LATE:
                     raise Refused(Conflict("a replica", f"was not replaced within {self._limit_s:.0f} s"))
-                case Step.WAIT:
-                    pass
+                case Step.BESIDE | Step.AFTER:
+                    order.failures.pop(key, None)
+                    begun, new_before = step, new
+            if step is not Step.WAIT:
+                self._actuator.replace(runtime_id, step)
             await self._clock.sleep(POLL_S)
-
-    def _relieve(self, runtime_id: str, beside: bool) -> bool:
-        """Whether the other one comes beside it."""
-        if beside and self._actuator.has_room():
-            self._actuator.relieve(runtime_id, beside=True)
-            return True
-        self._actuator.relieve(runtime_id, beside=False)
-        return False
 
     def _new(self, order: _Order, key: VersionKey) -> int:
         """Replicas that are ready and were not there when the order came."""
         return sum(
             each.state is ReplicaState.READY and each.runtime_id not in order.old for each in self._table.of(key)
         )
+
+
+class DamageLoop:
+    """Sends away replicas whose memory was found wrong. The cache agent names their processes: `damaged` asks for the
+    process ids. Each replica is told and counted once.
+    """
+
+    def __init__(
+        self,
+        damaged: Callable[[], Awaitable[frozenset[int]]],
+        fleet: Fleet,
+        actuator: LocalActuator,
+        page: Page,
+    ) -> None:
+        self._damaged = damaged
+        self._fleet = fleet
+        self._actuator = actuator
+        self._told: set[str] = set()
+        self._counter = page.counter("kelvin_condemned_replicas_total", "Replicas whose memory was found wrong.", ())
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self._fleet.clock.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once. A cache that does not answer is asked again at the next look."""
+        table = self._fleet.table
+        if all(step_if_damaged(replica.state) is Step.WAIT for replica in table):
+            return
+        try:
+            pids = await self._damaged()
+        except Refused:
+            return
+        self._told = {runtime_id for runtime_id in self._told if runtime_id in table}
+        for replica in table:
+            step = step_if_damaged(replica.state)
+            if replica.pid not in pids or replica.runtime_id in self._told or step is Step.WAIT:
+                continue
+            with isolated(replica.runtime_id):
+                self._actuator.replace(replica.runtime_id, step)
+                self._told.add(replica.runtime_id)
+                self._counter.add(())
+                seen = {"runtime_id": replica.runtime_id, "version": str(replica.key), "state": replica.state}
+                log.error("a replica has memory that was found wrong", extra=seen)

@@ -1,4 +1,7 @@
-"""Every replica of a version is replaced: never fewer that serve, never over the slots, or it is said why."""
+"""Replicas are replaced: on an order all of a model's, never fewer that serve, never over the slots, or it is said why.
+
+One whose memory was found wrong leaves at once; others, and a cache that is away, change nothing.
+"""
 
 import asyncio
 import os
@@ -7,14 +10,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from contracts.errors import Refused
+from contracts.errors import Refused, Unavailable
 from controlplane.answers import Renewal
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.policy.breakeven import Level
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.replacement import Step
 from controlplane.policy.replica_life import SERVING, ReplicaState
-from controlplane.renewal import Renewals
-from controlplane.scaling.relief import Relief
+from controlplane.replacement import DamageLoop, ReplicaReplacement
+from controlplane.scaling.local import LocalActuator
+from telemetry.policy.instruments import Page
 from tests.controlplane.builders import TENANT, key, registration
 from tests.controlplane.ground import Local, Run, local, play
 from tests.eventually import eventually
@@ -31,8 +36,8 @@ class Renewing:
         self.wanted = wanted
         self.fewest = wanted
         self.most_held = 0
-        self.renewals = Renewals(it.fleet, it.actuator, 20.0)
-        it.actuator.listen(self.renewals)
+        self.replacement = ReplicaReplacement(it.fleet, it.actuator, 20.0)
+        it.actuator.listen(self.replacement)
         version = Version(registration(model), 0, VersionState.READY)
         self.model = Model(TENANT, model, 0, versions=(version,))
 
@@ -61,10 +66,10 @@ class Renewing:
 
         def is_over() -> bool:
             self.tick()
-            return holds() or self.renewals.state(self.model).state != "running"
+            return holds() or self.replacement.state(self.model).state != "running"
 
         await eventually(is_over, "the order is over")
-        return self.renewals.state(self.model)
+        return self.replacement.state(self.model)
 
 
 def renew(run: Run, scenario: Scenario, model: str = "m", wanted: int = 2, **settings: int) -> None:
@@ -79,7 +84,7 @@ def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
 
     async def scenario(r: Renewing) -> None:
         old = await r.up()
-        ordered = r.renewals.begin(r.model)
+        ordered = r.replacement.begin(r.model)
         assert (ordered.state, ordered.replicas, ordered.replaced) == ("running", 2, 0)
         done = await r.over()
         assert (done.order, done.state, done.replaced, done.reason) == (ordered.order, "done", 2, None)
@@ -96,7 +101,7 @@ def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
 
     async def scenario(r: Renewing) -> None:
         old = await r.up()
-        r.renewals.begin(r.model)
+        r.replacement.begin(r.model)
         assert (await r.over()).state == "done"
         assert r.ids().isdisjoint(old)
         assert (len(r.ids()), r.fewest, r.most_held) == (2, 1, 2)
@@ -107,17 +112,17 @@ def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
 def test_without_keeping_the_old_one_until_then_the_first_test_goes_red(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: a relief that drains at once, though there is room, is seen."""
+    """Negative control: an actuator that drains at once, though there is room, is seen."""
 
-    def hasty(self: Relief, runtime_id: str, *, beside: bool) -> None:
-        relieve(self, runtime_id, beside=False)
+    def hasty(self: LocalActuator, runtime_id: str, step: Step) -> None:
+        replace(self, runtime_id, Step.AFTER if step is Step.BESIDE else step)
 
-    relieve = Relief.relieve
-    monkeypatch.setattr(Relief, "relieve", hasty)
+    replace = LocalActuator.replace
+    monkeypatch.setattr(LocalActuator, "replace", hasty)
 
     async def scenario(r: Renewing) -> None:
         await r.up()
-        r.renewals.begin(r.model)
+        r.replacement.begin(r.model)
         assert (await r.over()).state == "done"
         assert r.fewest == 1
 
@@ -129,11 +134,11 @@ def test_what_an_old_one_has_is_finished(run: Run) -> None:
 
     async def scenario(r: Renewing) -> None:
         (old,) = await r.up()
-        r.renewals.begin(r.model)
+        r.replacement.begin(r.model)
         await r.over(lambda: bool(run.calls("drain")))
         assert r.it.table[old].state is ReplicaState.DRAINING
         assert r.it.table.ready(r.which) == 1
-        assert r.renewals.state(r.model).replaced == 0
+        assert r.replacement.state(r.model).replaced == 0
         run.tell("idle")
         assert (await r.over()).state == "done"
         assert r.fewest == 1
@@ -146,11 +151,11 @@ def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
 
     async def scenario(r: Renewing) -> None:
         await r.up()
-        first = r.renewals.begin(r.model)
+        first = r.replacement.begin(r.model)
         with pytest.raises(Refused, match="is being restarted already; 0 of 1 replicas are replaced"):
-            r.renewals.begin(r.model)
+            r.replacement.begin(r.model)
         await r.over()
-        assert r.renewals.begin(r.model).order != first.order
+        assert r.replacement.begin(r.model).order != first.order
         assert (await r.over()).state == "done"
 
     renew(run, scenario, wanted=1)
@@ -164,9 +169,9 @@ def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
         run.tell("healed")
         old = await r.up()
         (run.path / "healed").unlink()
-        r.renewals.begin(r.model)
-        await eventually(lambda: r.renewals.state(r.model).state == "failed")
-        failed = r.renewals.state(r.model)
+        r.replacement.begin(r.model)
+        await eventually(lambda: r.replacement.state(r.model).state == "failed")
+        failed = r.replacement.state(r.model)
         assert failed.replaced == 0
         assert failed.reason is not None
         assert "chunk" in failed.reason
@@ -181,7 +186,7 @@ def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -> None
     async def scenario(r: Renewing) -> None:
         old = await r.up()
         run.tell("crowded")
-        r.renewals.begin(r.model)
+        r.replacement.begin(r.model)
         await r.over(lambda: bool(run.calls("drain")))
         (run.path / "crowded").unlink()
         assert (await r.over()).state == "done"
@@ -197,7 +202,7 @@ def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) ->
         run.tell("release")
         old = await r.up()
         (run.path / "release").unlink()
-        r.renewals.begin(r.model)
+        r.replacement.begin(r.model)
         await r.over(lambda: len(run.calls("bind:held")) == 3)
         (restoring,) = [each for each in r.it.table.of(r.which) if each.state is ReplicaState.RESTORING]
         os.kill(restoring.pid, signal.SIGKILL)
@@ -216,7 +221,7 @@ async def relieved(run: Run, r: Renewing) -> None:
     run.tell("release")
     await r.up()
     (run.path / "release").unlink()
-    r.renewals.begin(r.model)
+    r.replacement.begin(r.model)
     await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
 
 
@@ -252,8 +257,8 @@ def test_one_that_sleeps_is_ended(run: Run) -> None:
         await r.up()
         r.it.actuator.sleep(r.which, Level.ASLEEP)
         await eventually(lambda: r.it.table.count(ReplicaState.ASLEEP) == 1)
-        r.renewals.begin(r.model)
-        await eventually(lambda: r.renewals.state(r.model).state == "done")
+        r.replacement.begin(r.model)
+        await eventually(lambda: r.replacement.state(r.model).state == "done")
         assert r.it.table.of(r.which) == ()
 
     renew(run, scenario, wanted=1)
@@ -268,13 +273,13 @@ def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None:
             run.tell("release")
             await r.up()
             (run.path / "release").unlink()
-            r.renewals.begin(r.model)
+            r.replacement.begin(r.model)
             await eventually(lambda: len(run.calls("bind:held")) == 2)
 
     async def second() -> None:
         async with local(run) as it:
             r = Renewing(it, "held", 1)
-            assert r.renewals.state(r.model).state == "none"
+            assert r.replacement.state(r.model).state == "none"
             assert it.table.live(r.which) == 2
             run.tell("release")
             await it.ready(r.which, 2)
@@ -284,3 +289,56 @@ def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None:
 
     asyncio.run(first())
     asyncio.run(second())
+
+
+def test_a_damaged_one_is_sent_away(run: Run) -> None:
+    """By its process's number, and told why, though it is busy; the one beside it serves on. It is counted once."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            damaged: set[int] = set()
+
+            async def ask() -> frozenset[int]:
+                if not damaged:
+                    raise Refused(Unavailable("cache"))
+                return frozenset(damaged)
+
+            page = Page("controlplane")
+            loop = DamageLoop(ask, it.fleet, it.actuator, page)
+            await loop.look()
+            for name in ("busy", "b"):
+                it.apply(key(name), 1)
+                await it.ready(key(name))
+            await loop.look()
+            assert it.table.ready(key("busy")) == 1
+            (one,) = it.table.of(key("busy"))
+            damaged.add(one.pid)
+            await loop.look()
+            assert it.table[one.runtime_id].state is ReplicaState.DRAINING
+            await loop.look()
+            assert (it.table.ready(key("busy")), it.table.ready(key("b"))) == (0, 1)
+            await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
+            assert f"condemn {one.runtime_id}" in (run.path / "calls.log").read_text()
+            (counted,) = [family for family in page.families() if family.name == "kelvin_condemned_replicas_total"]
+            assert counted.values == {(): 1}
+
+    asyncio.run(main())
+
+
+def test_a_damaged_one_that_drains_already_is_told(run: Run) -> None:
+    """What it still answers would be said from wrong memory."""
+
+    async def main() -> None:
+        async with local(run) as it:
+            it.apply(key("busy"), 1)
+            await it.ready(key("busy"))
+            (one,) = it.table.of(key("busy"))
+
+            async def ask() -> frozenset[int]:
+                return frozenset({one.pid})
+
+            it.actuator.drain(it.fleet[one.runtime_id])
+            await DamageLoop(ask, it.fleet, it.actuator, Page("controlplane")).look()
+            await eventually(lambda: one.runtime_id not in it.table, "the damaged one is gone")
+
+    asyncio.run(main())
