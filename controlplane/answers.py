@@ -10,6 +10,7 @@ from contracts.ladder import Rung
 from contracts.timeline import Span
 from contracts.wire import Wire
 from controlplane.facts import ScaleSettings
+from controlplane.policy.rollout import ImageBehind
 from service.exits import ProcessExits
 
 
@@ -78,19 +79,6 @@ class RestoreStatus(Wire, frozen=True):
     spans: tuple[Span, ...]
     failure_code: str | None = None
     failure: str | None = None
-
-
-class ImageBehind(Wire, frozen=True):
-    """Why a version on a cluster still runs an earlier image, or earlier settings of Kelvin's own, and since when the
-    leader knows.
-
-    `reason` is `waiting` (for its turn), `starting`, `failed` (its new revision), `refused` (by the cluster), or
-    `unreadable` (its Service).
-    """
-
-    reason: str
-    message: str
-    since_s: int  # Unix time
 
 
 class VersionStatus(Wire, frozen=True):

@@ -5,16 +5,9 @@ from contracts.wire import Wire
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.forecasts import Forecasts
 from controlplane.policy.breakeven import Level
+from controlplane.policy.eta import PastForecast
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica, ReplicaTable
-
-
-class PastForecast(Wire, frozen=True):
-    """Of a start that is over: what was said while it ran, what it took, by the slowest tier of its bytes."""
-
-    predicted_s: float
-    actual_s: float
-    tier: str
 
 
 class Expected(Wire, frozen=True):
@@ -69,10 +62,7 @@ async def _start(model: Model, version: Version, table: ReplicaTable, forecasts:
         standbys=standbys,
         expected=None if whereabouts is None else _expected(key, whereabouts, forecasts, parked=standbys > 0),
         wake_s=next((_waking_s(each, version, forecasts) for each in table.sleepers(key)), None),
-        past=tuple(
-            PastForecast(predicted_s=miss.predicted_s, actual_s=miss.actual_s, tier=miss.tier)
-            for miss in forecasts.history.misses(key)
-        ),
+        past=forecasts.history.misses(key),
     )
 
 

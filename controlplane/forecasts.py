@@ -18,7 +18,7 @@ from controlplane.clock import Clock
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import Estimate, History, Known, Miss
+from controlplane.policy.eta import Estimate, History, Known, PastForecast
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
 from telemetry.policy.instruments import Page
@@ -106,7 +106,7 @@ class Forecasts:
         bytes_s = None if said is None else said.bytes_s
         self.history.started(replica.key, total, replica.restore, parked=start.parked, bytes_s=bytes_s, tier=tier)
         if said is not None:
-            miss = Miss(said.ready_s, took_s, tier)
+            miss = PastForecast(predicted_s=said.ready_s, actual_s=took_s, tier=tier)
             self.history.missed(replica.key, miss)
             self._ratios.observe((tier,), miss.ratio)
 

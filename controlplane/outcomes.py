@@ -16,7 +16,7 @@ from contracts.usage import LifetimeRecord
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, speaks_of_bytes
-from controlplane.policy.rollout import Behind
+from controlplane.policy.rollout import ImageBehind
 from controlplane.policy.start_problem import crash_loop, problem_of
 from controlplane.registry import Registry
 from controlplane.replicas import Replica
@@ -41,7 +41,7 @@ class Outcomes:
         self._feed = feed
         self._tasks = tasks
         self._last: dict[VersionKey, LastRestore] = {}
-        self.behind: Mapping[VersionKey, Behind] = {}  # versions of a cluster that run the image of before
+        self.behind: Mapping[VersionKey, ImageBehind] = {}  # versions of a cluster that run the image of before
         self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
 
     def __repr__(self) -> str:

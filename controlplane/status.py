@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from contracts.names import DEFAULT_ALIAS
 from controlplane.answers import (
-    ImageBehind,
     Memory,
     ModelStatus,
     PendingReplicas,
@@ -18,7 +17,6 @@ from controlplane.facts import Model, Version, VersionKey
 from controlplane.outcomes import LastRestore, Outcomes
 from controlplane.policy.pending import Pending
 from controlplane.policy.replica_life import SERVING, ReplicaState
-from controlplane.policy.rollout import Behind
 from controlplane.replicas import Replica
 from controlplane.running import Replicas
 from controlplane.scaling.footprints import Footprint
@@ -113,14 +111,8 @@ def _version_status(model: Model, version: Version, replicas: Replicas, outcomes
         replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
         last_restore=_restore_status(outcomes.last(key)),
         start_problem=outcomes.problem(key),
-        image_behind=_image_behind(outcomes.behind.get(key)),
+        image_behind=outcomes.behind.get(key),
     )
-
-
-def _image_behind(behind: Behind | None) -> ImageBehind | None:
-    if behind is None:
-        return None
-    return ImageBehind(reason=behind.reason, message=behind.message, since_s=behind.since_s)
 
 
 def _state(replicas: Replicas, key: VersionKey) -> str:

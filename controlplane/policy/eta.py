@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final, Generic, TypeVar
 
 from contracts.timeline import Span, Stage
+from contracts.wire import Wire
 
 K = TypeVar("K", bound=Hashable)
 
@@ -62,13 +63,12 @@ class Estimate:
         return self.ready_s + self.steps.answer_s
 
 
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """A start that is over: what was said of it, and what it took."""
+class PastForecast(Wire, frozen=True):
+    """Of a start that is over: what was said while it ran, what it took, by the slowest tier of its bytes."""
 
     predicted_s: float
     actual_s: float
-    tier: str  # the slowest that it had bytes from
+    tier: str
 
     @property
     def ratio(self) -> float:
@@ -111,7 +111,7 @@ class _Steps:
 class _Version:
     steps: _Steps
     size: int
-    misses: tuple[Miss, ...] = ()
+    misses: tuple[PastForecast, ...] = ()
     fetches: tuple[tuple[str, Mean], ...] = ()  # by the slowest tier that bytes came from
 
 
@@ -196,12 +196,12 @@ class History(Generic[K]):
                 key, version.size, lambda steps: replace(steps, answer=steps.answer.with_one(max(0.0, seconds)))
             )
 
-    def missed(self, key: K, miss: Miss) -> None:
+    def missed(self, key: K, miss: PastForecast) -> None:
         """How right what was said of a start was."""
         if (version := self._versions.get(key)) is not None:
             self._versions[key] = replace(version, misses=(*version.misses, miss)[-KEPT_ERRORS:])
 
-    def misses(self, key: K) -> tuple[Miss, ...]:
+    def misses(self, key: K) -> tuple[PastForecast, ...]:
         """The last ones of the version, the oldest first."""
         version = self._versions.get(key)
         return () if version is None else version.misses

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from contracts.doubling import Doubling
 from contracts.numbers import whole_number
+from contracts.wire import Wire
 from controlplane.policy.knative_seen import condition
 from controlplane.policy.knative_service import AUTOSCALING, SCALE
 from controlplane.policy.labels import APPLIED, ATTEMPT, RENDERING, Place
@@ -40,13 +41,17 @@ class Stage(StrEnum):
 OUTDATED: Final = frozenset({Stage.WAITING, Stage.WRITING, Stage.REFUSED})
 
 
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """Why a version does not run the wanted rendering yet. `since_s` is Unix time."""
+class ImageBehind(Wire, frozen=True):
+    """Why a version on a cluster still runs an earlier image, or earlier settings of Kelvin's own, and since when the
+    leader knows.
 
-    reason: str  # "waiting", "starting", "failed", "refused" or "unreadable"
+    `reason` is `waiting` (for its turn), `starting`, `failed` (its new revision), `refused` (by the cluster), or
+    `unreadable` (its Service).
+    """
+
+    reason: str
     message: str
-    since_s: int
+    since_s: int  # Unix time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from contracts.timeline import Span, Stage, Stamp
 from controlplane.feed import FeedHub
 from controlplane.forecasts import Forecasts
 from controlplane.policy.breakeven import Level
-from controlplane.policy.eta import Known, Miss
+from controlplane.policy.eta import Known
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
@@ -91,7 +91,9 @@ def test_a_start_is_foretold_and_the_error_kept() -> None:
         assert (row.bytes_to_bring, row.tier) == (4096, "nvme")
         scene.end(ready_s=0.8)
         (miss,) = scene.forecasts.history.misses(KEY)
-        assert miss == Miss(pytest.approx(said.ready_s), pytest.approx(0.8), "nvme")  # type: ignore[arg-type]
+        assert miss.tier == "nvme"
+        assert miss.predicted_s == pytest.approx(said.ready_s)
+        assert miss.actual_s == pytest.approx(0.8)
         assert sum(scene.counts()) == 1
         better = scene.forecasts.estimate(KEY, place(), parked=True)
         assert better.known is Known.VERSION

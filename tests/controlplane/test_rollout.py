@@ -17,7 +17,7 @@ from controlplane.feed import FeedHub
 from controlplane.policy.convergence import stamped
 from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service, service_name
 from controlplane.policy.labels import RENDERING
-from controlplane.policy.rollout import PAUSES, WAVE, Behind
+from controlplane.policy.rollout import PAUSES, WAVE, ImageBehind
 from controlplane.registry import Registry
 from controlplane.scaling.knative import wanted as wanted_services
 from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Unreachable
@@ -171,7 +171,7 @@ def play(
     asyncio.run(main())
 
 
-def behind(scene: Scene, model: str) -> Behind | None:
+def behind(scene: Scene, model: str) -> ImageBehind | None:
     return scene.outcomes.behind.get(key(model))
 
 

@@ -9,9 +9,11 @@ from contracts.control import StartProblem
 from contracts.errors import Unavailable
 from contracts.problem import from_wire, to_wire
 from contracts.usage import LifetimeRecord
+from contracts.wire import encode
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.rollout import ImageBehind
 from controlplane.policy.start_problem import crash_loop
 from controlplane.registry import Registry
 from controlplane.replicas import Replica, ReplicaTable
@@ -58,6 +60,21 @@ def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Pa
             outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
             assert problems(feed) == {}
             assert outcomes.problem(key()) is None
+
+    asyncio.run(main())
+
+
+def test_status_says_why_a_version_is_behind(tmp_path: Path) -> None:
+    """In the bytes that the command line reads, and null for a version that is not."""
+
+    async def main() -> None:
+        async with outcomes_of(tmp_path) as (outcomes, _, registry):
+            (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
+            assert encode(shown).endswith(b',"image_behind":null}')
+            outcomes.behind = {key(): ImageBehind(reason="failed", message="it did not start", since_s=12)}
+            (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
+            told = b'{"reason":"failed","message":"it did not start","since_s":12}'
+            assert encode(shown).endswith(b',"image_behind":' + told + b"}")
 
     asyncio.run(main())
 

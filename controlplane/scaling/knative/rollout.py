@@ -17,7 +17,7 @@ from controlplane.policy.labels import ATTEMPT, Place
 from controlplane.policy.rollout import (
     INITIAL_SCALE,
     OUTDATED,
-    Behind,
+    ImageBehind,
     Rolling,
     Stage,
     admit,
@@ -69,7 +69,7 @@ class Rollout:
         self._writes: dict[Ref, Json] = {}  # Services whose turn has come
         self._outlook: tuple[bool, bool] | None = None  # whether it is proven, whether some failed; None: explain anew
         self.chosen: dict[Ref, Json] = {}
-        self.behind: dict[VersionKey, Behind] = {}
+        self.behind: dict[VersionKey, ImageBehind] = {}
         self.is_moving = False  # some version's turn has come: call `choose` again soon
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class Rollout:
         return kept(obj, seen, zero)
 
     def _explain(self, entries: "Mapping[Ref, _Entry]", is_proven: bool, has_failed: bool, now_s: int) -> None:
-        behind: dict[VersionKey, Behind] = {}
+        behind: dict[VersionKey, ImageBehind] = {}
         for ref, entry in entries.items():
             why = self._why(entry, ref in self._writes, is_proven, has_failed)
             if why is None:
@@ -178,7 +178,9 @@ class Rollout:
             if known is not None and (known.reason, known.message) == why:
                 behind[entry.key] = known
                 continue
-            behind[entry.key] = Behind(*why, now_s if known is None else known.since_s)
+            behind[entry.key] = ImageBehind(
+                reason=why[0], message=why[1], since_s=now_s if known is None else known.since_s
+            )
             if why[0] in ("failed", "refused") and (known is None or known.reason != why[0]):
                 log.warning("a version keeps its image of before", extra={"version": str(entry.key), "why": why[1]})
         self.behind = behind

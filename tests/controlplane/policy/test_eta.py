@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.timeline import Span, Stage
+from contracts.wire import encode
 from controlplane.policy.eta import (
     GUESS,
     KEPT_ERRORS,
@@ -13,7 +14,7 @@ from controlplane.policy.eta import (
     Estimate,
     History,
     Known,
-    Miss,
+    PastForecast,
     Steps,
     size_class,
 )
@@ -114,7 +115,7 @@ def test_spans_without_their_stages_teach_nothing() -> None:
     history = History[str]()
     history.started("a", MB, (Span(Stage.READY, 5),), parked=True, bytes_s=0.0, tier="host")
     history.answered("a", 3.0)
-    history.missed("a", Miss(1.0, 1.0, "nvme"))
+    history.missed("a", PastForecast(predicted_s=1.0, actual_s=1.0, tier="nvme"))
     assert history.estimate("a", MB, 0.0, parked=True).known is Known.GUESS
     assert history.misses("a") == ()
 
@@ -125,7 +126,7 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(MAX_VERSIONS + 5):
         history.started(number, MB, spans(0.1, 0.2, 0.3), parked=True, bytes_s=None, tier="host")
     for number in range(KEPT_ERRORS + 5):
-        history.missed(MAX_VERSIONS, Miss(1.0, float(number), "host"))
+        history.missed(MAX_VERSIONS, PastForecast(predicted_s=1.0, actual_s=float(number), tier="host"))
     assert history.estimate(0, 64 * MB, 0.0, parked=True).known is Known.GUESS
     assert [miss.actual_s for miss in history.misses(MAX_VERSIONS)] == [float(n) for n in range(5, KEPT_ERRORS + 5)]
 
@@ -167,6 +168,8 @@ def test_a_steady_version_is_foretold(steps: tuple[float, float, float], noise: 
 
 def test_a_ratio_tells_a_wrong_forecast() -> None:
     """Negative control of the measure: half of the truth is 2, and nothing at all is not a division by zero."""
-    assert Miss(1.0, 2.0, "nvme").ratio == 2.0
-    assert Miss(0.0, 1.0, "nvme").ratio > 1000
+    assert PastForecast(predicted_s=1.0, actual_s=2.0, tier="nvme").ratio == 2.0
+    assert PastForecast(predicted_s=0.0, actual_s=1.0, tier="nvme").ratio > 1000
+    told = encode(PastForecast(predicted_s=1.0, actual_s=2.5, tier="nvme"))
+    assert told == b'{"predicted_s":1.0,"actual_s":2.5,"tier":"nvme"}'
     assert size_class(0) == 0
