@@ -99,8 +99,8 @@ class HandoverSender:
             self._hand_over_to(queue)
 
     def _hand_over_to(self, queue: _Queue) -> None:
-        for each in self._answers.all():
-            queue.put_nowait(Answer(each.tenant, each.name, each.kept.fingerprint, each.kept.sealed, each.age_s))
+        for tenant, name, kept in self._answers.all():
+            queue.put_nowait(Answer(tenant, name, kept.fingerprint, kept.sealed, kept.age_s))
         for running in self._running():
             queue.put_nowait(running)
         queue.put_nowait(Complete())
@@ -110,7 +110,7 @@ class HandoverSender:
         if kept is None:
             self._send(Freed(asked.name))
         else:
-            self._send(Answer(asked.tenant, asked.name, kept.fingerprint, kept.sealed, 0.0))
+            self._send(Answer(asked.tenant, asked.name, kept.fingerprint, kept.sealed, kept.age_s))
 
     async def close(self) -> None:
         """Send what is queued, for at most FLUSH_S."""
@@ -185,7 +185,7 @@ class HandoverReceiver:
                             log.warning("the old activator hands over in another format", extra={"is": version})
                             break
                     case Answer(tenant, name, fingerprint, sealed, age_s):
-                        self._answers.inherit(tenant, name, Kept(fingerprint, sealed), age_s)
+                        self._answers.inherit(tenant, name, Kept(fingerprint, sealed, age_s))
                     case Running(name, fingerprint):
                         self._answers.add_elsewhere(name, fingerprint)
                     case Freed(name):

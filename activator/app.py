@@ -58,7 +58,6 @@ from activator.reporter import Reporter
 from activator.server import serve_plain, serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
-from activator.shared_cache import SharedCached
 from activator.shares import Room
 from activator.sinks import choose_sink
 from activator.stand_in import StandIn
@@ -190,18 +189,16 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
         sender, retries = Sender(upstreams, usage.source), RetryBudgets[tuple[str, VersionKey]](RETRY_LIMITS)
         hedges = Hedges(throttler, sender, retries, meters) if settings.hedges else None
         attempts = Attempts(throttler, sender, retries, meters, hedges)
-        answers = OwnAnswers(settings.once)
-        shared = None if counted.store is None else SharedAnswers(counted.store, answers, settings.once)
+        answers, store = OwnAnswers(settings.once), counted.store
+        of_keys = answers if store is None else SharedAnswers(store, "once", settings.once, answers)
+        cached = OwnAnswers(settings.cache) if store is None else SharedAnswers(store, "cache", settings.cache)
         secret = _once_key(settings)
-        cached = None if counted.store is None else SharedCached(counted.store, settings.cache)
-        if cached is not None:
-            ladder.push_async_callback(cached.close)
-        cache = ResponseCache(secret, settings.cache, telemetry.page, cached)
-        once = Once(secret, shared or answers, settings.once, telemetry.page)
+        cache = ResponseCache(secret, cached, settings.cache, errands, telemetry.page)
+        once = Once(secret, of_keys, settings.once, telemetry.page)
         handover = HandoverSender(answers, once.running)
         ladder.push_async_callback(handover.close)
         # Activators with a shared store know the same keys already.
-        receiver = await HandoverReceiver.connect(answers, directory) if counted.store is None else None
+        receiver = await HandoverReceiver.connect(answers, directory) if store is None else None
         ladder.push_async_callback(once.close)
         allowances = Allowances(counted.entrance, counted.rates, budgets)
         asked = settings.firewall
@@ -272,11 +269,10 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             "feed file": last.run,
             "reporter": reporter.run,
             "key uses": uses.run,
-            "kept answers": answers.run,
+            "kept answers": once.run,
             **({} if receiver is None else {"inherited answers": receiver.receive}),
-            **({} if counted.store else {"handover": lambda: _hand_over(handover, answers, directory, stop)}),
+            **({} if store else {"handover": lambda: _hand_over(handover, answers, directory, stop)}),
             "response cache": cache.run,
-            **({} if shared is None else {"shared answers": shared.run}),
             "leftover spools": lambda: ship_leftovers(settings.spools, post),
             **counted.loops,
             **told.loops,

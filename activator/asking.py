@@ -29,14 +29,6 @@ class Scripts(Protocol):
         ...
 
 
-class Keeps(Scripts, Protocol):
-    """A store that also keeps large values."""
-
-    async def keep(self, script: str, keys: tuple[str, ...], nbytes: int, *arguments: str | bytes | int) -> Any:
-        """Run a script that stores `nbytes`, as `ask` does. Raises Away, and its subclass Full if there is no room."""
-        ...
-
-
 class Asking(Generic[K]):
     """Questions under way, by name. `waiting` counts for each name the units that its waiting callers want."""
 

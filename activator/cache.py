@@ -5,7 +5,6 @@ one. Sealed as answers of a key are, wherever they lie; who asks meanwhile runs,
 again is kept beside that, for longer.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -14,14 +13,16 @@ from starlette.types import Message
 
 from activator.account import Degraded
 from activator.answer import Answer
-from activator.cached_answers import CachedAnswers, OwnCached
+from activator.asking import each
 from activator.call import Call
+from activator.errands import Errands
 from activator.exchange import Exchange, Headers, now_us
+from activator.kept_answers import TEND_S, AnswerStore, OwnAnswers
 from activator.once_key import Content, Sealer
 from activator.policy.body import is_greedy
-from activator.policy.once import CACHE_LIMITS, Asked, OnceLimits, asked
+from activator.policy.once import Asked, OnceLimits, asked
 from activator.shares import Room, Taken
-from activator.tape import OF_THE_MOMENT, play, recorded
+from activator.tape import OF_THE_MOMENT
 from contracts.errors import InvalidRequest, Refused
 from contracts.ladder import OLDEST_S, TOLD
 from contracts.timeline import Stage
@@ -30,7 +31,7 @@ from telemetry.policy.instruments import Page
 HEADER: Final = b"x-kelvin-cache"
 ALLOW: Final = b"allow"
 CACHED: Final = "cached"
-TIDY_S: Final = 30.0
+PUT_S: Final = 2.0  # the store's own deadline is far below it
 # Of one request alone: never part of what another one gets.
 _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection", HEADER))
 
@@ -38,22 +39,16 @@ _OWN: Final = frozenset((b"x-request-id", b"x-client-request-id", b"connection",
 class Answers:
     """What is kept, of whichever tenant: sealed before it goes there, opened when it comes from there."""
 
-    def __init__(
-        self, secret: bytes, answer_bytes: int, kept: CachedAnswers, given_bytes: int = CACHE_LIMITS.nbytes
-    ) -> None:
+    def __init__(self, secret: bytes, limits: OnceLimits, kept: AnswerStore, errands: Errands) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
-        self._kept = kept
-        self.answer_bytes = answer_bytes  # of the largest body that is kept
-        self.given = Room(given_bytes, "the room for cached answers that are given", "bytes")
+        self.kept = kept
+        self._errands = errands
+        self.answer_bytes = limits.answer_bytes  # of the largest body that is kept
+        self.given = Room(limits.nbytes, "the room for cached answers that are given", "bytes")
 
     def __repr__(self) -> str:
-        return f"<Answers {self._kept!r}>"
-
-    @property
-    def nbytes(self) -> int:
-        """Of all that is in this process, sealed."""
-        return self._kept.nbytes
+        return f"<Answers {self.kept!r}>"
 
     def name(self, call: Call, version: str) -> Asked | None:
         """What the request's answer is kept under; None where it may differ from one time to the next."""
@@ -63,34 +58,29 @@ class Answers:
         entry = call.entry  # its name is in the answer; in the body only where the URL has none
         named = (call.path, entry.tenant, entry.model, version, ceiling)
         what = [*(each.encode() for each in named), call.body]
-        return asked(self._secret, call.account.principal.tenant, b"cache", what)
+        return asked(self._secret, call.account.principal.tenant, None, what)
 
     async def find(self, what: Asked) -> tuple[Content, float] | None:
         """What is kept, whole, and for how many seconds it has been."""
-        found = await self._kept.find(what)
+        found = await self.kept.find(what)
         content = None if found is None else self._sealer.open(what, found.sealed)
         return None if found is None or content is None else (content, found.age_s)
 
     def put(self, what: Asked, content: Content) -> None:
-        """Keep it, where it is not too large."""
+        """Keep it soon, where it is not too large. The request that it is of does not wait for that."""
         if len(content.body) <= self.answer_bytes:
-            sealed = self._sealer.seal(what, content.request_id, content.status, content.headers, content.body)
-            self._kept.put(what, sealed)
-
-    def tidy(self) -> None:
-        """Forget what has ended."""
-        self._kept.tidy()
+            self._errands.start(self.kept.publish(what, None, self._sealer.seal(what, content)), PUT_S)
 
 
 class ResponseCache:
-    """Used on one event loop. `shared` is where activators keep answers together, if they do; those that a ladder may
-    give are each one's own: they are for when things are away.
+    """Used on one event loop. `answers` may be shared by activators. Those that a ladder may give are each one's own:
+    they are for when things are away.
     """
 
-    def __init__(self, secret: bytes, limits: OnceLimits, page: Page, shared: CachedAnswers | None = None) -> None:
-        self._answers = Answers(secret, limits.answer_bytes, shared or OwnCached(limits), limits.nbytes)
-        last = OwnCached(replace(limits, ttl_s=OLDEST_S))
-        self.last = Answers(secret, limits.answer_bytes, last, limits.nbytes)  # of models whose ladder gives it again
+    def __init__(self, secret: bytes, answers: AnswerStore, limits: OnceLimits, errands: Errands, page: Page) -> None:
+        self._answers = Answers(secret, limits, answers, errands)
+        last = OwnAnswers(replace(limits, ttl_s=OLDEST_S))
+        self.last = Answers(secret, limits, last, errands)  # of models whose ladder gives it again
         self._asked = page.counter(
             "kelvin_cache_requests_total", "Requests that allow a cached answer, by what came of it.", ("result",)
         )
@@ -114,16 +104,17 @@ class ResponseCache:
 
     async def run(self) -> None:
         """Forget what has ended, also while nobody asks."""
-        while True:
-            await asyncio.sleep(TIDY_S)
-            self._answers.tidy()
-            self.last.tidy()
+        await each(TEND_S, self._tend)
+
+    async def _tend(self) -> None:
+        await self._answers.kept.tend()
+        await self.last.kept.tend()
 
     def _found(self, found: bool) -> None:
         self._asked.add(("hit" if found else "miss",))
 
     def _nbytes(self) -> int:
-        return self._answers.nbytes + self.last.nbytes
+        return self._answers.kept.nbytes + self.last.kept.nbytes
 
 
 class Caching:
@@ -148,7 +139,8 @@ class Caching:
             self.listen(exchange, [(HEADER, b"miss")])
             return False
         with self._room(found[0], call):
-            await _give(found[0], call, answer, [(HEADER, b"hit")])
+            call.account.timeline.stamp(Stage.ROUTED, now_us())
+            await answer.give_again(found[0], CACHED, [(HEADER, b"hit")])
         return True
 
     async def try_last(self, call: Call, answer: Answer, within_s: float) -> bool:
@@ -162,7 +154,8 @@ class Caching:
         account, age = call.account, int(found[1])
         with self._room(found[0], call):
             account.degraded = Degraded("cached", "cached", f"cached={age}", account.model)
-            await _give(found[0], call, answer, [(TOLD.encode(), b"cached"), (b"age", str(age).encode())])
+            account.timeline.stamp(Stage.ROUTED, now_us())
+            await answer.give_again(found[0], CACHED, [(TOLD.encode(), b"cached"), (b"age", str(age).encode())])
         return True
 
     def listen(self, exchange: Exchange, marks: Headers) -> None:
@@ -194,11 +187,3 @@ class Caching:
             return
         self._parts.append(part)
         self._is_whole = not message.get("more_body", False)
-
-
-async def _give(content: Content, call: Call, answer: Answer, marks: Headers) -> None:
-    tape = await recorded(content.status, content.headers, content.body)
-    call.account.timeline.stamp(Stage.ROUTED, now_us())
-    repeat_of = (b"x-kelvin-repeat-of", content.request_id.encode())
-    with tape.listening() as listener:
-        await play(call.exchange, listener, [*marks, repeat_of], lambda status: answer.repeated(CACHED, status))

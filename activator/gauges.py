@@ -29,7 +29,7 @@ def describe(
     page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
     page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
     page.gauge("kelvin_kept_answers", "Answers that are kept for their Idempotency-Key.", lambda: len(answers.shelf))
-    page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.shelf.nbytes)
+    page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
     help = "Breakers that opened: a replica's, or its version's by why."
     page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
     page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))

@@ -1,4 +1,7 @@
-"""Where answers are kept for their keys, and who is at work on one: the interface, and this process's own memory."""
+"""The store of answers that are given again: its interface, and the back end in this process's memory.
+
+Idempotency keys and the response cache each have one. What may be kept, under which name and for how long is theirs.
+"""
 
 import asyncio
 import time
@@ -7,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from activator.policy.once import Asked, Kept, OnceLimits, Shelf, Shelved
+from activator.policy.once import Asked, Kept, OnceLimits, Shelf
 
-TIDY_S: Final = 60.0
+TEND_S: Final = 3.0  # between two calls of `AnswerStore.tend`
 DECIDES_S: Final = 5.0  # how long a request with a key waits for the old activator to hand over
 RETRY_S: Final = 1.0  # Retry-After where a key is in use elsewhere
 
@@ -34,32 +37,46 @@ class Elsewhere:
 Claim = Mine | Kept | Elsewhere
 
 
-class KeptAnswers(Protocol):
-    """Keeps answers by idempotency key. Every call returns within a bounded time.
+class AnswerStore(Protocol):
+    """Keeps sealed answers by tenant and name, bounded in time and in bytes. Every call returns within a bounded time.
 
-    Activators that share a store claim a key as their own if the store can't be asked. Around a planned restart, a key
-    that the old activator has not handed over in time counts as in use elsewhere.
+    Activators that share a store claim a name as their own if the store can't be asked. Around a planned restart, a
+    name that the old activator has not handed over in time counts as in use elsewhere.
     """
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of what is kept in this process."""
+        ...
+
+    async def find(self, asked: Asked) -> Kept | None:
+        """Return the answer that is kept under the name. Return None as well if the store can't be asked. Safe to
+        cancel."""
+        ...
+
     async def claim(self, asked: Asked) -> Claim:
-        """Claim the key for a run, or return its kept answer, or that another activator runs it.
+        """Claim the name for a run, or return its kept answer, or that another activator runs it.
 
         The caller makes sure that runs of one name never overlap in one process. If cancelled, it may leave a claim
         behind, which expires.
         """
         ...
 
-    async def publish(self, asked: Asked, mine: Mine, sealed: bytes) -> None:
-        """Keep the answer, and end the claim. What is too large is not kept."""
+    async def publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+        """Keep the answer, and end the claim. Without a claim, replace what is kept. What is too large is not kept."""
         ...
 
     async def release(self, asked: Asked, mine: Mine) -> None:
         """End the claim with nothing kept. Of a claim that is not there any more, nothing."""
         ...
 
+    async def tend(self) -> None:
+        """Forget what has ended, and renew claims. Call it each TEND_S."""
+        ...
+
 
 class OwnAnswers:
-    """Answers in this process's memory. Used on one event loop.
+    """Answers in this process's memory. Used on one event loop. `clock` is monotonic seconds.
 
     Around a planned restart another activator may decide on keys: see `answers_handover.py`. Then a key that is not
     known here counts as in use elsewhere.
@@ -77,13 +94,22 @@ class OwnAnswers:
     def __repr__(self) -> str:
         return f"<OwnAnswers {self.shelf!r} elsewhere={len(self._elsewhere)} decides={self.decides.is_set()}>"
 
+    @property
+    def nbytes(self) -> int:
+        """See `AnswerStore`."""
+        return self.shelf.nbytes
+
+    async def find(self, asked: Asked) -> Kept | None:
+        """See `AnswerStore`. Returns at once."""
+        return self.shelf.find(asked.tenant, asked.name, self._clock())
+
     async def claim(self, asked: Asked) -> Claim:
-        """See `KeptAnswers`."""
+        """See `AnswerStore`."""
         if not self.decides.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(DECIDES_S):
                     await self.decides.wait()
-        if (kept := self.shelf.find(asked.tenant, asked.name, self._clock())) is not None:
+        if (kept := await self.find(asked)) is not None:
             return kept
         if (fingerprint := self._elsewhere.get(asked.name)) is not None:
             return Elsewhere(fingerprint, RETRY_S)
@@ -91,26 +117,30 @@ class OwnAnswers:
             return Elsewhere(asked.fingerprint, RETRY_S)
         return Mine()
 
-    async def publish(self, asked: Asked, mine: Mine, sealed: bytes) -> None:
-        """See `KeptAnswers`. Returns at once."""
+    async def publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+        """See `AnswerStore`. Returns at once."""
         kept = Kept(asked.fingerprint, sealed)
         self.shelf.put(asked.tenant, asked.name, kept, self._clock())
         if self.on_end is not None:
             self.on_end(asked, kept)
 
     async def release(self, asked: Asked, mine: Mine) -> None:
-        """See `KeptAnswers`."""
+        """See `AnswerStore`."""
         if self.on_end is not None:
             self.on_end(asked, None)
 
-    def all(self) -> list[Shelved]:
-        """Return all kept answers, the oldest first."""
+    async def tend(self) -> None:
+        """See `AnswerStore`."""
+        self.shelf.tidy(self._clock())
+
+    def all(self) -> list[tuple[str, bytes, Kept]]:
+        """Return all kept answers with their tenants and names, the oldest first."""
         return self.shelf.all(self._clock())
 
-    def inherit(self, tenant: str, name: bytes, kept: Kept, age_s: float) -> None:
-        """Keep an answer that the old activator has kept for `age_s`."""
+    def inherit(self, tenant: str, name: bytes, kept: Kept) -> None:
+        """Keep an answer of the old activator, for the rest of its time."""
         self._elsewhere.pop(name, None)
-        self.shelf.put(tenant, name, kept, self._clock() - age_s)
+        self.shelf.put(tenant, name, kept, self._clock())
 
     def add_elsewhere(self, name: bytes, fingerprint: bytes) -> None:
         """Record that the key's request runs at the old activator."""
@@ -124,9 +154,3 @@ class OwnAnswers:
         """Record that the old activator has gone, and runs nothing."""
         self._elsewhere.clear()
         self.decides.set()
-
-    async def run(self) -> None:
-        """Forget what has ended, also while nobody asks."""
-        while True:
-            await asyncio.sleep(TIDY_S)
-            self.shelf.tidy(self._clock())

@@ -16,13 +16,14 @@ import msgspec
 from activator.account import OK, Account
 from activator.answer import Answer
 from activator.answers_handover import Running
+from activator.asking import each
 from activator.call import Call
 from activator.exchange import ClientGone, Exchange, Headers, now_us
-from activator.kept_answers import Claim, Elsewhere, KeptAnswers, Mine
+from activator.kept_answers import TEND_S, AnswerStore, Claim, Elsewhere, Mine
 from activator.once_key import Content, Sealer
 from activator.policy.once import HEADER, Asked, Kept, OnceLimits, RunCounts, asked, read_key
 from activator.shares import Room as SharedRoom
-from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play, recorded
+from activator.tape import OF_THE_MOMENT, Listener, Room, Tape, play
 from contracts.errors import Refused
 from contracts.traffic_errors import DeadlineExceeded, KeyInUse, KeyReused
 from telemetry.policy.instruments import Page
@@ -33,6 +34,7 @@ JOINED: Final = "joined"
 REPLAYED: Final = "replayed"
 GIVEN: Final = "the room for answers that are given again"
 RETRY_S: Final = 1.0
+AGAIN: Final = (b"idempotent-replayed", b"true")
 ALONE: Final[Headers] = [(b"x-kelvin-idempotency", b"local")]  # other activators could not be asked
 
 Work = Callable[[Call], Awaitable[None]]
@@ -64,7 +66,7 @@ class Run:
 class Once:
     """Serves requests that have a key. `close` ends what runs."""
 
-    def __init__(self, secret: bytes, answers: KeptAnswers, limits: OnceLimits, page: Page) -> None:
+    def __init__(self, secret: bytes, answers: AnswerStore, limits: OnceLimits, page: Page) -> None:
         self._secret = secret
         self._sealer = Sealer(secret)
         self._answers = answers
@@ -112,6 +114,10 @@ class Once:
         """Return the keys whose requests run here."""
         runs = self._runs.values()
         return [Running(run.asked.name, run.asked.fingerprint) for run in runs if run.is_claimed]
+
+    async def run(self) -> None:
+        """Tend the kept answers and the claims, until cancelled."""
+        await each(TEND_S, self._answers.tend)
 
     async def close(self) -> None:
         """End what runs; each still writes its record."""
@@ -165,9 +171,8 @@ class Once:
         claim, head = run.claimed.result(), run.tape.head
         assert isinstance(claim, Mine)
         assert head is not None
-        content = run.tape.content()
-        sealed = self._sealer.seal(run.asked, run.account.request_id, head.status, head.headers, content)
-        await self._answers.publish(run.asked, claim, sealed)
+        content = Content(run.account.request_id, head.status, head.headers, run.tape.content())
+        await self._answers.publish(run.asked, claim, self._sealer.seal(run.asked, content))
 
     def _forget(self, run: Run) -> None:
         if self._runs.get(run.asked.name) is run:
@@ -194,9 +199,8 @@ class Once:
     def _replay(self, content: Content) -> Body:
         async def replay(call: Call, answer: Answer) -> None:
             with self._given.take(call.account.principal.tenant, len(content.body)):
-                tape = await recorded(content.status, content.headers, content.body)
-                with tape.listening() as listener:
-                    await self._repeat(listener, REPLAYED, content.request_id)(call, answer)
+                self._repeats.add((REPLAYED,))
+                await answer.give_again(content, REPLAYED, [AGAIN])
 
         return replay
 
@@ -204,7 +208,7 @@ class Once:
         async def repeat(call: Call, answer: Answer) -> None:
             marks: Headers = [(b"x-kelvin-repeat-of", of.encode())]
             if how == REPLAYED:
-                marks.append((b"idempotent-replayed", b"true"))
+                marks.append(AGAIN)
             self._repeats.add((how,))
             try:
                 await play(call.exchange, listener, marks, lambda status: answer.repeated(how, status))

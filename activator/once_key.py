@@ -35,7 +35,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
 
     request_id: str
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     body: bytes
 
 
@@ -71,10 +71,10 @@ class Sealer:
     def __repr__(self) -> str:
         return "<Sealer>"
 
-    def seal(self, asked: Asked, request_id: str, status: int, headers: Headers, body: bytes) -> bytes:
+    def seal(self, asked: Asked, content: Content) -> bytes:
         """The answer as it may lie anywhere."""
         nonce = secrets.token_bytes(_NONCE)
-        plain = msgspec.msgpack.encode(Content(request_id, status, headers, body))
+        plain = msgspec.msgpack.encode(content)
         return nonce + self._of(asked.tenant).encrypt(nonce, plain, asked.name + asked.fingerprint)
 
     def open(self, asked: Asked, sealed: bytes) -> Content | None:

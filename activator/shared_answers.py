@@ -1,32 +1,33 @@
-"""`KeptAnswers` of several activators over one store: the same sealed bytes for all, one of them at work on a key.
+"""The answer store of several activators: one Redis with the same sealed bytes for all, one of them at work on a key.
 
-While the store is away this process goes on by itself, for new keys; a claim that is not renewed ends by itself, so
-that the death of an activator frees its keys within `LEASE_S`.
+A claim that is not renewed ends by itself, so that the death of an activator frees its keys within `LEASE_S`.
 """
 
-import asyncio
 import secrets
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from activator.asking import Keeps
 from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
 from activator.shared_rates import Away, Full
 
+if TYPE_CHECKING:  # the library is imported only where there is a Redis
+    from activator.shared_store import RedisStore
+
 LEASE_S: Final = 10.0
-RENEW_S: Final = 3.0
 RETRY_S: Final = 2.0  # what who finds a key in use elsewhere is told
 
-# Out: 1 where it is ours now, else what it is for and, of an answer that is kept, that one.
+# Claim a name, or only look. In: the claim's token, or '' to look; what the run is for; the claim's milliseconds. Out,
+# of what was there: what it is for, or nil if nothing was; the answer, or nil of a claim; milliseconds until it ends.
 CLAIM: Final = """
 local there = redis.call('HMGET', KEYS[1], 'asked', 'sealed')
-if not there[1] then
+if there[1] then return {there[1], there[2], redis.call('PTTL', KEYS[1])} end
+if ARGV[1] ~= '' then
   redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
-  return {1}
 end
-return {0, there[1], there[2] or ''}
+return {false, false, 0}
 """
 RENEW: Final = """
 if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -38,7 +39,11 @@ return 0
 """
 # A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room. A
 # Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves.
-KEEP: Final = """
+# Without a token what is there is replaced.
+PUBLISH: Final = """
+if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
+  return 0
+end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2] -- finer than a millisecond: within one, too, the first makes room
 if redis.call('EXISTS', KEYS[2]) ~= redis.call('EXISTS', KEYS[3]) then redis.call('DEL', KEYS[2], KEYS[3]) end
@@ -68,91 +73,113 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 return 1
 """
-PUBLISH: Final = (
-    """
-local token = redis.call('HGET', KEYS[1], 'token')
-if redis.call('EXISTS', KEYS[1]) == 1 and token ~= ARGV[1] then return 0 end
-"""
-    + KEEP
-)
 
 
 class SharedAnswers:
-    """Used on one event loop. `own` is what this process keeps while the store is away."""
+    """`AnswerStore` in Redis, of one `kind` of answers. Used on one event loop.
 
-    def __init__(self, store: Keeps, own: OwnAnswers, limits: OnceLimits, lease_s: float = LEASE_S) -> None:
+    While Redis is away, names are claimed by each activator for itself. `own` keeps answers while Redis is away or
+    full. Without it, they are not kept then.
+    """
+
+    def __init__(
+        self,
+        store: "RedisStore",
+        kind: str,
+        limits: OnceLimits,
+        own: OwnAnswers | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
         self._store = store
-        self._own = own
+        self._kind = kind
         self._limits = limits
+        self._own = own
         self._lease_ms = int(lease_s * 1000)
         self._claims: dict[bytes, str] = {}  # entry by token
 
     def __repr__(self) -> str:
-        return f"<SharedAnswers claims={len(self._claims)} {self._own!r}>"
+        return f"<SharedAnswers {self._kind} claims={len(self._claims)} {self._own!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """See `AnswerStore`."""
+        return 0 if self._own is None else self._own.nbytes
+
+    async def find(self, asked: Asked) -> Kept | None:
+        """See `AnswerStore`."""
+        found = await self._look(asked, b"")
+        return found if isinstance(found, Kept) else None
 
     async def claim(self, asked: Asked) -> Claim:
-        """See `KeptAnswers`."""
-        kept = await self._own.claim(asked)
-        if isinstance(kept, Kept):
+        """See `AnswerStore`."""
+        token = secrets.token_bytes(16)
+        found = await self._look(asked, token)
+        if isinstance(found, Mine) and not found.is_alone:
+            self._claims[token] = self._entry(asked)
+        return found
+
+    async def _look(self, asked: Asked, token: bytes) -> Claim:
+        """Return what is there. If nothing is, the name is claimed with `token`, unless that is empty."""
+        if self._own is not None and (kept := await self._own.find(asked)) is not None:
             return kept
         if not self._store.is_up:  # nobody waits for what is known to be away
             return Mine(is_alone=True)
-        token, entry = secrets.token_bytes(16), _entry(asked)
         try:
-            is_mine, *there = await self._store.ask(CLAIM, (entry,), token, asked.fingerprint, self._lease_ms)
+            fingerprint, sealed, left_ms = await self._store.ask(
+                CLAIM, (self._entry(asked),), token, asked.fingerprint, self._lease_ms
+            )
         except Away:
             return Mine(is_alone=True)
-        if is_mine:
-            self._claims[token] = entry
+        if fingerprint is None:
             return Mine(token)
-        fingerprint, sealed = there
-        return Kept(fingerprint, sealed) if sealed else Elsewhere(fingerprint, RETRY_S)
+        if sealed is None:
+            return Elsewhere(fingerprint, RETRY_S)
+        return Kept(fingerprint, sealed, max(0.0, self._limits.ttl_s - left_ms / 1000))
 
-    async def publish(self, asked: Asked, mine: Mine, sealed: bytes) -> None:
-        """See `KeptAnswers`. Kept here where it can't be told."""
-        self._claims.pop(mine.token, None)
-        size, limits = len(sealed) + ENTRY_BYTES, self._limits
-        if mine.is_alone:
-            await self._own.publish(asked, mine, sealed)
-        elif size > limits.tenant_bytes:
-            await self.release(asked, mine)
-        else:
-            of_tenant = f"kelvin:{{{asked.tenant}}}:once"
-            try:
-                await self._store.keep(
-                    PUBLISH, (_entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size, mine.token,
-                    asked.fingerprint, sealed, int(limits.ttl_s * 1000), asked.name.hex(), size,
-                    limits.tenant_answers, limits.tenant_bytes, f"{of_tenant}:",
-                )  # fmt: skip
-            except Full:
+    async def publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+        """See `AnswerStore`."""
+        if mine is not None:
+            self._claims.pop(mine.token, None)
+        try:
+            await self._publish(asked, mine, sealed)
+        except Away as away:
+            if self._own is not None:
                 await self._own.publish(asked, mine, sealed)
+            if mine is not None and isinstance(away, Full):
                 await self.release(asked, mine)  # others run the request, rather than wait for an answer kept here
-            except Away:
-                await self._own.publish(asked, mine, sealed)
+
+    async def _publish(self, asked: Asked, mine: Mine | None, sealed: bytes) -> None:
+        """Keep it in Redis. Raises Away, also if Redis was away when the name was claimed."""
+        if not self._store.is_up if mine is None else mine.is_alone:
+            raise Away
+        size, limits = len(sealed) + ENTRY_BYTES, self._limits
+        if size <= limits.tenant_bytes:
+            of_tenant = self._of_tenant(asked)
+            await self._store.keep(
+                PUBLISH, (self._entry(asked), f"{of_tenant}-ends", f"{of_tenant}-sizes"), size,
+                b"" if mine is None else mine.token, asked.fingerprint, sealed, int(limits.ttl_s * 1000),
+                asked.name.hex(), size, limits.tenant_answers, limits.tenant_bytes, f"{of_tenant}:",
+            )  # fmt: skip
+        elif mine is not None:
+            await self.release(asked, mine)
 
     async def release(self, asked: Asked, mine: Mine) -> None:
-        """See `KeptAnswers`."""
+        """See `AnswerStore`."""
         self._claims.pop(mine.token, None)
         if not mine.is_alone:
-            try:
-                await self._store.ask(RELEASE, (_entry(asked),), mine.token)
-            except Away:
-                return  # it ends by itself
+            with suppress(Away):  # it ends by itself
+                await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
 
-    async def run(self) -> None:
-        """Renew what is claimed, until cancelled."""
-        while True:
-            await asyncio.sleep(RENEW_S)
-            await self.renew()
-
-    async def renew(self) -> None:
-        """Once; what can't be renewed ends soon, and what was lost is another's."""
-        for token, entry in list(self._claims.items()):
-            try:
+    async def tend(self) -> None:
+        """See `AnswerStore`. A claim that can't be renewed ends soon. One that was lost is another activator's."""
+        if self._own is not None:
+            await self._own.tend()
+        with suppress(Away):
+            for token, entry in list(self._claims.items()):
                 await self._store.ask(RENEW, (entry,), token, self._lease_ms)
-            except Away:
-                return
 
+    def _of_tenant(self, asked: Asked) -> str:
+        return f"kelvin:{{{asked.tenant}}}:{self._kind}"
 
-def _entry(asked: Asked) -> str:
-    return f"kelvin:{{{asked.tenant}}}:once:{asked.name.hex()}"
+    def _entry(self, asked: Asked) -> str:
+        return f"{self._of_tenant(asked)}:{asked.name.hex()}"

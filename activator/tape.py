@@ -263,19 +263,3 @@ async def play(
             return
         await exchange.write(data)
         listener.took(len(data))
-
-
-async def recorded(status: int, headers: Headers, body: bytes) -> Tape:
-    """A tape that is over."""
-    tape = Tape(len(body), Room(0), ended=_nothing, deserted=_nobody)
-    await tape.send({"type": "http.response.start", "status": status, "headers": headers})
-    await tape.send({"type": "http.response.body", "body": body})
-    return tape
-
-
-async def _nothing() -> None:
-    return None
-
-
-def _nobody() -> None:
-    return None

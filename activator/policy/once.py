@@ -8,8 +8,8 @@ import hmac
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from contracts.errors import InvalidRequest, Refused
 
@@ -24,7 +24,7 @@ _DIGITS: Final = 32  # hex, of `once`: 128 bits
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a tenant asked under a key. `name` is that of the key alone, `once` also of what was asked."""
+    """What a tenant asked. `name` is that of the key alone, if there is one, `once` also of what was asked."""
 
     tenant: str
     name: bytes
@@ -42,12 +42,15 @@ def read_key(given: Sequence[bytes]) -> bytes:
     return given[0]
 
 
-def asked(secret: bytes, tenant: str, key: bytes, parts: Sequence[bytes]) -> Asked:
-    """`parts` are all that the answer depends on: two requests with equal ones are the same request."""
+def asked(secret: bytes, tenant: str, key: bytes | None, parts: Sequence[bytes]) -> Asked:
+    """`parts` are all that the answer depends on: two requests with equal ones are the same request.
+
+    A request without a key has its fingerprint for a name.
+    """
     fingerprint = _digest(secret, b"asked", parts)
-    whose = tenant.encode(), key
+    whose = tenant.encode(), key or b""
     once = _digest(secret, b"once", (*whose, fingerprint)).hex()[:_DIGITS]
-    return Asked(tenant, _digest(secret, b"name", whose), fingerprint, once)
+    return Asked(tenant, fingerprint if key is None else _digest(secret, b"name", whose), fingerprint, once)
 
 
 def _digest(secret: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
@@ -77,10 +80,11 @@ CACHE_LIMITS: Final = OnceLimits(ttl_s=300.0, answer_bytes=1 << 20, tenant_bytes
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An answer that is kept, sealed, and what it answers."""
+    """An answer that is kept, sealed, what it answers, and for how long it has been kept."""
 
     fingerprint: bytes
     sealed: bytes
+    age_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -89,15 +93,6 @@ class _Row:
 
     answers: OrderedDict[bytes, Kept] = field(default_factory=OrderedDict)
     nbytes: int = 0
-
-
-class Shelved(NamedTuple):
-    """A kept answer with its tenant, its name and its age."""
-
-    tenant: str
-    name: bytes
-    kept: Kept
-    age_s: float
 
 
 class Shelf:
@@ -116,25 +111,17 @@ class Shelf:
         return len(self._ends)
 
     def find(self, tenant: str, name: bytes, now_s: float) -> Kept | None:
-        """Return the unexpired answer of that name, or None."""
+        """Return the unexpired answer of that name with its age, or None."""
         self.tidy(now_s)
-        row = self._rows.get(tenant)
-        return None if row is None else row.answers.get(name)
+        return self._aged(tenant, name, now_s) if (tenant, name) in self._ends else None
 
-    def age_s(self, tenant: str, name: bytes, now_s: float) -> float:
-        """Return for how long an answer has been kept. It must be there."""
-        return self._limits.ttl_s - (self._ends[tenant, name] - now_s)
-
-    def all(self, now_s: float) -> list[Shelved]:
-        """Return all answers, the oldest first."""
-        return [
-            Shelved(tenant, name, self._rows[tenant].answers[name], self.age_s(tenant, name, now_s))
-            for tenant, name in self._ends
-        ]
+    def all(self, now_s: float) -> list[tuple[str, bytes, Kept]]:
+        """Return all answers with their tenants and names, the oldest first."""
+        return [(tenant, name, self._aged(tenant, name, now_s)) for tenant, name in self._ends]
 
     def put(self, tenant: str, name: bytes, kept: Kept, now_s: float) -> bool:
-        """Keep the answer in place of an earlier one of that name. Return False if it does not fit the tenant's bound
-        or that of all.
+        """Keep the answer in place of an earlier one of that name, for what its age leaves of the time. Return False if
+        it does not fit the tenant's bound or that of all.
         """
         self.tidy(now_s)
         size = _size(kept)
@@ -145,7 +132,7 @@ class Shelf:
         row.answers[name] = kept
         row.nbytes += size
         self.nbytes += size
-        self._ends[tenant, name] = now_s + self._limits.ttl_s
+        self._ends[tenant, name] = now_s - kept.age_s + self._limits.ttl_s
         while len(row.answers) > self._limits.tenant_answers or row.nbytes > self._limits.tenant_bytes:
             self._drop_oldest(tenant)
         while len(self) > self._limits.answers or self.nbytes > self._limits.nbytes:
@@ -169,6 +156,10 @@ class Shelf:
         assert self.nbytes == sum(row.nbytes for row in self._rows.values()) <= self._limits.nbytes
         assert len(self) <= self._limits.answers
         assert list(self._ends.values()) == sorted(self._ends.values())
+
+    def _aged(self, tenant: str, name: bytes, now_s: float) -> Kept:
+        age_s = self._limits.ttl_s - (self._ends[tenant, name] - now_s)
+        return replace(self._rows[tenant].answers[name], age_s=age_s)
 
     def _drop_oldest(self, tenant: str) -> None:
         self._drop(tenant, next(iter(self._rows[tenant].answers)))

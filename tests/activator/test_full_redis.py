@@ -60,7 +60,7 @@ def test_full_redis_stays_connected_and_keeps_no_answers() -> None:
                 await store.beat()
                 assert store.is_up
                 with pytest.raises(Full):
-                    await store.keep(shared_answers.KEEP, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
+                    await store.keep(shared_answers.PUBLISH, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
                 assert store.is_up
                 assert store.write_refusal is None
 

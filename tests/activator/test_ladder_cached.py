@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from activator.cache import Answers, Caching
-from activator.cached_answers import OwnCached
+from activator.errands import Errands
+from activator.kept_answers import OwnAnswers
 from activator.once_key import Content
 from activator.policy.once import OnceLimits, asked
 from contracts.control import TenantLimits, TenantRow
@@ -159,13 +160,15 @@ def test_what_was_less_already_is_not_kept(tmp_path: Path) -> None:
 def test_how_old_it_may_be() -> None:
     """To the second that the step names; then it is as if there were none."""
     now_s = 0.0
-    answers = Answers(b"s" * 32, 100, OwnCached(OnceLimits(ttl_s=100), lambda: now_s))
-    what = asked(b"s" * 32, "acme", b"cache", [b"x"])
-    answers.put(what, Content("req_1", 200, [], b"hello"))
+    what = asked(b"s" * 32, "acme", None, [b"x"])
     nobody: Any = None  # is not answered
 
     async def scenario() -> None:
         nonlocal now_s
+        limits, errands = OnceLimits(ttl_s=100), Errands()
+        answers = Answers(b"s" * 32, limits, OwnAnswers(limits, lambda: now_s), errands)
+        answers.put(what, Content("req_1", 200, [], b"hello"))
+        await errands.close()
         now_s = 10.5
         assert not await Caching(answers, what).try_last(nobody, nobody, 10)
         with pytest.raises(AttributeError):  # the control: it would be

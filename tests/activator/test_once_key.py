@@ -12,6 +12,7 @@ from activator.policy.once import Asked, asked
 SECRET, OTHER = b"s" * 32, b"t" * 32
 TENANTS = st.sampled_from(["acme", "other", "acme2"])
 BODY = b"the answer of a tenant"
+ANSWER = Content("req_1", 200, [(b"content-type", b"text/plain")], BODY)
 
 
 def test_the_secret_is_made_once(tmp_path: Path) -> None:
@@ -37,10 +38,10 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, content: str) -> None:
 def test_only_who_asked_opens_it(tenant: str, key: bytes, body: bytes, secret: bytes) -> None:
     """The same tenant, key, request and installation; nothing else, whatever it guesses."""
     one = asked(SECRET, "acme", b"k", [b"x"])
-    sealed = Sealer(SECRET).seal(one, "req_1", 200, [(b"content-type", b"text/plain")], BODY)
+    sealed = Sealer(SECRET).seal(one, ANSWER)
     found = Sealer(secret).open(asked(SECRET, tenant, key, [body]), sealed)
     if (tenant, key, body, secret) == ("acme", b"k", b"x", SECRET):
-        assert found == Content("req_1", 200, [(b"content-type", b"text/plain")], BODY)
+        assert found == ANSWER
     else:
         assert found is None
 
@@ -48,7 +49,7 @@ def test_only_who_asked_opens_it(tenant: str, key: bytes, body: bytes, secret: b
 def test_a_tenant_has_a_key_of_its_own() -> None:
     """Though name and request were the same: the digests are not all that keeps tenants apart."""
     one = asked(SECRET, "acme", b"k", [b"x"])
-    sealed = Sealer(SECRET).seal(one, "req_1", 200, [], BODY)
+    sealed = Sealer(SECRET).seal(one, ANSWER)
     assert Sealer(SECRET).open(Asked("acme", one.name, one.fingerprint, ""), sealed) is not None
     assert Sealer(SECRET).open(Asked("other", one.name, one.fingerprint, ""), sealed) is None
 
@@ -56,7 +57,7 @@ def test_a_tenant_has_a_key_of_its_own() -> None:
 def test_nothing_of_an_answer_can_be_read_in_it() -> None:
     """Nor changed unseen; the same answer is never the same bytes."""
     one, sealer = asked(SECRET, "acme", b"k", [b"x"]), Sealer(SECRET)
-    first, second = (sealer.seal(one, "req_1", 200, [], BODY) for _ in range(2))
+    first, second = (sealer.seal(one, ANSWER) for _ in range(2))
     assert BODY not in first
     assert first != second
     for at in (0, 12, len(first) - 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.kept_answers import Elsewhere, KeptAnswers, Mine, OwnAnswers
+from activator.kept_answers import AnswerStore, Elsewhere, Mine, OwnAnswers
 from activator.once_key import ensure_once_key
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits, asked
 from activator.shared_answers import RETRY_S, SharedAnswers
@@ -30,31 +30,49 @@ async def member(
 ) -> AsyncIterator[tuple[SharedAnswers, OwnAnswers, RedisStore]]:
     async with asyncio.timeout(120), open_store(server.url, name) as store:
         own = OwnAnswers(limits)
-        yield SharedAnswers(store, own, limits, lease_s), own, store
+        yield SharedAnswers(store, "once", limits, own, lease_s), own, store
 
 
-Making = Callable[[AsyncExitStack], Awaitable[KeptAnswers]]
+Making = Callable[[AsyncExitStack, OnceLimits], Awaitable[AnswerStore]]
 
 
-async def _own(ladder: AsyncExitStack) -> KeptAnswers:
-    return OwnAnswers(LIMITS)
+async def _own(ladder: AsyncExitStack, limits: OnceLimits) -> AnswerStore:
+    return OwnAnswers(limits)
 
 
-async def _shared(ladder: AsyncExitStack) -> KeptAnswers:
-    made, _, _ = await ladder.enter_async_context(member(ladder.enter_context(RedisServer())))
+async def _shared(ladder: AsyncExitStack, limits: OnceLimits) -> AnswerStore:
+    server = ladder.enter_context(RedisServer())
+    await ladder.enter_async_context(asyncio.timeout(120))
+    store = await ladder.enter_async_context(open_store(server.url, "one", answer_s=30.0))
+    return SharedAnswers(store, "cache", limits)
+
+
+async def _with_own(ladder: AsyncExitStack, limits: OnceLimits) -> AnswerStore:
+    made, _, _ = await ladder.enter_async_context(member(ladder.enter_context(RedisServer()), limits=limits))
     return made
 
 
-@pytest.mark.parametrize("making", [pytest.param(_own, id="in process"), pytest.param(_shared, id="in a Redis")])
+EACH = pytest.mark.parametrize(
+    "making",
+    [
+        pytest.param(_own, id="in process"),
+        pytest.param(_shared, id="in a Redis"),
+        pytest.param(_with_own, id="in a Redis and in process"),
+    ],
+)
+
+
+@EACH
 def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
     """Claimed, published, found with its bytes by who asked; released, free again; a tenant's latest, by number and
     bytes; what is too large is not kept."""
 
     async def main() -> None:
         async with AsyncExitStack() as ladder:
-            answers = await making(ladder)
+            answers = await making(ladder, LIMITS)
             first = await answers.claim(ask("1"))
             assert isinstance(first, Mine)
+            assert await answers.find(ask("1")) is None
             await answers.publish(ask("1"), first, b"\x00sealed")
             assert await answers.claim(ask("1", body=b"y")) == Kept(ask("1").fingerprint, b"\x00sealed")
             assert isinstance(await answers.claim(ask("1", tenant="other")), Mine)
@@ -78,6 +96,59 @@ def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
             assert [isinstance(each, Kept) for each in found] == [False, False, True, True]
 
     asyncio.run(main())
+
+
+@EACH
+def test_every_way_to_keep_answers_needs_no_claim(making: Making) -> None:
+    """Found with its bytes and its age, by who asked that; replaced; a tenant's latest, by number and bytes; what is
+    too large is not kept, and takes nothing's place."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as ladder:
+            answers = await making(ladder, LIMITS)
+            assert await answers.find(ask("1")) is None
+            await answers.publish(ask("1"), None, b"\x00sealed")
+            found = await answers.find(ask("1"))
+            assert found == Kept(ask("1").fingerprint, b"\x00sealed")
+            assert 0 <= found.age_s < LIMITS.ttl_s
+            assert await answers.find(ask("1", "other")) is None
+            await answers.publish(ask("1", "other"), None, b"another")
+            await answers.publish(ask("1"), None, b"anew")
+            assert await answers.find(ask("1")) == Kept(ask("1").fingerprint, b"anew")
+            for number in range(2, 5):
+                await answers.publish(ask(str(number)), None, b"%d" % number)
+            found_all = [await answers.find(ask(str(number))) for number in range(1, 5)]
+            assert [each is not None for each in found_all] == [False, True, True, True]
+            await answers.publish(ask("large"), None, b"x" * LIMITS.tenant_bytes)
+            await answers.publish(ask("half"), None, b"x" * ENTRY_BYTES)
+            assert await answers.find(ask("large")) is None
+            names = [await answers.find(ask(name)) for name in ("2", "3", "4", "half")]
+            assert [each is not None for each in names] == [False, False, True, True]
+            assert await answers.find(ask("1", "other")) == Kept(ask("1", "other").fingerprint, b"another")
+
+    asyncio.run(main())
+
+
+@EACH
+def test_an_answer_ends_by_itself(making: Making) -> None:
+    """After its time nothing of it is found, tended or not."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as ladder:
+            answers = await making(ladder, OnceLimits(ttl_s=2.0))
+            await answers.publish(ask("1"), None, b"sealed")
+            await until(answers, ask("1"), None)
+            await answers.tend()
+            assert answers.nbytes == 0
+
+    asyncio.run(main())
+
+
+async def until(answers: AnswerStore, what: Asked, sealed: bytes | None) -> None:
+    """Wait until that is what is found."""
+    async with asyncio.timeout(30):
+        while (None if (found := await answers.find(what)) is None else found.sealed) != sealed:
+            await asyncio.sleep(0.005)
 
 
 def test_one_of_several_runs_it() -> None:
@@ -109,7 +180,7 @@ def test_a_claim_ends_unless_it_is_renewed() -> None:
             async with member(server, lease_s=2.0) as (one, _, _), member(server, "two") as (two, _, _):
                 mine = await one.claim(ask("k"))
                 assert isinstance(mine, Mine)
-                await one.renew()
+                await one.tend()
                 assert isinstance(await two.claim(ask("k")), Elsewhere)
                 async with asyncio.timeout(30):
                     while isinstance(theirs := await two.claim(ask("k")), Elsewhere):

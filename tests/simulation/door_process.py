@@ -164,7 +164,7 @@ class DoorProcess:
         hedges = Hedges(self.throttler, sender, retries, meters) if settings.hedges else None
         attempts = Attempts(self.throttler, sender, retries, meters, hedges, draw=Random(random.random()).random)
         self.answers = OwnAnswers(DEFAULT_LIMITS, clocks.monotonic)
-        self.cache = ResponseCache(SECRET, CACHE_LIMITS, page)
+        self.cache = ResponseCache(SECRET, OwnAnswers(CACHE_LIMITS, clocks.monotonic), CACHE_LIMITS, self.errands, page)
         self.once = Once(SECRET, self.answers, DEFAULT_LIMITS, page)
         self.handover = HandoverSender(self.answers, self.once.running)
         self.shares = Shares()
@@ -201,7 +201,7 @@ class DoorProcess:
         self._live("feed file", self.last.run())
         self._live("reporter", self.reporter.run())
         self._live("key uses", self._uses.run())
-        self._live("answers", self.answers.run())
+        self._live("answers", self.once.run())
         self._live("cache", self.cache.run())
         self._live("shipper", self.shipper.run())
         self._live("look", self._look())

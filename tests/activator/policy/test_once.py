@@ -121,7 +121,7 @@ class Shelving(RuleBasedStateMachine):
         answer = Kept(b"%d" % len(self.put_last), b"x" * size)
         if self.shelf.put(tenant, name, answer, self.now_s):
             self.put_last[tenant, name] = answer, self.now_s
-            assert self.shelf.find(tenant, name, self.now_s) is answer
+            assert self.shelf.find(tenant, name, self.now_s) == answer
 
     @rule(seconds=st.floats(0, 6))
     def wait(self, seconds: float) -> None:
@@ -131,7 +131,8 @@ class Shelving(RuleBasedStateMachine):
     def find(self, tenant: str, name: bytes) -> None:
         if (found := self.shelf.find(tenant, name, self.now_s)) is not None:
             answer, at_s = self.put_last[tenant, name]
-            assert found is answer
+            assert found == answer
+            assert found.age_s == pytest.approx(self.now_s - at_s)
             assert self.now_s < at_s + LIMITS.ttl_s
 
     @invariant()
