@@ -201,10 +201,21 @@ class LocalActuator:
         """
         serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
         if len(serving) == self._table.live(key) == 1:
-            self._bedroom.doze(serving[0], self)
+            process = self._fleet[serving[0].runtime_id]
+            revision = self._bedroom.doze(serving[0])
+            self._fleet.tasks.start(self._fall_asleep(process, revision), f"sleep {process.runtime_id}")
         elif level is Level.ASLEEP2:
             for sleeper in self._with_weights(key):
                 self._bedroom.drop(sleeper)
+
+    async def _fall_asleep(self, process: Process, revision: int) -> None:
+        match await self._bedroom.fall_asleep(process, revision):
+            case ReplicaState.READY:
+                self.announce(self._table[process.runtime_id])
+            case ReplicaState.RESTORING:
+                self._resume(process)
+            case ReplicaState.DOZING:
+                self.drain(process)
 
     def _with_weights(self, key: VersionKey | None = None) -> list[Replica]:
         """Sleepers that keep memory of the weight cache's, the one that has slept for longest first."""
@@ -295,10 +306,10 @@ class LocalActuator:
         level = Level(replica.state) if replica.state in SLEEPING else Level.ASLEEP
         notify(self._starting, lambda hear: hear(key, asked_us, parked=True, wakes=level))
         if replica.state in SLEEPING:
-            self.resume(self._fleet[replica.runtime_id])
+            self._resume(self._fleet[replica.runtime_id])
         return True
 
-    def resume(self, process: Process) -> None:
+    def _resume(self, process: Process) -> None:
         """Wake a replica that sleeps and was asked for."""
         asked = self._roused.pop(process.runtime_id)
         key = asked.start.key

@@ -6,7 +6,7 @@ sleeps; one that turns out to be busy serves on.
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from contracts.control import Feed
 from contracts.errors import Failure, Refused, Unavailable
@@ -24,19 +24,6 @@ from service.loops import notify
 log = logging.getLogger(__name__)
 
 SLEEP_S: Final = dependencies.SLEEP.timeout_s  # to give everything back
-
-
-class Host(Protocol):
-    """Who goes on with a replica that did not simply fall asleep."""
-
-    def resume(self, process: Process) -> None:
-        """It was asked for meanwhile, and sleeps now."""
-
-    def announce(self, replica: Replica) -> None:
-        """It serves on."""
-
-    def drain(self, process: Process) -> None:
-        """It neither sleeps nor serves."""
 
 
 class Bedroom:
@@ -58,12 +45,12 @@ class Bedroom:
         """Tell `roomy` of each device slot that a sleeper gave back."""
         self._roomy.append(roomy)
 
-    def doze(self, replica: Replica, host: Host) -> None:
-        """Have a replica that serves nobody asleep: activators are told first, so that nothing new comes."""
+    def doze(self, replica: Replica) -> int:
+        """Begin to put a replica to sleep that serves nobody. Return the revision of the feed that tells activators, so
+        that nothing new comes: `fall_asleep` waits for it.
+        """
         dozing = self._table.move(replica.runtime_id, ReplicaEvent.DOZE, self._now())
-        revision = self._feed.publish(Feed(replicas=(replica_row(dozing),)))
-        process = self._fleet[replica.runtime_id]
-        self._fleet.tasks.start(self._fall_asleep(process, revision, host), f"sleep {process.runtime_id}")
+        return self._feed.publish(Feed(replicas=(replica_row(dozing),)))
 
     def drop(self, replica: Replica) -> None:
         """Have one that sleeps give its weights back. Idempotent; who is asked for meanwhile wakes right after it."""
@@ -83,13 +70,20 @@ class Bedroom:
         )
         return await process.wake(bind, timeout_s)
 
-    async def _fall_asleep(self, process: Process, revision: int, host: Host) -> None:
+    async def fall_asleep(self, process: Process, revision: int) -> ReplicaState | None:
+        """Return what a dozing replica is then; None if it leaves.
+
+        - ASLEEP
+        - READY: it serves on.
+        - RESTORING: it was requested meanwhile, and sleeps now.
+        - DOZING: it neither sleeps nor serves.
+        """
         runtime_id = process.runtime_id
         if not await self._feed.settled(revision, TOLD_S):
             log.warning("an activator may not know that a replica sleeps", extra={"runtime_id": runtime_id})
         state = await _sleeping(process)
         if process.is_leaving:
-            return
+            return None
         match self._table[runtime_id].state, state:
             case ReplicaState.DOZING, RuntimeState.ASLEEP:
                 self._table.move(runtime_id, ReplicaEvent.SLEPT, self._now())
@@ -97,18 +91,12 @@ class Bedroom:
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
                 notify(self._roomy, lambda roomy: roomy())
             case ReplicaState.DOZING, RuntimeState.READY:
-                self._serve_on(runtime_id, ReplicaEvent.ROUSED, host)
-            case ReplicaState.DOZING, _:
-                host.drain(process)
+                self._serve_on(runtime_id, ReplicaEvent.ROUSED)
             case ReplicaState.RESTORING, RuntimeState.READY:
-                self._serve_on(
-                    runtime_id, ReplicaEvent.BOUND, host, restore=(), bytes_by_tier={}
-                )  # it restored nothing
+                self._serve_on(runtime_id, ReplicaEvent.BOUND, restore=(), bytes_by_tier={})  # it restored nothing
             case ReplicaState.RESTORING, _:
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
-                host.resume(process)
-            case _:
-                return  # it drains
+        return self._table[runtime_id].state
 
     async def _drop(self, process: Process) -> None:
         runtime_id = process.runtime_id
@@ -129,10 +117,9 @@ class Bedroom:
             log.warning("a sleeper kept its weights", extra={"runtime_id": runtime_id, "why": failure.message})
             self._fleet.end(process)
 
-    def _serve_on(self, runtime_id: str, event: ReplicaEvent, host: Host, **learned: Any) -> None:
+    def _serve_on(self, runtime_id: str, event: ReplicaEvent, **learned: Any) -> None:
         replica = self._table.move(runtime_id, event, self._now(), **learned)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
-        host.announce(replica)
 
     def _now(self) -> int:
         return self._fleet.clock.monotonic_us()
