@@ -266,8 +266,8 @@ def pod_spec(version: PodVersion, cluster: Cluster) -> dict[str, Any]:
         "enableServiceLinks": False,
         "containers": [_container(version, cluster)],
         "volumes": [
-            {"name": "data", "emptyDir": {"sizeLimit": str(_disk_bytes(version, cluster))}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": str(KEPT_BYTES)}},
+            {"name": "data", "emptyDir": {"sizeLimit": _amount(_disk_bytes(version, cluster))}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": _amount(KEPT_BYTES)}},
             *(volume for volume, _, _ in _shared(version, cluster)),
         ],
         **_placement(version, cluster),
@@ -349,14 +349,23 @@ def _disk_bytes(version: PodVersion, cluster: Cluster) -> int:
 
 
 def _resources(version: PodVersion, cluster: Cluster) -> dict[str, dict[str, str]]:
-    memory, disk = str(memory_bytes(version, cluster)), str(_disk_bytes(version, cluster) + KEPT_BYTES)
-    needed = {"cpu": str(cluster.cores), "memory": memory, "ephemeral-storage": disk}
+    memory, disk = _amount(memory_bytes(version, cluster)), _amount(_disk_bytes(version, cluster) + KEPT_BYTES)
+    needed = {"cpu": _amount(cluster.cores), "memory": memory, "ephemeral-storage": disk}
     limits = {"memory": memory, "ephemeral-storage": disk}  # a core that nobody wants may be taken
     if cluster.device is not None:
         if not cluster.device.startswith(_NVIDIA):
             raise Refused(InvalidRequest("device", cluster.device, "must be nvidia.com/gpu or nvidia.com/mig-…"))
         limits[cluster.device] = needed[cluster.device] = "1"
     return {"requests": needed, "limits": limits}
+
+
+def _amount(number: int) -> str:
+    """Return a quantity as Kubernetes itself writes it, so that a cluster keeps it as it is: 8000 as `8k`."""
+    for suffix in ("", "k", "M", "G", "T"):
+        if number == 0 or number % 1000:
+            return f"{number}{suffix}"
+        number //= 1000
+    return f"{number}P"
 
 
 def _placement(version: PodVersion, cluster: Cluster) -> dict[str, Any]:

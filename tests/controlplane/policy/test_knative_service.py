@@ -19,6 +19,7 @@ from controlplane.policy.knative_service import (
     NODE_S,
     NODE_SELECTOR,
     PRIORITY,
+    PROCESS_BYTES,
     SPREAD,
     TOLERATIONS,
     Cluster,
@@ -33,6 +34,7 @@ from controlplane.policy.knative_service import (
 )
 from controlplane.policy.kpa import resolve_target
 from controlplane.scaled import scaling_spec
+from tests.cluster.quantities import canonical
 
 VERSION = PodVersion(
     tenant="acme", model="llama", version="3f" * 32, weight_bytes=16 << 30, kv_bytes=2 << 30, max_streams=64,
@@ -147,6 +149,19 @@ def test_scaled_as_on_one_machine() -> None:
     assert rendered["metadata"]["annotations"]["kelvin.dev/streams"] == "64"
     assert all(isinstance(value, str) for value in annotations.values())
     assert not any("autoscaling" in name for name in rendered["metadata"]["annotations"]), "refused there"
+
+
+@pytest.mark.parametrize(
+    ("memory", "written"),
+    [(5 << 30, "5368709120"), (4_000_000_000, "4G"), (4_321_000_000, "4321M"), (4_000_000_001, "4000000001")],
+)
+def test_amounts_are_as_kubernetes_writes_them(memory: int, written: str) -> None:
+    """A cluster answers a Service as it was applied, whatever its bytes are."""
+    version = replace(VERSION, weight_bytes=0, kv_bytes=memory - PROCESS_BYTES)
+    resources = service(version, CLUSTER)["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["memory"] == written
+    for amounts in resources.values():
+        assert amounts == {name: canonical(each) for name, each in amounts.items()}
 
 
 def test_what_a_pod_is_and_may() -> None:
