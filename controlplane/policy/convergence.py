@@ -1,50 +1,31 @@
-"""What is to be done to one object of a cluster so that it is as we want it. Pure; doing it is `converge`'s work.
+"""Decide what to do to one object of a cluster so that it is as we want it. Pure; `converge.py` does it.
 
-Only what we name is compared: a webhook fills in the rest, and spells quantities its own way. What it keeps otherwise
-although we have just written it is not written again, but shown. Times are in seconds of any clock that does not step.
+The API server compares, not we. An object is applied where our labels and annotations, a digest of what we want among
+them, are otherwise; where its spec has changed since our last apply (`metadata.generation`); and else each `CHECK_S`.
+An apply of what is there already changes nothing. Times are in seconds of any clock that does not step.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final
 
 from contracts.doubling import Doubling
 from controlplane.policy.labels import APPLIED, INSTALLATION, MANAGED_BY, MANAGER
 
 Json = Mapping[str, Any]
+SpecVersion = tuple[str, int]  # uid and `metadata.generation` of an object
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 300.0
 PAUSES: Final = Doubling(FIRST_S, LONGEST_S)
 CALM_S: Final = 120.0  # an object that stayed as it was for so long is repaired at once again
+CHECK_S: Final = 1800.0  # an object that seems to be as it should is applied again after so long
 SHOWN: Final = 8  # differences of one object
 FOREIGN: Final = "Foreign"  # the reason of what another installation wrote
-
-_QUANTITIES: Final = frozenset({"limits", "requests", "sizeLimit", "hard", "min", "max", "default", "defaultRequest"})
-_QUANTITY: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?[0-9]{1,3}))?")
-_SCALE: Final = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(10**3), "M": Decimal(10**6),
-    "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
-    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A field of ours that is otherwise. Values are cut to what a line holds."""
-
-    field: str
-    wanted: str
-    seen: str
-
-    def __str__(self) -> str:
-        return f"{self.field} is {self.seen}, not {self.wanted}"
+DIFFERS: Final = "Differs"  # the reason of what the cluster took and made otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +44,23 @@ class Memory:
     tries: int = 0  # refusals, or repairs soon after one another
     not_before: float = 0.0
     tried_at: float = 0.0
-    kept: tuple[Difference, ...] = ()  # what the cluster makes of it whenever we write it
+    applied: SpecVersion | None = None  # what our apply made of the object; None: it was not taken
     refusal: Refusal | None = None
 
     @property
     def failing(self) -> bool:
         """Whether it was not taken when it was last tried."""
-        return self.refusal is not None and not self.kept
+        return self.refusal is not None and self.applied is None
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
     """Write all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Write all of it when there is time: it is probably as it should be already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +79,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """There is nothing to do until something changes."""
+    """There is nothing to do until something changes, or until then."""
+
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +91,7 @@ class Foreign:
     owner: str
 
 
-Step = Apply | Delete | Wait | Settled | Foreign
+Step = Apply | Check | Delete | Wait | Settled | Foreign
 
 
 def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float, installation: str) -> Step:
@@ -113,7 +101,7 @@ def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float, in
     never deleted: somebody may have applied what `kelvin models render` prints. What the control plane of another
     installation wrote is neither deleted nor written over.
     """
-    if seen is not None and "deletionTimestamp" in seen["metadata"]:
+    if wanted == seen or (seen is not None and "deletionTimestamp" in seen["metadata"]):
         return Settled()
     if wanted is None:
         if seen is None or not ours(seen, installation):
@@ -124,13 +112,23 @@ def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float, in
     elif (owner := owner_of(seen)) not in (None, installation):
         return Foreign(str(owner))
     else:
-        found = differences(wanted, seen)
-        if not found or (memory.kept == found and memory.stamp == stamp_of(wanted)):
-            return Settled()
-        step = Apply()
+        step = _compared(wanted, seen, memory, now)
     if memory.stamp == stamp_of(wanted) and memory.not_before > now:
-        return Wait(memory.not_before)
+        return step if isinstance(step, Settled) else Wait(memory.not_before)
     return step
+
+
+def _compared(wanted: Json, seen: Json, memory: Memory, now: float) -> Step:
+    for kind in ("labels", "annotations"):
+        noted = seen["metadata"].get(kind) or {}
+        if any(noted.get(name) != value for name, value in (wanted["metadata"].get(kind) or {}).items()):
+            return Apply()
+    if memory.stamp != stamp_of(wanted):  # who led before may have applied it: what came after that is not known
+        return Check()
+    if memory.applied != spec_version(seen):
+        return Apply()
+    until = memory.tried_at + CHECK_S
+    return Settled(until) if now < until else Check()
 
 
 def succeeded(wanted: Json | None, answer: Json | None, memory: Memory, now: float, luck: float) -> Memory:
@@ -138,14 +136,14 @@ def succeeded(wanted: Json | None, answer: Json | None, memory: Memory, now: flo
     again = memory.stamp == stamp_of(wanted) and memory.tries > 0 and now - memory.tried_at < CALM_S
     again = again and not memory.failing
     tries = memory.tries + 1 if again else 1
-    kept = () if wanted is None or answer is None else differences(wanted, answer)
+    found = () if wanted is None or answer is None else tuple(islice(_otherwise(wanted, answer, ""), SHOWN))
     return Memory(
         stamp=stamp_of(wanted),
         tries=tries,
         not_before=now + (pause_s(tries - 1, luck) if again else 0.0),
         tried_at=now,
-        kept=kept,
-        refusal=Refusal("Differs", "; ".join(str(each) for each in kept)) if kept else None,
+        applied=None if answer is None else spec_version(answer),
+        refusal=Refusal(DIFFERS, "; ".join(found)) if found else None,
     )
 
 
@@ -198,58 +196,21 @@ def stamp_of(wanted: Json | None) -> str:
     return "" if wanted is None else str(wanted["metadata"]["annotations"][APPLIED])
 
 
-def differences(wanted: Json, seen: Json) -> tuple[Difference, ...]:
-    """Fields of ours that are otherwise, or that somebody else has taken; the first few."""
-    if wanted == seen:
-        return ()
-    found = tuple(islice(chain(_compared(wanted, seen, "", False), _taken(wanted, seen)), SHOWN))
-    if wanted.get("kind") == "Secret":  # said in statuses and logs
-        return tuple(Difference(each.field, "the one wanted", "another") for each in found)
-    return found
+def spec_version(obj: Json) -> SpecVersion:
+    """Return which object it is and how often its spec has changed; 0 for a kind that does not count it."""
+    return obj["metadata"]["uid"], obj["metadata"].get("generation", 0)
 
 
-def _compared(wanted: Any, seen: Any, path: str, quantities: bool) -> Iterator[Difference]:
-    if wanted is None or wanted == seen:  # most of it, most of the time
-        return
-    if wanted in ({}, []) and seen in (None, {}, []):  # what is empty may be left out
-        return
-    if isinstance(wanted, Mapping) and isinstance(seen, Mapping):
+def _otherwise(wanted: Any, answer: Any, path: str) -> Iterator[str]:
+    """Yield the fields that the cluster made otherwise than they were applied, each as a line says it."""
+    if isinstance(wanted, Mapping) and isinstance(answer, Mapping):
         for key, value in wanted.items():
-            if path or key != "status":  # another call writes that
-                inner = f"{path}.{key}" if path else str(key)
-                yield from _compared(value, seen.get(key), inner, quantities or key in _QUANTITIES)
-    elif isinstance(wanted, list) and isinstance(seen, list) and len(wanted) == len(seen):
-        for index, (one, other) in enumerate(zip(wanted, seen, strict=True)):
-            yield from _compared(one, other, f"{path}[{index}]", quantities)
-    elif isinstance(wanted, list) and isinstance(seen, list):
-        yield Difference(path, f"of {len(wanted)}", f"a list of {len(seen)}")
-    elif not (quantities and quantity(wanted) == quantity(seen) is not None):
-        yield Difference(path, _shown(wanted), _shown(seen))
-
-
-def quantity(value: Any) -> Decimal | None:
-    """A number as Kubernetes writes amounts: `8192Mi` is `8Gi`, 1 is `1000m`. None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    match = _QUANTITY.fullmatch(str(value))
-    if match is None:
-        return None
-    digits, suffix, exponent = match.groups()
-    return Decimal(digits) * (_SCALE[suffix] if suffix else Decimal(10) ** int(exponent or 0))
-
-
-def _taken(wanted: Json, seen: Json) -> Iterator[Difference]:
-    """Fields that another manager took, whatever it wrote there: in a list that is written whole, more than we named.
-
-    https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
-    """
-    if not seen["metadata"].get("managedFields"):
-        return
-    mine = _managed(seen)
-    head = ("apiVersion", "kind", "status")
-    about = {key: value for key, value in wanted["metadata"].items() if key not in ("name", "namespace")}
-    rest = {key: value for key, value in wanted.items() if key not in head}
-    yield from _missing({**rest, "metadata": about}, mine, "")
+            yield from _otherwise(value, answer.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(wanted, list) and isinstance(answer, list) and len(wanted) == len(answer):
+        for index, (one, other) in enumerate(zip(wanted, answer, strict=True)):
+            yield from _otherwise(one, other, f"{path}[{index}]")
+    elif wanted != answer:
+        yield f"{path} is {_shown(answer)}, not {_shown(wanted)}"
 
 
 def _managed(seen: Json) -> Json:
@@ -277,18 +238,6 @@ def _owned(obj: Json, fields: Json) -> dict[str, Any]:
         if mine is not None:
             found[key] = _owned(value, mine) if mine and isinstance(value, Mapping) else value
     return found
-
-
-def _missing(wanted: Json, fields: Json, path: str) -> Iterator[Difference]:
-    for key, value in wanted.items():
-        if value is None or value in ({}, []):
-            continue
-        inner = f"{path}.{key}" if path else key
-        mine = fields.get(f"f:{key}")
-        if mine is None:
-            yield Difference(inner, "ours", "another manager's")
-        elif mine and isinstance(value, Mapping):  # {} is one that is written whole
-            yield from _missing(value, mine, inner)
 
 
 def _shown(value: Any) -> str:

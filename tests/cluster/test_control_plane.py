@@ -17,7 +17,6 @@ from coldstart_bench.installation import free_port
 from contracts.control import Feed
 from contracts.jobs import GateJob, SealJob
 from contracts.wire import encode
-from controlplane.policy.convergence import differences
 from controlplane.policy.knative_service import (
     ZERO_INITIAL_SCALE,
     Cluster,
@@ -32,6 +31,7 @@ from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, running
 from tests.controlplane.builders import digest, registration
+from tests.controlplane.cluster_world import otherwise
 from tests.controlplane.door import Door, program
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.probing import probing
@@ -87,7 +87,7 @@ def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -
                 ),
                 CLUSTER,
             )  # fmt: skip
-            assert differences(wanted, knative.service()) == ()
+            assert otherwise(wanted, knative.service()) == []
             revision = knative.becomes_ready()
             told = await until(reader, lambda line: bool(line.revisions))
             assert [(row.namespace, row.name) for row in told.revisions] == [(NAMESPACE, revision)]

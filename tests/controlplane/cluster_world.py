@@ -57,11 +57,20 @@ def service(name: str, *, image: str = "one", scale: str | None = "3", labels: b
             "template": {
                 "metadata": {"annotations": {} if scale is None else {"autoscaling.knative.dev/max-scale": scale}},
                 "spec": {
-                    "containers": [{"name": "runtime", "image": image, "resources": {"limits": {"memory": 1024}}}]
+                    "containers": [{"name": "runtime", "image": image, "resources": {"limits": {"memory": "1Ki"}}}]
                 },
             }
         },
     }
+
+
+def otherwise(wanted: Any, found: Any, path: str = "") -> list[str]:
+    """Fields of `wanted` that are not so in `found`, which may have more."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return [each for key in wanted for each in otherwise(wanted[key], found.get(key), f"{path}.{key}")]
+    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        return [each for pair in zip(wanted, found, strict=True) for each in otherwise(*pair, f"{path}[]")]
+    return [] if wanted == found else [path]
 
 
 class World:
@@ -70,6 +79,7 @@ class World:
     def __init__(self) -> None:
         self.objects: dict[Ref, Json] = {}
         self.calls: list[tuple[str, Ref]] = []
+        self.writes: list[Ref] = []  # of the calls those applies that changed something
         self.refuse: dict[Ref, deque[Trouble | None]] = {}
         self.keeps: dict[Ref, Json] = {}  # what it makes of a container of that name, whatever is written
         self.slow_to_go = False  # what is deleted stays until somebody removes it
@@ -145,7 +155,6 @@ class World:
         containers = held["spec"]["template"]["spec"]["containers"]
         for container in containers:
             container["readinessProbe"] = {"successThreshold": 1}
-            container["resources"]["limits"] = {"memory": "1Ki"}
             container.update(self.keeps.get(ref, {}))
         held["spec"]["traffic"] = [{"latestRevision": True, "percent": 100}]
         owned = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind")}
@@ -155,7 +164,11 @@ class World:
         if held["spec"] != before:
             held["metadata"]["generation"] = held["metadata"].get("generation", 0) + 1
         self._applied[ref] = deepcopy(obj)
-        return self.put(held)
+        before_it = self._version
+        answer = self.put(held)
+        if self._version != before_it:
+            self.writes.append(ref)
+        return answer
 
     def _new(self, ref: Ref) -> Json:
         self._uid += 1
@@ -182,6 +195,8 @@ class World:
         place: Any = obj
         for step in path[:-1]:
             place = place[step]
+        if path[0] == "spec" and place.get(path[-1]) != value:
+            obj["metadata"]["generation"] += 1
         place[path[-1]] = value
         _disown(obj["metadata"]["managedFields"][0]["fieldsV1"], path)
         self.put(obj)

@@ -39,8 +39,8 @@ def asked(server: ApiServer, method: str) -> int:
     return sum(each.method == method for each in server.seen)
 
 
-def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path) -> None:
-    """Whole, by force; the same again changes nothing."""
+def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The same again changes nothing. What others took is taken back, and the log says by whose word what it was."""
 
     async def scenario(it: KubernetesCluster) -> None:
         made = await it.apply(runtime())
@@ -51,7 +51,14 @@ def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path) -> None:
         back = await it.apply(runtime())
         (container,) = back["spec"]["template"]["spec"]["containers"]
         assert container["image"] == runtime()["spec"]["template"]["spec"]["containers"][0]["image"]
-        assert server.seen[0].query == {"fieldManager": "kelvin", "force": "true", "fieldValidation": "Strict"}
+        forced = [each.query["force"] for each in server.seen]
+        assert forced == ["false", "false", "false", "true"]
+        assert server.seen[0].query == {"fieldManager": "kelvin", "force": "false", "fieldValidation": "Strict"}
+        (said,) = (each.getMessage() for each in caplog.records if each.name == "kelvin.cluster")
+        assert said == (
+            "Service kelvin-models/llama-3f2a91c0b7de was changed by others, and is put right: Apply failed with "
+            '1 conflict: conflict with "kubectl-edit" using serving.knative.dev/v1: .spec.template.spec.containers'
+        )
 
     play(server, tmp_path, scenario)
 

@@ -42,6 +42,11 @@ def writes(server: ApiServer) -> int:
     return sum(each.method in ("PATCH", "DELETE") for each in server.seen)
 
 
+def versions_of(server: ApiServer) -> list[str]:
+    services = server.objects("serving.knative.dev/v1", "Service", SPACE)
+    return [each["metadata"]["resourceVersion"] for each in services]
+
+
 def lists(server: ApiServer) -> int:
     return sum(each.method == "GET" for each in server.seen)
 
@@ -73,11 +78,12 @@ def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
                 await eventually(partial(listed_again, server, before))
             assert (writes(server), it.refusals()) == (3, {})
         async with converging(client) as it:  # another leads
+            before, versions = writes(server), versions_of(server)
             it.want([*wanted, space])
-            await it.synced.wait()
+            await eventually(lambda: writes(server) == before + 3)  # each is checked
+            assert versions_of(server) == versions, "what was there already is not written"
             it.want([runtime(), space])
-            await eventually(lambda: len(server.objects("serving.knative.dev/v1", "Service", SPACE)) == 1)
-            assert writes(server) == 4, "what was there already is not written before, either"
+            await eventually(lambda: len(versions_of(server)) == 1)
 
     play(server, tmp_path, scenario)
 

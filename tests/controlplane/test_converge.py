@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from controlplane.policy import convergence as policy
-from controlplane.policy.convergence import Refusal, stamped
+from controlplane.policy.convergence import CHECK_S, Refusal, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Json, Ref, Unreachable, Upsert
-from controlplane.scaling.knative.converge import ABREAST, AWAY_S, DEFECT_S, Converger, Kind
+from controlplane.scaling.knative.converge import ABREAST, AWAY_S, DEFECT_S, SPACING_S, Converger, Kind
 from tests.controlplane.cluster_world import SERVICE, World, running, service
 from tests.controlplane.virtual_time import VirtualClock
 
@@ -42,7 +42,7 @@ def image(world: World, ref: Ref = M) -> Any:
 
 
 def test_they_are_written_changed_and_deleted() -> None:
-    """Once each, and nothing more however long it takes."""
+    """Once each. What is there is applied again now and then, which writes nothing."""
 
     async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
         it.want([service("m"), service("n")])
@@ -51,9 +51,12 @@ def test_they_are_written_changed_and_deleted() -> None:
         await clock.advance(1)
         assert image(world) == "two"
         it.want([service("n")])
-        await clock.advance(3600)
+        await clock.advance(CHECK_S - 10)
         n = Ref(*SERVICE, "models", "n")
         assert world.calls == [("apply", M), ("apply", n), ("apply", M), ("delete", M)]
+        await clock.advance(3 * CHECK_S)
+        assert world.calls[4:] == [("apply", n)] * 3
+        assert world.writes == [M, n, M]
         assert list(world.objects) == [n]
         assert it.refusals() == {}
 
@@ -134,6 +137,41 @@ def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value:
         for step in path[:-1]:
             place = place[step]
         assert place.get(path[-1]) != value
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("edited", [True, False])
+def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
+    """Its stamp says what was wanted, not whether somebody has changed it since."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        await world.apply(stamped(service("m"), HERE))
+        if edited:
+            world.edit(M, IMAGE, "evil")
+        it.want([service("m")])
+        await clock.advance(1)
+        assert image(world) == "one"
+        assert world.writes == [M] * (2 if edited else 1)
+
+    play(scenario)
+
+
+def test_checks_hold_up_no_change() -> None:
+    """A new leader checks one object after the other, and writes meanwhile what has to be written."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        names = [f"m{number}" for number in range(200)]
+        for name in names:
+            await world.apply(stamped(service(name), HERE))
+        world.calls.clear()
+        it.want([*map(service, names), service("m")])
+        await clock.advance(1)
+        assert M in world.objects
+        assert len(world.calls) < 30
+        await clock.advance(200 * SPACING_S)
+        assert len(world.calls) == 201
+        assert world.writes == [*(Ref(*SERVICE, "models", name) for name in names), M]
 
     play(scenario)
 
@@ -256,17 +294,21 @@ def test_what_takes_long_to_go_is_asked_once() -> None:
 
 
 def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> None:
-    """It is told instead; what somebody else makes of it is repaired all the same."""
+    """It is told instead, as the cluster answered; what somebody else makes of it is repaired all the same."""
 
     async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
         world.keeps[M] = {"image": "pinned"}
         it.want([service("m")])
-        await clock.advance(3600)
+        await clock.advance(CHECK_S - 10)
         assert world.calls == [("apply", M)]
-        assert 'image is "pinned", not "one"' in it.refusals()[M].message
+        why = it.refusals()[M]
+        assert (why.reason, why.message) == (
+            "Differs",
+            'spec.template.spec.containers[0].image is "pinned", not "one"',
+        )
         world.resync()
         await clock.advance(3600)
-        assert world.calls == [("apply", M)]
+        assert world.writes == [M]
         world.edit(M, IMAGE, "evil")
         await clock.advance(60)
         assert image(world) == "pinned"

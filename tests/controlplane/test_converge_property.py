@@ -1,4 +1,4 @@
-"""From whatever is there, with crashes and refusals in between, all becomes as wanted; then nothing more is asked."""
+"""From whatever is there, with crashes and refusals in between, all becomes as wanted; then nothing is written."""
 
 import asyncio
 from collections import deque
@@ -8,11 +8,11 @@ from copy import deepcopy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.convergence import differences, owner_of, stamped
+from controlplane.policy.convergence import CHECK_S, owner_of, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
 from controlplane.scaling.knative.converge import Converger, Kind
-from tests.controlplane.cluster_world import SERVICE, World, service
+from tests.controlplane.cluster_world import SERVICE, World, otherwise, service
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c", "d")
@@ -64,10 +64,12 @@ async def converged(
                 break
         if crash is None:
             assert converger.refusals().keys() == want.keys() & theirs.keys(), converger
-            asked = len(world.calls)
+            asked, written = len(world.calls), len(world.writes)
             world.resync()
             await clock.advance(FOREVER_S)
-            assert len(world.calls) == asked, "it asks on"
+            assert len(world.writes) == written, "it writes on"
+            checks = len(want.keys() - theirs.keys()) * int(FOREVER_S // CHECK_S)
+            assert checks <= len(world.calls) - asked <= checks + len(want), "it asks on"
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -76,7 +78,7 @@ async def converged(
     for ref, each in want.items():
         if ref in theirs:
             continue
-        assert differences(each, world.objects[ref]) == ()
+        assert otherwise(each, world.objects[ref]) == []
         annotations = world.objects[ref]["spec"]["template"]["metadata"]["annotations"]
         assert annotations == each["spec"]["template"]["metadata"]["annotations"] or ref in by_name(there)
 

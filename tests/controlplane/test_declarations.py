@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -168,11 +169,13 @@ def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
             await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
             await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
         cluster.writes.clear()
+        before = deepcopy(cluster.objects)
         async with world(tmp_path, cluster) as w:
             other = cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
             await w.until(lambda: "Ready" in cluster.conditions(other))
             assert w.registry.model("acme", "chat").scale.max == 3
-        assert {ref.name for _, ref in cluster.writes} == {"other"}
+        assert {ref: obj for ref, obj in cluster.objects.items() if ref != other} == before
+        assert {ref.name for _, ref in cluster.writes if ref.kind == "Model"} == {"other"}
 
     asyncio.run(main())
 

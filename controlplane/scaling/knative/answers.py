@@ -12,6 +12,7 @@ from controlplane.scaling.knative.cluster import (
     Conflict,
     Denied,
     Expired,
+    FieldConflict,
     Invalid,
     Missing,
     Trouble,
@@ -37,9 +38,12 @@ def trouble_of(status: int, body: bytes, retry_after: str | None = None) -> Trou
     """Of a status that is no success. `retry_after` is the header's value, in seconds; a date counts as none."""
     told = _status(body)
     message = line(told.get("message") or body.decode(errors="replace") or f"status {status}")
-    wait_s = _seconds(retry_after) or _seconds((told.get("details") or {}).get("retryAfterSeconds"))
+    details = told.get("details") or {}
+    wait_s = _seconds(retry_after) or _seconds(details.get("retryAfterSeconds"))
     if status == 429 or (wait_s is not None and status >= 500):
         return Busy(message, wait_s or 1.0)
+    if status == 409 and any(each.get("reason") == "FieldManagerConflict" for each in details.get("causes") or ()):
+        return FieldConflict(message)
     if status in _OF_STATUS:
         return _OF_STATUS[status](message)
     if 400 <= status < 500 or _TYPED in message:

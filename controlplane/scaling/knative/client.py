@@ -1,5 +1,6 @@
 """A cluster, as `cluster.ClusterApi` and `lease.Leases` have it, by the `kubernetes` library."""
 
+import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from controlplane import dependencies
 from controlplane.clock import Clock, SystemClock
 from controlplane.policy.labels import MANAGER
-from controlplane.scaling.knative.cluster import Change, ClusterError, Conflict, Json, Missing, Ref
+from controlplane.scaling.knative.cluster import Change, ClusterError, Conflict, FieldConflict, Json, Missing, Ref
 from controlplane.scaling.knative.events import Events
 from controlplane.scaling.knative.paths import collection, path
 from controlplane.scaling.knative.transport import Load, Transport
@@ -23,6 +24,7 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 APPLY: Final = "application/apply-patch+yaml"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"  # without what a secret holds
 TRIES: Final = 3  # of an apply that met another's write
+_LOG = logging.getLogger("kelvin.cluster")
 
 
 class KubernetesCluster:
@@ -44,13 +46,22 @@ class KubernetesCluster:
         return await self._apply(told, f"{path(Ref.of(obj))}/status")
 
     async def _apply(self, obj: Json, where: str) -> Json:
-        query = [("fieldManager", MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
+        try:
+            return await self._patch(obj, where, force=False)
+        except ClusterError as error:
+            if not isinstance(error.trouble, FieldConflict):
+                raise
+            _LOG.warning("%s was changed by others, and is put right: %s", Ref.of(obj), error.trouble.message)
+            return await self._patch(obj, where, force=True)
+
+    async def _patch(self, obj: Json, where: str, *, force: bool) -> Json:
+        query = [("fieldManager", MANAGER), ("force", str(force).lower()), ("fieldValidation", "Strict")]
         within_s = dependencies.CLUSTER.timeout_s
         for left in reversed(range(TRIES)):
             try:
                 return await self._transport.ask("PATCH", where, query, obj, within_s=within_s, content_type=APPLY)
             except ClusterError as error:
-                if not left or not isinstance(error.trouble, Conflict):
+                if not left or type(error.trouble) is not Conflict:
                     raise
                 await self._clock.sleep(0.05 * (1 + self._luck()))
         raise AssertionError

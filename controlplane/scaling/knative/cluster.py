@@ -104,6 +104,10 @@ class Conflict(Trouble):
     reason = "Conflict"
 
 
+class FieldConflict(Conflict):
+    """Others own fields that an apply without force would change (409). The message names them and the fields."""
+
+
 class Invalid(Trouble):
     """It takes no such object: its schema, a webhook or its size forbids it (400, 413, 422; 500 of an apply)."""
 
@@ -132,10 +136,9 @@ class ClusterApi(Protocol):
     """A cluster. Each call ends within the time of its row in `dependencies`, and is safe to cancel."""
 
     async def apply(self, obj: Json) -> Json:
-        """Server-side apply as `MANAGER`, with force: fields that we name become ours. Return the object as it is now.
-        Idempotent.
+        """Server-side apply as `MANAGER`. Return the object as it is now. Idempotent. Raises ClusterError.
 
-        Raises ClusterError.
+        Fields that we name become ours: if others own some with other values, the log says which, and they are forced.
         """
         ...
 

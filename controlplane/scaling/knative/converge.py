@@ -15,7 +15,17 @@ from typing import Final
 
 from controlplane.clock import Clock
 from controlplane.policy import convergence as policy
-from controlplane.policy.convergence import FOREIGN, Apply, Delete, Foreign, Memory, Refusal, Settled, Wait
+from controlplane.policy.convergence import (
+    FOREIGN,
+    Apply,
+    Check,
+    Delete,
+    Foreign,
+    Memory,
+    Refusal,
+    Settled,
+    Wait,
+)
 from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative.cluster import (
     Busy,
@@ -32,6 +42,7 @@ from service.loops import isolated, record_error
 ABREAST: Final = 8  # calls at once
 TOGETHER: Final = 50  # looked at before others have their turn: some milliseconds
 AWAY_S: Final = 16.0  # between two attempts at most, while calls fail: one object alone may be to blame
+SPACING_S: Final = 0.05  # between two applies that probably change nothing: a new leader has one for each object
 DEFECT_S: Final = 30.0  # until an object is looked at again after an unexpected error
 _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
@@ -74,6 +85,7 @@ class Converger:
         self._heap: list[tuple[float, bool, int, Ref]] = []
         self._order = count()
         self._busy: set[Ref] = set()
+        self._checked_at = 0.0  # when the last of the checks is due
         self._changed = asyncio.Event()
         self.synced = asyncio.Event()  # all that there is was seen once
 
@@ -115,6 +127,7 @@ class Converger:
         """Until it is cancelled. Begins with what there is now, whatever was seen before."""
         self._views = {key: View() for key in self._kinds}
         self._looks, self._due, self._heap, self._away = {}, {}, [], Memory()
+        self._checked_at = 0.0
         self._busy.clear()
         async with asyncio.TaskGroup() as tasks:
             for kind in self._kinds.values():
@@ -165,9 +178,15 @@ class Converger:
 
     def _look_at(self, ref: Ref, now: float) -> None:
         match self._judge(ref, now):
-            case Settled():
+            case Settled(until):
                 self._due.pop(ref, None)
                 self._forget(ref)
+                if until is not None:
+                    self._at(ref, until)
+            case Check():
+                if ref not in self._due:
+                    self._checked_at = max(now, self._checked_at + SPACING_S)
+                    self._at(ref, self._checked_at)
             case Wait(until):
                 self._at(ref, until)
             case Foreign(owner):
@@ -270,7 +289,7 @@ class Converger:
         answer: Json | None = None
         try:
             match self._judge(ref, self._now()):
-                case Apply():
+                case Apply() | Check():
                     assert wanted is not None
                     with view.asking(ref) as put:
                         answer = await self._api.apply(wanted)
