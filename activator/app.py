@@ -31,8 +31,7 @@ from activator.exchange import new_request_id
 from activator.feed import FeedClient, from_afar, with_pods
 from activator.firewall import Firewall
 from activator.gate import Gate
-from activator.gauges import describe
-from activator.health import health, readiness
+from activator.health import describe, health, readiness
 from activator.heap import HeapTrimmer
 from activator.hedges import Hedges
 from activator.in_place import InPlace
@@ -41,7 +40,6 @@ from activator.key_uses import KeyUses
 from activator.keys import VersionKey
 from activator.ladder import Ladders
 from activator.last_feed import LastFeed
-from activator.listeners import listen_for, listen_plain
 from activator.lists import Lists
 from activator.meters import Meters
 from activator.oidc import open_tokens
@@ -55,7 +53,7 @@ from activator.policy.retries import Budgets as RetryBudgets
 from activator.proving import Proving
 from activator.proxy import Upstreams
 from activator.reporter import Reporter
-from activator.server import serve_plain, serve_tls
+from activator.server import listen_for, listen_plain, serve_plain, serve_tls
 from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
 from activator.shares import Room

@@ -1,5 +1,5 @@
 """What is inside for each version, waiting or running, and how fast it was computed of late: by that concurrency is
-weighed where a model scales by tokens. How is `policy/weighing`'s to say.
+weighed where a model scales by tokens. How is `policy/concurrency`'s to say.
 """
 
 from collections import OrderedDict
@@ -8,9 +8,9 @@ from typing import Final, Protocol
 
 from activator.keys import VersionKey
 from activator.policy.ask import Ask
+from activator.policy.concurrency import Inside, weighed
 from activator.policy.expected import Measured, Pace
 from activator.policy.fair import cost
-from activator.policy.weighing import Inside, weighed
 
 KEPT: Final = 4096  # versions whose pace is remembered while they are at zero
 

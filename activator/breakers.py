@@ -1,15 +1,18 @@
-"""Breakers of versions: where starts fail, or replica after replica is lost, callers are told so instead of waiting.
+"""Breakers of versions and of replicas. `policy/breaker.py` decides when one opens and when it is half-open.
 
-Failures that another replica can make up for are not counted here. Each activator has breakers of its own.
-`policy/breaker.py` decides when a breaker opens and when it is half-open.
+A version whose starts fail, or of which replica after replica is lost: callers are told so instead of waiting. Failures
+that another replica can make up for are not counted there. A replica that a request was lost with rests, then one
+request at a time finds out whether it answers again. Each activator has breakers of its own.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Final
 
 from activator.keys import VersionKey
-from activator.policy.breaker import Breaker, BreakerLimits
+from activator.line import Replica
+from activator.policy.breaker import Breaker, BreakerLimits, State
 from contracts.artifact_errors import (
     AttestationInvalid,
     ChunkCorrupt,
@@ -92,3 +95,45 @@ class Breakers:
         """Record that the request no longer waits."""
         if (known := self._failing.get((key.tenant, key.version))) is not None:
             known[0].leave(who)
+
+
+class Resting:
+    """Of all replicas. A breaker lies with its replica from the first failure until an answer begins. `reopened` is
+    called when one may be tried.
+    """
+
+    def __init__(self, longest_s: float, clock: Callable[[], float], reopened: Callable[[Replica], None]) -> None:
+        self._limits = BreakerLimits(1, longest_s=longest_s)  # one broken connection is enough
+        self._clock = clock
+        self._reopened = reopened
+        self.openings = 0
+
+    def __repr__(self) -> str:
+        return f"<Resting openings={self.openings}>"
+
+    def failed(self, replica: Replica) -> bool:
+        """Give it nothing for a while. False where that was known, or it is gone."""
+        if replica.gone:
+            return False
+        replica.breaker = replica.breaker or Breaker(self._limits)
+        if not replica.breaker.failed(self._clock()):
+            return False
+        self.openings += 1
+        self._look(replica)
+        return True
+
+    def answered(self, replica: Replica) -> None:
+        """It works."""
+        if replica.breaker is not None:
+            replica.breaker = None
+            self._reopened(replica)
+
+    def _look(self, replica: Replica) -> None:
+        """Now, and once it has rested."""
+        breaker, now = replica.breaker, self._clock()
+        if replica.gone or breaker is None:
+            return
+        if breaker.state(now) is State.OPEN:
+            asyncio.get_running_loop().call_later(breaker.remaining_s(now), self._look, replica)
+        else:
+            self._reopened(replica)

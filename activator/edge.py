@@ -1,10 +1,12 @@
-"""TLS on a raw connection, both transports in hand: so it is known which bytes the client-side socket has taken.
+"""Raw connections, with TLS or without: of both it is known which bytes the client-side socket has taken.
 
-Sits between the listening socket and `edge_http`. Why it is written this way: docs/design/0001-http-server.md.
+With TLS both transports are in hand. Sits between the listening socket and `edge_http`. Why it is written this way:
+docs/design/0001-http-server.md.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -113,3 +115,36 @@ class _Drain(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
         self._http.raw_drained()
+
+
+def plain_protocol(gate: Gate) -> type[asyncio.Protocol]:
+    """What uvicorn takes for its protocol class; it only ever calls it."""
+    return cast(type[asyncio.Protocol], partial(PlainProtocol, gate))
+
+
+class PlainProtocol(HttpProtocol):
+    """One connection without TLS, for a port that only a cluster's inside reaches: the same bounds, the same known
+    delivery. The socket itself is what `edge_http` writes to.
+    """
+
+    _may_enter = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        raw = cast(asyncio.Transport, transport)
+        peer = raw.get_extra_info("peername") or ("",)  # none of one that is gone again
+        self._may_enter, self.source = self._gate.try_enter(peer[0], self._loop.time())
+        if not self._may_enter:
+            raw.abort()
+            return
+        self._gate.shaken()  # there is no handshake
+        self.raw = raw
+        super().connection_made(raw)
+        raw.set_write_buffer_limits(high=1, low=0)  # as behind TLS
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._may_enter:
+            self._gate.left(self.source)
+        super().connection_lost(exc)
+
+    def unaccepted(self) -> int:
+        return self.raw.get_write_buffer_size()

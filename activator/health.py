@@ -1,4 +1,4 @@
-"""Liveness and readiness on the activator's own Unix socket. Plain ASGI: two routes and nothing else."""
+"""What can be read of the activator at any moment on its own Unix socket: liveness, readiness, gauges."""
 
 from collections.abc import Callable
 from math import isfinite
@@ -6,9 +6,15 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from activator.door import Door
 from activator.feed import FeedClient
+from activator.kept_answers import OwnAnswers
 from activator.last_feed import LastFeed
+from activator.throttler import Throttler
 from contracts.wire import Wire, encode
+from spool import Shipper
+from telemetry.policy.instruments import Kind, Page
+from telemetry.policy.labels import outcome_of
 
 WITHOUT_AUTOSCALER: Final = b"exclude=autoscaler"
 
@@ -22,7 +28,9 @@ class Readiness(Wire, frozen=True):
 
 
 def health(ready: Callable[[], bool], open_: Callable[[], bool], told: Callable[[], Readiness]) -> ASGIApp:
-    """`/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on.
+    """Return plain ASGI with two routes and nothing else.
+
+    `/healthz` is 200 once the loop runs; `/readyz` is 200 while `ready()`, else 503, and says what it stands on.
 
     With `?exclude=autoscaler` (as Kubernetes' own API server has it) it is 200 while `open_()`.
     """
@@ -46,3 +54,54 @@ def readiness(feed: FeedClient, last: LastFeed, autoscaler: bool | None = None) 
     if not isfinite(age_s):
         return Readiness(feed="none", age_s=None, autoscaler=autoscaler)
     return Readiness(feed="live" if feed.connected else "kept", age_s=round(age_s, 1), autoscaler=autoscaler)
+
+
+def describe(
+    page: Page,
+    door: Door,
+    throttler: Throttler,
+    shipper: Shipper,
+    feed: FeedClient,
+    last: LastFeed,
+    answers: OwnAnswers,
+) -> None:
+    """Add gauges of who is inside, who waits, what is not shipped yet. Each is read when the page is."""
+    page.gauge("kelvin_requests_inside", "Requests of any kind under way.", lambda: door.inside)
+    page.gauge("kelvin_requests_queued", "Requests that wait for a slot.", lambda: throttler.loads.in_all.entries)
+    page.gauge("kelvin_queued_bytes", "Bytes of queued requests' bodies.", lambda: throttler.loads.in_all.nbytes)
+    page.gauge("kelvin_queued_tokens", "Tokens that queued requests may take.", lambda: throttler.loads.in_all.tokens)
+    page.gauge("kelvin_spool_backlog_records", "Usage records that the ledger lacks.", lambda: shipper.backlog)
+    page.gauge("kelvin_feed_connected", "Whether the control plane is heard.", lambda: feed.connected)
+    page.gauge("kelvin_kept_answers", "Answers that are kept for their Idempotency-Key.", lambda: len(answers.shelf))
+    page.gauge("kelvin_kept_answer_bytes", "Bytes of kept answers, encrypted.", lambda: answers.nbytes)
+    help = "Breakers that opened: a replica's, or its version's by why."
+    page.read("kelvin_breaker_openings_total", help, Kind.COUNTER, ("of", "why"), lambda: _openings(throttler))
+    page.gauge("kelvin_versions_failing", "Versions that failed since they answered.", lambda: len(throttler.breakers))
+    help = "Requests that got no slot although they had time, by why and how urgent they were."
+    page.read("kelvin_requests_shed_total", help, Kind.COUNTER, ("why", "rank"), lambda: _shed(throttler))
+    page.read(
+        "kelvin_replica_refusals_total", "Requests that a full replica refused, and that waited again.",
+        Kind.COUNTER, (), lambda: {(): throttler.refusals},
+    )  # fmt: skip
+    help = "Replicas that other activators use, too, by whether this one prefers them."
+    page.read(
+        "kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",),
+        lambda: {("yes" if is_preferred else "no",): count for is_preferred, count in throttler.preferences().items()},
+    )  # fmt: skip
+    help = "Since the control plane was last heard."
+    page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))
+
+
+def _openings(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {("replica", "lost"): throttler.resting.openings}
+    for why, count in throttler.breakers.openings.items():
+        found["version", outcome_of(why)] = count
+    return found
+
+
+def _shed(throttler: Throttler) -> dict[tuple[str, ...], float]:
+    return {(why.value, rank.name.lower()): count for (why, rank), count in throttler.shedding.counts.items()}
+
+
+def _age(seconds: float) -> dict[tuple[str, ...], float]:
+    return {(): seconds} if isfinite(seconds) else {}

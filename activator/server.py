@@ -1,6 +1,11 @@
-"""Serve an ASGI application until told to stop, over TLS or plainly; a drain ends in order, and the process exits 0."""
+"""Listen, and serve an ASGI application until told to stop, over TLS or plainly.
+
+A drain ends in order, and the process exits 0. What can't be listened on is a bad setting.
+"""
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +14,43 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from activator.edge import edge_protocol
-from activator.edge_plain import plain_protocol
+from activator.edge import edge_protocol, plain_protocol
 from activator.gate import Gate
+from activator.settings import ActivatorSettings
+from contracts.settings import BadSetting
+from service.listener import listen
 from service.run import Stop
 
 ABORT_S: Final = 5.0
 SHAKING_S: Final = 0.02  # between two looks
 ORPHAN_DRAIN_S: Final = 1  # less than the lifeline's grace
+
+
+def listen_for(settings: ActivatorSettings) -> socket.socket:
+    """Return the listening socket of the front door. Raises BadSetting."""
+    if settings.listener_fd is not None:
+        try:
+            given = socket.socket(fileno=settings.listener_fd)
+        except OSError as error:
+            raise BadSetting("KELVIN_LISTENER_FD", str(settings.listener_fd), "is no socket") from error
+        given.set_inheritable(False)
+        return given
+    try:
+        return listen(settings.host, settings.port)
+    except socket.gaierror as error:
+        raise BadSetting("KELVIN_HOST", settings.host, error.strerror or "is no address") from error
+    except OSError as error:
+        rule = f"{settings.host} refuses it: {os.strerror(error.errno or errno.EINVAL)}"
+        raise BadSetting("KELVIN_PORT", str(settings.port), rule) from error
+
+
+def listen_plain(host: str, port: int) -> socket.socket:
+    """Return the listening socket of Knative's data path. Raises BadSetting."""
+    try:
+        return listen(host, port)
+    except OSError as error:
+        rule = f"can't be listened on: {error.strerror or os.strerror(error.errno or errno.EINVAL)}"
+        raise BadSetting("KELVIN_ACTIVATOR_LISTEN", f"{host}:{port}", rule) from error
 
 
 class _Server(uvicorn.Server):

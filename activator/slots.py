@@ -6,9 +6,8 @@ from typing import Protocol
 
 from activator.keys import VersionKey
 from activator.line import Line, Replica
-from activator.policy.affinity import choose
+from activator.policy.affinity import Occupancy, choose, less_loaded
 from activator.policy.ask import Ask
-from activator.policy.balance import Occupancy, less_loaded
 from contracts.deadline import Deadline
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from activator.breakers import INTEGRITY, LONGEST_S, Breakers
+from activator.breakers import INTEGRITY, LONGEST_S, Breakers, Resting
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
@@ -26,7 +26,6 @@ from activator.policy.places import RENEW_S
 from activator.policy.shed import Reason, ends_in_s
 from activator.policy.slot_shares import SlotShares
 from activator.policy.traffic import Standing
-from activator.resting import Resting
 from activator.roster import Roster, Waking, key_of
 from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_other, take_slot

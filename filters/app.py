@@ -10,16 +10,16 @@ from typing import Final
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Refused
-from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, TENANT, Findings, Question
+from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, TENANT, Direction, Findings, Looked, Question
 from contracts.numbers import whole_number
 from contracts.wire import decode, encode
-from filters.meters import Meters
 from filters.pii import unknown_region
 from filters.scanner import Scanner
 from filters.settings import FilterSettings
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
+from telemetry.policy.instruments import Page
 from telemetry.telemetry import local
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,35 @@ log = logging.getLogger(__name__)
 # How long a thread keeps the interpreter while another one waits for it: the loop only hands texts on.
 SWITCH_S: Final = 0.001
 LONGEST_S: Final = 10.0  # nobody of ours waits longer for an answer
+_FILTER: Final = "pii"
+
+
+class Meters:
+    """What the filters' page counts: verdicts by direction, what was found by entity. Neither has a caller's values."""
+
+    def __init__(self, page: Page) -> None:
+        self._verdicts = page.counter(
+            "kelvin_filter_verdicts_total", "Pieces of text that were looked at", ("filter", "direction", "verdict")
+        )
+        self._found = page.counter(
+            "kelvin_filter_found_total", "What was found in pieces of text", ("filter", "direction", "entity", "action")
+        )
+        self._unseen = page.counter(
+            "kelvin_filter_unseen_total", "Pieces that passed without being looked at, as their policy allows"
+        )
+
+    def unseen(self, texts: int) -> None:
+        """So many passed without being looked at."""
+        if texts:
+            self._unseen.add((), texts)
+
+    def looked(self, direction: Direction, looked: Looked) -> None:
+        """One text was looked at."""
+        actions = {span.action for span in looked.spans}
+        verdict = "stop" if "stop" in actions else "redact" if actions else "allow"
+        self._verdicts.add((_FILTER, direction, verdict))
+        for span in looked.spans:
+            self._found.add((_FILTER, direction, span.label, span.action))
 
 
 async def serve(settings: FilterSettings, stop: asyncio.Event) -> None:

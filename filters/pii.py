@@ -1,13 +1,13 @@
-"""Find what identifies a person in one segment, by patterns and checksums; no language model, no network.
+"""Find what identifies a person in a text, by patterns and checksums; no language model, no network.
 
-Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social security numbers
-`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's. Texts must be
-folded, without invisible characters: see `policy/folding.py`.
+A text is looked at segment by segment (see `policy/text.py`), each by every rule: the same for any pieces in which a
+text comes. Numbers of telephones are `phonenumbers`' to judge, checksums of cards, IBANs and social security numbers
+`python-stdnum`'s, addresses of machines the standard library's. Names of the entities are presidio's.
 """
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -15,9 +15,12 @@ import phonenumbers
 from stdnum import iban, luhn
 from stdnum.us import ssn
 
-from contracts.filters import Action, Rule, Span
+from contracts.filters import Action, Looked, Rule, Span
+from filters.policy.text import fold, is_plain, next_segment, settle, without_invisible
 
 Found = tuple[int, int]
+
+_PLAIN_SEGMENTS: Final = 256
 
 _LETTER: Final = r"A-Za-z\u00c0-\u024f\u0370-\u052f"
 # The HTML standard's e-mail address with letters beyond ASCII, and a top level domain of letters.
@@ -129,13 +132,11 @@ def unknown_region(rule: Rule) -> str | None:
     return next((region for region in rule.phone_regions if region not in phonenumbers.SUPPORTED_REGIONS), None)
 
 
-def find(text: str, rule: Rule) -> list[Span]:
-    """All that the rule names; some may lie across others."""
-    return [span for finder in finders(rule) for span in finder(text)]
-
-
 def finders(rule: Rule) -> Iterator[Callable[[str], list[Span]]]:
-    """Yield a finder for each entity; telephones come last, one finder for each region, as they match too much."""
+    """Yield a finder for each entity; telephones come last, one finder for each region, as they match too much.
+
+    Each takes a folded text without invisible characters. What they find may overlap.
+    """
     for entity in sorted(rule.actions, key=lambda entity: (entity == _PHONE, entity)):
         action = rule.actions[entity]
         if entity == _PHONE:
@@ -152,3 +153,60 @@ def _spans(entity: str, action: Action, finder: Callable[[str], Iterable[Found]]
 def _phones(region: str | None, text: str) -> Iterator[Found]:
     for match in phonenumbers.PhoneNumberMatcher(text, region):
         yield match.start, match.end
+
+
+def look(text: str, rules: Sequence[Rule], whole: bool) -> Looked:
+    """Return what was found as far as the text is decided. Ends with the first span that stops: what follows is
+    nobody's.
+    """
+    steps = look_in_steps(text, rules, whole)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Looked = end.value
+            return found
+
+
+def look_in_steps(text: str, rules: Sequence[Rule], whole: bool) -> Generator[None, None, Looked]:
+    """Look as `look` does, and yield after each step of some milliseconds, so that scans can share a thread.
+
+    A step is one pattern over one segment, or _PLAIN_SEGMENTS segments that hold nothing to look for.
+    """
+    folded = fold(text)
+    at, plain, spans = 0, 0, list[Span]()
+    while True:
+        segment = next_segment(folded, at, whole)
+        if isinstance(segment, int):
+            return Looked(decided=segment, spans=tuple(spans))
+        part = folded[segment.start : segment.end]
+        if is_plain(part):
+            at, plain = segment.final, plain + 1
+            if plain % _PLAIN_SEGMENTS == 0:
+                yield
+            continue
+        found = yield from _find(part, rules)
+        mine = [span for span in found if segment.start + span.start < segment.final]
+        spans += [_moved(span, segment.start) for span in mine]
+        at = max(segment.final, spans[-1].end) if mine else segment.final
+        if mine and mine[-1].action == "stop":
+            return Looked(decided=at, spans=tuple(spans))
+
+
+def _find(folded: str, rules: Sequence[Rule]) -> Generator[None, None, list[Span]]:
+    visible, places = without_invisible(folded)
+    found = []
+    for rule in rules:
+        for finder in finders(rule):
+            found += finder(visible)
+            yield
+    settled = settle(found)
+    return settled if places is None else [_as_written(span, places) for span in settled]
+
+
+def _as_written(span: Span, places: Sequence[int]) -> Span:
+    return Span(start=places[span.start], end=places[span.end - 1] + 1, label=span.label, action=span.action)
+
+
+def _moved(span: Span, by: int) -> Span:
+    return Span(start=span.start + by, end=span.end + by, label=span.label, action=span.action)

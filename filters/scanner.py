@@ -1,8 +1,8 @@
 """Scan texts on one thread that tenants share in time slices.
 
 A scan takes from microseconds to seconds, depending on the text's digits and the tenant's rules. So it runs in steps
-(see `look.py`), and after SLICE_S it gives the thread to another waiting tenant. However much other tenants have to
-scan, a short text waits for at most one slice of each.
+(see `look_in_steps`), and after SLICE_S it gives the thread to another waiting tenant. However much other tenants have
+to scan, a short text waits for at most one slice of each.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Final
 from contracts.errors import Refused
 from contracts.filters import Looked, Question
 from contracts.traffic_errors import DeadlineExceeded
-from filters.look import look_in_steps
+from filters.pii import look_in_steps
 from service.fair_lock import FairLock
 
 SLICE_S: Final = 0.005

@@ -1,9 +1,12 @@
-"""Which replica a request should go to so that it meets what it left there: consistent hashing with bounded load.
+"""Which replica a request should go to: the less loaded of two, or the one where it meets what it left there.
 
-Each replica has points on a ring, a request goes to the first replica behind its own point, and on to the next one
-where that has more than its share (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA
-2018). A replica that comes or goes moves the requests of its own arcs alone. A session moves on only from a replica
-without a free slot: it has state to lose, and few requests at once.
+Two are drawn outside (Mitzenmacher, "The power of two choices", 2001).
+
+The other way is consistent hashing with bounded load. Each replica has points on a ring, a request goes to the first
+replica behind its own point, and on to the next one where that has more than its share (Mirrokni, Thorup and
+Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). A replica that comes or goes moves the requests of
+its own arcs alone. A session moves on only from a replica without a free slot: it has state to lose, and few requests
+at once.
 """
 
 from bisect import bisect_left, insort
@@ -13,13 +16,25 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Final
 
-from activator.policy.balance import Occupancy
 from contracts.errors import InvalidRequest, Refused
 
 POINTS: Final = 32  # of one replica: the bound evens out what so few leave uneven
 SHARE: Final = 1.25  # of the mean occupancy, at most
 PREFIX_BYTES: Final = 1024  # of a prompt; what is shorter is computed anew at little cost
 LONGEST_SESSION: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Streams running on a replica, of how many it takes."""
+
+    running: int
+    capacity: int
+
+
+def less_loaded(first: Occupancy, second: Occupancy) -> bool:
+    """Whether the second is the better choice: a smaller share of it is taken. Ties stay with the first."""
+    return second.running * first.capacity < first.running * second.capacity
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from hashlib import blake2b
+from math import log
+from typing import Final
 
-from activator.policy.split import assign
 from contracts.control import VersionRow
 from contracts.errors import InvalidRequest, ModelNotFound, Refused
 from contracts.ladder import Rung
 from contracts.names import DEFAULT_ALIAS, ModelReference, model_for, parse_address
+
+_RANGE: Final = 1 << 64
 
 
 class Standing(IntEnum):
@@ -104,3 +108,19 @@ def _by_prefix(entry: ModelEntry, reference: ModelReference) -> VersionRow | Non
     if len(fitting) > 1:
         raise Refused(InvalidRequest("model", f"'{reference}'", "fits several versions; give more digits"))
     return fitting[0] if fitting else None
+
+
+def assign(weights: Mapping[str, int], who: str) -> str:
+    """Return which of the versions that share a model's requests has one: always the same for whoever asks.
+
+    Weighted rendezvous hashing (Thaler and Ravishankar, 1996; weights by Schindelhauer and Schomaker, 2005): who asks
+    goes to the version with the highest score. A version whose weight grows takes from the others and gives nothing up,
+    so that a split that is shifted step by step moves nobody back and forth. Weights are 1 or more, of one version at
+    least; ties, which nobody will see, are by name.
+    """
+    return max(weights, key=lambda version: (_score(version, weights[version], who), version))
+
+
+def _score(version: str, weight: int, who: str) -> float:
+    drawn = int.from_bytes(blake2b(f"{version} {who}".encode(), digest_size=8).digest())
+    return -weight / log((drawn + 0.5) / _RANGE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from contracts.filters import ENTITIES, SOCKET, Question, Rule
-from filters.look import look
+from filters.pii import look
 from runtime.screening import FilterProcess
 from service.client import ServiceClient
 from service.unix import SocketDirectory

@@ -3,8 +3,7 @@
 import pytest
 
 from contracts.filters import ENTITIES, Rule, pass_on
-from filters.look import look
-from filters.pii import unknown_region
+from filters.pii import look, unknown_region
 
 ALL = (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regions=("US", "DE")),)
 

@@ -14,8 +14,7 @@ from contracts.errors import Refused
 from contracts.filters import CHECK, DEADLINE, ENTITIES, TENANT, Action, Looked, Question, Rule
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from contracts.wire import encode
-from filters.app import make_app
-from filters.meters import Meters
+from filters.app import Meters, make_app
 from filters.scanner import MAX_WAITING_OF_TENANT, Scanner
 from telemetry.policy.instruments import Page
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from contracts.errors import Refused, Unavailable
 from contracts.filters import Findings, Question
-from filters.look import look
+from filters.pii import look
 
 
 @dataclass

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from activator.policy.affinity import SHARE, Affinity, Ring, choose, read_affinity
-from activator.policy.balance import Occupancy
+from activator.policy.affinity import SHARE, Affinity, Occupancy, Ring, choose, less_loaded, read_affinity
 from contracts.errors import InvalidRequest, Refused
 
 NAMES = ("a", "b", "c", "d")
@@ -115,3 +114,17 @@ def test_a_session_s_name_is_short_and_plain(session: bytes) -> None:
         read_affinity("t", session, None)
     assert isinstance(caught.value.failure, InvalidRequest)
     assert caught.value.failure.field == "x-kelvin-session"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "want"),
+    [
+        pytest.param(Occupancy(1, 8), Occupancy(0, 8), True, id="the emptier one"),
+        pytest.param(Occupancy(0, 8), Occupancy(1, 8), False, id="the first if it is emptier"),
+        pytest.param(Occupancy(3, 8), Occupancy(3, 8), False, id="a tie stays with the first"),
+        pytest.param(Occupancy(2, 4), Occupancy(3, 16), True, id="by share, not by count"),
+    ],
+)
+def test_less_loaded(first: Occupancy, second: Occupancy, want: bool) -> None:
+    """Whether the second is the better choice."""
+    assert less_loaded(first, second) is want

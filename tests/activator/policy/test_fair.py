@@ -12,7 +12,7 @@ from activator.policy import fair
 from activator.policy.ask import WEIGHTS, Ask, Rank
 from activator.policy.bounds import UNBOUNDED, Load, Loads
 from activator.policy.crowd import Crowd
-from activator.policy.fair import Counters, FairQueue, Place, _Lane
+from activator.policy.fair import FINEST, Counters, FairQueue, Place, Tally, _Lane
 
 LARGEST = 100
 TOKENS = st.integers(1, LARGEST)
@@ -338,3 +338,23 @@ def test_one_that_had_no_use_of_its_turn_is_first_again() -> None:
         queue.put_first("t1", found[1], 5.0)
         queue.check_integrity()
     assert [taken[0] for taken in iter(queue.take, None)] == ["t1", "u1", "t2"]
+
+
+ENTRIES = st.lists(st.tuples(st.floats(0, 100_000), st.integers(1, 100)), max_size=40)
+
+
+@given(ENTRIES, st.floats(0, 100_000), st.integers(0, 40))
+def test_it_is_the_sum(entries: list[tuple[float, int]], deadline_s: float, leaving: int) -> None:
+    """Of those that are before by a whole sixteenth, after some have left; nothing is kept of who is gone."""
+    tally = Tally()
+    for at_s, tokens in entries:
+        tally.add(at_s, tokens)
+    for at_s, tokens in entries[:leaving]:
+        tally.add(at_s, -tokens)
+    stay = entries[leaving:]
+    want = sum(tokens for at_s, tokens in stay if int(at_s * FINEST) < int(deadline_s * FINEST))
+    assert tally.before(deadline_s) == want
+    assert tally.total() == sum(tokens for _, tokens in stay)
+    for at_s, tokens in stay:
+        tally.add(at_s, -tokens)
+    assert not any(tally._sums)

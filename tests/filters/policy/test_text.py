@@ -3,7 +3,7 @@
 import pytest
 
 from contracts.filters import Action, Span
-from filters.policy.overlaps import settle
+from filters.policy.text import settle
 
 
 def _span(start: int, end: int, label: str, action: Action = "redact") -> Span:
