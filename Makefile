@@ -68,7 +68,7 @@ bench-tools:
 	cd $(TOOLS)/debs && apt-get download wrk libluajit-5.1-2 nginx
 	for deb in $(TOOLS)/debs/*.deb; do dpkg -x $$deb $(TOOLS); done
 
-# What others put in front of models, each in an environment of its own (coldstart_bench/front_peers.py looks there).
+# What others put in front of models, each in an environment of its own (coldstart_bench/front_tools.py looks there).
 bench-peers:
 	$(PYTHON) -m venv $(BENCH)/peers/ray
 	$(BENCH)/peers/ray/bin/pip install --quiet 'ray[serve]==2.60.0' 'aiohttp==3.14.5'

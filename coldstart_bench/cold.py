@@ -6,31 +6,24 @@ engine's first step with them and without; and how much memory a start takes.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import click
 
-from coldstart_bench import footprint, plots, room
-from coldstart_bench.cold_cases import (
-    PROMPT,
-    STEP_WITH,
-    STEP_WITHOUT,
-    Beside,
-    Ours,
-    cases_of,
-    chunks_on_nvme,
-    measure_round,
-)
-from coldstart_bench.environment import load_1m
-from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, with_sizes
+from coldstart_bench import plots, room
+from coldstart_bench.environment import drop_page_cache, load_1m, warm_page_cache
+from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, scratch_directory, with_sizes
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.peers import PeerFailed, make_model
-from coldstart_bench.programs import Program
+from coldstart_bench.processes import watching_runtimes
+from coldstart_bench.programs import PeerFailed, Program, make_model, start_fresh
 from coldstart_bench.report import Failed
 from coldstart_bench.rows import (
+    FLOOR,
+    KELVIN,
     ColdFigures,
     Footprint,
     StageKey,
@@ -41,10 +34,15 @@ from coldstart_bench.rows import (
     table,
     without_probe,
 )
-from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.statistics import median_of
 from coldstart_bench.tally import Tally
 
+PROMPT_TOKENS: Final = 16
+PROMPT_IDS: Final = tuple(range(7, 7 + PROMPT_TOKENS))
+PROMPT: Final = " ".join(f"w{token - 2}" for token in PROMPT_IDS)  # the tokenizer of make_model: w<n> is token n + 2
+FRESH, RESIDENT = "from_pretrained", "resident transformers"
+STEP_WITH, STEP_WITHOUT = "first step with the probe", "first step without"
+TENANT: Final = "default"
 NEED: Final = room.Need(disk_times=4.0, memory_times=4.0)
 PROBE_NOTE: Final = (
     "kelvin without its probe: less what known answers add to the engine's first step, both ways in turn; no setting "
@@ -54,6 +52,133 @@ HYPERVISOR_NOTE: Final = (
     "nvme and store rows: the guest's page cache is dropped and checked file by file; a hypervisor's own cache may "
     "still be warm"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A system from a tier. `prepare` raises CacheNotAsAsked; `start` is one, its seconds to the first token."""
+
+    tier: str
+    system: str
+    prepare: Callable[[], object]
+    start: Callable[[], float]
+
+    def measure(self) -> float:
+        """From its state."""
+        self.prepare()
+        return self.start()
+
+
+def measure_round(tally: Tally[float], size_bytes: int, cases: Sequence[Case]) -> None:
+    """Each case once, in order."""
+    for case in cases:
+        tally.take((size_bytes, case.tier, case.system), case.measure)
+
+
+@dataclass(slots=True)
+class Ours:
+    """One version of a running installation, started from any tier; its stages' own seconds are kept."""
+
+    kelvin: Installation
+    name: str
+    size_bytes: int
+    chunks: int  # of the version, in the NVMe tier
+    stages: dict[StageKey, list[float]]
+
+    def ready_on_host(self) -> None:
+        """In slabs, whatever was measured before; nothing runs."""
+        self.kelvin.door.first_token(self.name, PROMPT)
+        self._wait_for_nvme()
+        self.kelvin.to_zero(self.name)
+        self.kelvin.rest()
+
+    def ready_on_nvme(self) -> None:
+        """Leave the model's chunks in NVMe files outside the page cache, and in no faster tier."""
+        self._wait_for_nvme()
+        self.kelvin.forget("host")
+        self.kelvin.rest()
+        drop_page_cache(self.kelvin.nvme_files())
+
+    def ready_in_store(self) -> None:
+        """Leave the model's chunks in the store, and in no faster tier."""
+        for tier in ("host", "nvme"):
+            self.kelvin.forget(tier)
+        self.kelvin.rest()
+        drop_page_cache(self.kelvin.store_files())
+
+    def _wait_for_nvme(self) -> None:
+        """What is being admitted shares the disk with whatever is measured."""
+        self.kelvin.wait(lambda: chunks_on_nvme(self.kelvin) == self.chunks, "the NVMe tier holds the version")
+
+    def start(self, tier: str) -> float:
+        """Its timeline is asked for afterwards, and from where its bytes came."""
+        before = _bytes_read(self.kelvin)
+        seconds, request_id = self.kelvin.door.start(self.name, PROMPT)
+        read = {source for source, total in _bytes_read(self.kelvin).items() if total > before.get(source, 0)}
+        if read != {tier} - {"host"}:
+            raise InstallationFailed(f"{self.name}: bytes came from {sorted(read)} where '{tier}' is measured")
+        before_us = 0
+        for stamp in self.kelvin.door.request("GET", f"/v1/requests/{request_id}/timeline")["stamps"]:
+            key = (self.size_bytes, tier, stamp["stage"])
+            self.stages.setdefault(key, []).append((stamp["at_us"] - before_us) / 1e6)
+            before_us = stamp["at_us"]
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The others: processes that stay, and the files that were pushed."""
+
+    directory: Path
+    host_floor: Program
+    nvme_floor: Program
+    resident: Program
+    engine: Program
+
+    @property
+    def weights(self) -> list[Path]:
+        return [self.directory / "model.safetensors"]
+
+
+def cases_of(ours: Ours, version: str, beside: Beside) -> tuple[Case, ...]:
+    """A round of them."""
+    hot, cold = partial(warm_page_cache, beside.weights), partial(drop_page_cache, beside.weights)
+    resident, fresh = partial(beside.resident.timed, PROMPT_IDS), lambda: start_fresh(beside.directory, PROMPT_IDS)[0]
+    at_zero = partial(ours.kelvin.to_zero, ours.name)
+
+    def step(probe: bool) -> float:
+        answer = beside.engine.ask(tenant=TENANT, version=version, ids=list(PROMPT_IDS), probe=probe)
+        return float(answer["seconds"])
+
+    return (
+        Case("host", KELVIN, ours.ready_on_host, partial(ours.start, "host")),
+        Case("host", FLOOR, _nothing, partial(beside.host_floor.timed, PROMPT_IDS)),
+        Case("host", RESIDENT, hot, resident),
+        Case("host", FRESH, hot, fresh),
+        Case("host", STEP_WITH, at_zero, partial(step, True)),
+        Case("host", STEP_WITHOUT, at_zero, partial(step, False)),
+        Case("nvme", KELVIN, ours.ready_on_nvme, partial(ours.start, "nvme")),
+        Case("nvme", FLOOR, cold, partial(beside.nvme_floor.timed, PROMPT_IDS)),
+        Case("nvme", RESIDENT, cold, resident),
+        Case("nvme", FRESH, cold, fresh),
+        Case("store", KELVIN, ours.ready_in_store, partial(ours.start, "store")),
+        Case("store", FLOOR, cold, partial(beside.nvme_floor.timed, PROMPT_IDS)),
+    )
+
+
+def _nothing() -> None:
+    """Its bytes are its own memory's, or were just read."""
+
+
+def chunks_on_nvme(kelvin: Installation) -> int:
+    """That its index has."""
+    return int(kelvin.cache()["nvme"]["chunks"])
+
+
+def _bytes_read(kelvin: Installation) -> dict[str, int]:
+    """By tier, since the agent started."""
+    found: dict[str, int] = kelvin.cache()["bytes_read"]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +246,7 @@ def _measure_size(plan: ColdPlan, kelvin: Installation, directory: Path, size_by
     name = f"bench-{size_bytes // 1_000_000}mb"
     plan.tell(f"making and pushing {name}")
     make_model(directory, size_bytes, plan.seed)
-    version = kelvin.push(directory, name)
-    kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
+    version = kelvin.push(directory, name, replicas=1)
     kelvin.door.first_token(name, PROMPT)  # the host tier holds it from here on, and the NVMe tier before long
     kelvin.forget("host")
     ours = Ours(kelvin, name, size_bytes, chunks_on_nvme(kelvin), seen.stages)
@@ -151,12 +275,12 @@ def _footprint(kelvin: Installation, name: str, size_bytes: int, model_bytes: in
     """Measure the memory of one start from NVMe, which is not timed."""
     kelvin.forget("host")
     kelvin.rest()
-    with footprint.watching(kelvin.pid) as watch:
+    with watching_runtimes(kelvin.pid) as watch:
         kelvin.door.first_token(name, PROMPT)
         (pid,) = [replica["pid"] for version in kelvin.model(name)["versions"] for replica in version["replicas"]]
     if pid not in watch.before:
         raise InstallationFailed(f"{name}: process {pid} was no parked standby")
-    host = kelvin.admin.request("GET", "/admin/v1/cache")["host"]
+    host = kelvin.cache()["host"]
     slabs_bytes = host["slabs_used"] * host["slab_bytes"]
     return Footprint(size_bytes, model_bytes, slabs_bytes, watch.before[pid], watch.peak[pid])
 

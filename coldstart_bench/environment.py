@@ -1,12 +1,11 @@
 """The state of the machine that a measurement stands on: what it is, and what of a file the page cache holds."""
 
-import contextlib
 import ctypes
 import mmap
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -142,32 +141,3 @@ def commit() -> str | None:
         check=False,
     )
     return found.stdout.strip() or None
-
-
-def processes() -> Iterator[tuple[list[str], int]]:
-    """This process's descendants: words of the command line, and the peak of resident memory in bytes (VmHWM)."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (status := _status(int(entry))):
-            parents[int(entry)] = int(status["PPid"])
-    for pid in parents:
-        if _descends(pid, parents):
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                yield words, int(_status(pid).get("VmHWM", "0 kB").split()[0]) * 1024
-
-
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    while pid := parents.get(pid, 0):
-        if pid == os.getpid():
-            return True
-    return False
-
-
-def _status(pid: int) -> dict[str, str]:
-    """Of proc(5); nothing where it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -16,8 +16,7 @@ import msgspec
 
 from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.peers import PeerFailed
-from coldstart_bench.programs import Program
+from coldstart_bench.programs import PeerFailed, Program
 from coldstart_bench.report import BenchFailed, Failed, Figures, align
 from coldstart_bench.statistics import median_of
 from coldstart_bench.tally import Tally

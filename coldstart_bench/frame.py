@@ -6,7 +6,8 @@ One report as JSON, text and pictures, and one exit code, by `report.py`. Which 
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -17,7 +18,6 @@ from coldstart_bench import plots
 from coldstart_bench.environment import commit, free_memory_bytes, load_1m, machine
 from coldstart_bench.report import BenchFailed, Figures, Report, Verdict
 from coldstart_bench.room import LARGE_BYTES, sizes_of
-from coldstart_bench.scratch import scratch_directory
 
 _JSON: Final = click.Option(
     ["--json", "json_file"], type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
@@ -77,6 +77,13 @@ def with_sizes(plan: Callable[..., P]) -> Callable[..., P]:
         return plan(sorted({*sizes_bytes, *(LARGE_BYTES if large else ())}), **options)
 
     return construct
+
+
+@contextmanager
+def scratch_directory(beside: Path | None = None) -> Iterator[Path]:
+    """Empty; gone when the block ends, with all that could be removed of it. Below $TMPDIR unless it says where."""
+    with tempfile.TemporaryDirectory(prefix="kelvin-bench-", dir=beside, ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,16 @@ from typing import Final, Literal
 import click
 import msgspec
 
-from coldstart_bench import front_peers, front_tools
+from coldstart_bench import front_tools
+from coldstart_bench.certificates import make_certificate
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontFigures, Streams, Take, judge, rows_of, table
 from coldstart_bench.installation import free_port
-from coldstart_bench.lone_activator import activator
 from coldstart_bench.patience import remaining
-from coldstart_bench.peers import PeerFailed
-from coldstart_bench.programs import Program
+from coldstart_bench.processes import processor_us
+from coldstart_bench.programs import PeerFailed, Program
 from coldstart_bench.report import Failed
+from coldstart_bench.services import activator
 
 Loader = Literal["wrk", "own"]
 
@@ -100,19 +101,19 @@ class _Run:
             port = free_port()
             self._pid = stack.enter_context(activator(data, port))
             self._urls[KELVIN] = f"https://localhost:{port}{_PATH}"
-            for system in front_peers.NAMES if plan.peers else ():
+            for system in front_tools.PEERS if plan.peers else ():
                 self._put_in_front(system, alone, stack)
 
     def _put_in_front(self, system: str, upstream: int, stack: ExitStack) -> None:
         """A peer, where it is installed."""
-        if (program := front_peers.try_find(system)) is None:
+        if (program := front_tools.try_find_peer(system)) is None:
             self._absent.append(Failed(system, "not installed (make bench-peers)"))
             return
-        chain, private = front_tools.make_certificate(self._scratch / f"{system} certificate")
-        place = front_peers.Place(
-            self._scratch / system, free_port(), _PATH, upstream, chain, private, front_peers.new_key()
+        chain, private = make_certificate(self._scratch / f"{system} certificate")
+        place = front_tools.Place(
+            self._scratch / system, free_port(), _PATH, upstream, chain, private, front_tools.new_key()
         )
-        stack.enter_context(front_peers.peer(system, program, place))
+        stack.enter_context(front_tools.peer(system, program, place))
         self._keys[system] = place.key
         self._urls[system] = f"https://localhost:{place.port}{_PATH}"
 
@@ -178,13 +179,6 @@ class _Run:
         spent_us, took_s = processor_us(self._pid) - before_us, time.perf_counter() - began
         self._own.ask(do="close")
         return Streams(STREAMS, TOKENS_PER_S, took_s, tokens, spent_us / 1e6 / took_s)
-
-
-def processor_us(pid: int) -> int:
-    """What a process has had of processors, user and system, all threads (proc(5), stat: 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[11]) + int(fields[12])
-    return int(ticks * 1_000_000 / os.sysconf("SC_CLK_TCK"))
 
 
 BENCH: Final = Bench(

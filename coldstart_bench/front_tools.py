@@ -1,33 +1,46 @@
-"""wrk and nginx where they are installed, or where `make bench-tools` unpacked Debian's packages of them."""
+"""What `kelvin bench front` needs beside itself: wrk and nginx, and others in front of the same upstream.
 
-import datetime
+wrk and nginx are those that are installed, or those that `make bench-tools` unpacked of Debian's packages. Ray Serve
+and LiteLLM have an environment of their own each (`make bench-peers`).
+"""
+
+import http.client
 import json
 import os
+import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
-from coldstart_bench.front_rows import Take
-from coldstart_bench.peers import PeerFailed
+from coldstart_bench.certificates import make_certificate
+from coldstart_bench.front_rows import LITELLM, RAY, Take
+from coldstart_bench.programs import LOADERS, PeerFailed
 from coldstart_bench.services import service
 
 BEYOND_S: Final = 60.0  # what a loader takes beside the load itself
 _FLOOR: Final = "coldstart_bench.loaders.floor_front"
+_ANSWER_S: Final = 5.0
+_PEER_ENVIRONMENT: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no wait for a network that may not be there
+}
 
 
 def unpacked() -> Path:
     """Where `make bench-tools` puts them; the Makefile names the same directory."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "kelvin-bench" / "tools"
+    return _cache() / "tools"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kelvin-bench"
 
 
 def try_find(name: str) -> str | None:
@@ -93,21 +106,74 @@ def take_of(said: dict[str, Any]) -> Take:
     return Take(said["requests"], said["us"], said["p50_us"], said["p99_us"], said["bad"])
 
 
-def make_certificate(at: Path) -> tuple[Path, Path]:
-    """Of this host, in a new directory: `cert.pem` and its `key.pem`."""
-    at.mkdir()
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    chain, private = at / "cert.pem", at / "key.pem"
-    chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
-    return chain, private
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a peer is to listen, what it is in front of, and as whom."""
+
+    at: Path  # a directory of its own, not there yet
+    port: int
+    path: str
+    upstream: int
+    certificate: Path  # both in PEM
+    private_key: Path
+    key: str  # that it takes from callers, where it takes one
+
+
+def _ray(program: Path, place: Place) -> Sequence[str]:
+    upstream = f"http://127.0.0.1:{place.upstream}{place.path}"
+    files = [str(place.at / "ray"), str(place.certificate), str(place.private_key)]
+    return [str(program), str(LOADERS / "ray_door.py"), str(place.port), upstream, *files]
+
+
+def _litellm(program: Path, place: Place) -> Sequence[str]:
+    """One worker, as it has one core; YAML takes JSON."""
+    behind = {"model": "openai/m", "api_base": f"http://127.0.0.1:{place.upstream}/v1", "api_key": "none"}
+    models = [{"model_name": "m", "litellm_params": behind}]
+    config = place.at / "config.yaml"
+    config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": place.key}}))
+    files = ["--ssl_certfile_path", str(place.certificate), "--ssl_keyfile_path", str(place.private_key)]
+    words = ["--config", str(config), "--host", "127.0.0.1", "--port", str(place.port), "--num_workers", "1"]
+    return [str(program), *words, *files]
+
+
+_PEERS: Final[Mapping[str, tuple[str, Callable[[Path, Place], Sequence[str]]]]] = {
+    RAY: ("ray/bin/python", _ray),
+    LITELLM: ("litellm/bin/litellm", _litellm),
+}
+PEERS: Final = tuple(_PEERS)
+
+
+def try_find_peer(system: str) -> Path | None:
+    """What runs that peer, where `make bench-peers` made its environment; the Makefile names the same directory."""
+    program = _cache() / "peers" / _PEERS[system][0]
+    return program if program.exists() else None
+
+
+def new_key() -> str:
+    """That a peer takes: of its form, and not a weak one."""
+    return f"sk-{secrets.token_hex(32)}"
+
+
+@contextmanager
+def peer(system: str, program: Path, place: Place) -> Iterator[None]:
+    """From when it answers as what is behind it does, until the block ends. Raises InstallationFailed."""
+    place.at.mkdir()
+    command = _PEERS[system][1](program, place)
+    environment = {**os.environ, **_PEER_ENVIRONMENT, "HOME": str(place.at)}
+    with service(command, environment, place.at / "said", lambda: _answers(place), system):
+        yield
+
+
+def _answers(place: Place) -> bool:
+    """One request, as they will be."""
+    trust = ssl.create_default_context(cafile=str(place.certificate))
+    connection = http.client.HTTPSConnection("localhost", place.port, timeout=_ANSWER_S, context=trust)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    headers = {"authorization": f"Bearer {place.key}", "content-type": "application/json"}
+    try:
+        connection.request("POST", place.path, body, headers)
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,11 +1,13 @@
-"""An installation of Kelvin under measurement: started as a user would, spoken to over kept-alive TLS."""
+"""An installation of Kelvin under measurement: started as a user would, spoken to over kept-alive TLS.
+
+And what it must not leave: while it runs and rests, and once it has ended.
+"""
 
 import contextlib
 import http.client
 import json
 import os
 import secrets
-import signal
 import socket
 import ssl
 import subprocess
@@ -16,15 +18,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
-from coldstart_bench.footprint import runtimes_below
 from coldstart_bench.patience import comes
+from coldstart_bench.processes import Rest, children, cpu_ticks, runtimes_below
 from coldstart_bench.report import BenchFailed
-from coldstart_bench.rest import Rest, cpu_ticks
 
 READY_S: Final = 120.0
 ATTEMPTS: Final = 3
 TAKEN: Final = "Address already in use"
 FIRST_PORT: Final = 15_000
+_UNFINISHED: Final = {
+    "a push": "staging/*/*/declared.json",
+    "a draft": "store/*/drafts/[0-9a-f]*",
+    "an object that was being written": "store/.staging/*",
+    "a chunk that was being written": "cache/.staging/*",
+}
 
 
 class InstallationFailed(BenchFailed):
@@ -77,6 +84,11 @@ class Door:
             self._connection.close()  # what was begun on it is not gone on with
             raise
 
+    def complete(self, model: str, prompt: str, max_tokens: int) -> str:
+        """The text of a completion, without chance. Raises InstallationFailed with the text of an error."""
+        body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        return str(self.request("POST", "/v1/completions", body)["choices"][0]["text"])
+
     def first_token(self, model: str, prompt: str) -> float:
         """Seconds from the request to the first event with text; the rest of the stream is read."""
         return self.start(model, prompt)[0]
@@ -110,8 +122,13 @@ class Installation:
         self.door = Door(port, data / "ca.pem", data / "default.key")
         self.admin = Door(port, data / "ca.pem", data / "admin.key")
 
-    def push(self, directory: Path, name: str) -> str:
-        """Push as a user does; the version."""
+    @property
+    def key(self) -> str:
+        """The tenant's own."""
+        return (self.data / "default.key").read_text().strip()
+
+    def push(self, directory: Path, name: str, *, replicas: int | None = None) -> str:
+        """Push as a user does; the version. `replicas` is the most that may run of it."""
         command = [
             sys.executable,
             "-m",
@@ -126,7 +143,13 @@ class Installation:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise InstallationFailed(f"push {name}: {done.stderr.strip()}")
+        if replicas is not None:
+            self.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": replicas})
         return done.stdout.strip().splitlines()[-1]
+
+    def cache(self) -> Any:
+        """What the admin API says of the weight cache."""
+        return self.admin.request("GET", "/admin/v1/cache")
 
     def model(self, name: str) -> Any:
         """What the admin API says of a model."""
@@ -163,6 +186,13 @@ class Installation:
             return False
         return True
 
+    def pid_of(self, module: str) -> int:
+        """The one child of the supervisor that runs `python -m MODULE`. Raises InstallationFailed where none does."""
+        for pid, words in sorted(children(self.pid).items()):
+            if words[1:3] == ["-m", module]:
+                return pid
+        raise InstallationFailed(f"no {module} runs")
+
     def nvme_files(self) -> Sequence[Path]:
         """Every chunk file of the NVMe tier."""
         return [path for path in (self.data / "cache").rglob("*") if path.is_file()]
@@ -194,7 +224,7 @@ def running(
         with _process([*words, "--port", str(chosen)], environment) as (process, log):
             assert process.stdout is not None
             if "ready" not in (line := process.stdout.readline()):
-                _end(process)
+                end(process)
                 log.seek(0)
                 said = log.read()
                 if port is None and TAKEN in said and attempt + 1 < ATTEMPTS:
@@ -217,13 +247,44 @@ def _process(command: Sequence[str], environment: dict[str, str]) -> Iterator[tu
         try:
             yield process, log
         finally:
-            _end(process)
+            end(process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
+def end(process: subprocess.Popen[Any]) -> None:
+    """Have a process end, and wait for it; kill it where it takes too long."""
+    process.terminate()
     try:
         process.communicate(timeout=READY_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
+
+
+def unfinished(data: Path) -> list[str]:
+    """What nobody will take up again, while nothing is being pushed or admitted."""
+    return [f"{what} is left: {path.name}" for what, place in _UNFINISHED.items() for path in data.glob(place)]
+
+
+def stray_sockets(data: Path) -> list[str]:
+    """Of runtimes that are no more."""
+    living = {page.name.partition(".")[2] for page in (data / "run" / "meters").glob("[0-9]*")}
+    names = {path.name.removeprefix("rt-").removesuffix(".sock") for path in (data / "run").glob("rt-*.sock")}
+    return [f"the socket of a dead runtime is left: {name}" for name in sorted(names - living)]
+
+
+def ended(data: Path) -> list[str]:
+    """After `kelvin up` has ended: processes with its data directory, meter pages, records that were not shipped."""
+    found = [f"process {pid} is left: {name}" for pid, name in _processes_of(data)]
+    found += [f"a meter page is left: {page.name}" for page in (data / "run" / "meters").glob("[0-9]*")]
+    found += [f"records are left: {path.name}" for path in (data / "spool").glob("[!.]*/*") if path.stat().st_size]
+    return found
+
+
+def _processes_of(data: Path) -> list[tuple[int, str]]:
+    """Those that were started with it and live, zombies among them not: id and name, of proc(5)."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"KELVIN_DATA={data}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append((int(place.name), (place / "comm").read_text().strip()))
+    return found

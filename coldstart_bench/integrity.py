@@ -10,19 +10,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
 import click
+import msgspec
 
 from coldstart_bench.environment import drop_page_cache
 from coldstart_bench.floors import HYPERVISOR_NOTE
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.integrity_rows import Injured, IntegrityFigures, fate_of, figures_of, judge, table
-from coldstart_bench.peers import make_model
-from coldstart_bench.programs import Program
+from coldstart_bench.programs import Program, make_model
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, ratio
+from coldstart_bench.statistics import median_of
 from service.arguments import Number
 
+Fate = Literal["healed", "refused", "served wrong", "unexplained"]
+TIERS: Final = ("nvme", "store")
 TENANT: Final = "default"
 MODEL: Final = "injured"
 PROMPT: Final = "w1 w2 w3 w4"
@@ -32,6 +35,107 @@ HEALED_SHARE: Final = 0.8
 PATIENCE: Final = 60  # seconds for which a breaker may be open
 RATES: Final = 5
 HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
+
+
+class Injured(msgspec.Struct, frozen=True):
+    """Damaged chunks of one request from zero, in a tier (where it is the store, in all tiers), and how that ended."""
+
+    tier: str
+    kinds: tuple[str, ...]
+    fate: Fate
+    counted: int  # faults by the agent's own count
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Injections of one tier by their end."""
+
+    tier: str
+    injected: int
+    healed: int
+    refused: int
+    served_wrong: int
+    unexplained: int
+    uncounted: int  # by which the agent's own count is off
+
+
+class IntegrityFigures(Figures, frozen=True):
+    """Rates are bytes per second: verified from the NVMe tier, and by plain O_DIRECT reads of its files."""
+
+    tallies: tuple[Tally, ...]
+    mended: bool
+    verified_rate: float
+    floor_rate: float
+
+
+def fate_of(answer: str | None, refusal: str, right: str, digests: Sequence[str], *, healable: bool) -> Fate:
+    """Of a request for a model with these chunks damaged. `answer` is its text, None where there was a `refusal`.
+
+    What could be healed must be; a refusal has to name a chunk.
+    """
+    if answer is not None:
+        if answer != right:
+            return "served wrong"
+        return "healed" if healable else "unexplained"
+    named = any(digest in refusal for digest in digests)
+    return "refused" if named and not healable else "unexplained"
+
+
+def tallies_of(injured: Sequence[Injured]) -> tuple[Tally, ...]:
+    """One row for each tier."""
+
+    def row(tier: str) -> Tally:
+        here = [each for each in injured if each.tier == tier]
+
+        def count(fate: Fate) -> int:
+            return sum(len(each.kinds) for each in here if each.fate == fate)
+
+        return Tally(
+            tier,
+            injected=sum(len(each.kinds) for each in here),
+            healed=count("healed"),
+            refused=count("refused"),
+            served_wrong=count("served wrong"),
+            unexplained=count("unexplained"),
+            uncounted=sum(abs(len(each.kinds) - each.counted) for each in here),
+        )
+
+    return tuple(map(row, TIERS))
+
+
+def figures_of(
+    injured: Sequence[Injured], mended: bool, verified: Sequence[float], floor: Sequence[float], notes: tuple[str, ...]
+) -> IntegrityFigures:
+    """`verified` and `floor` are rates of each round."""
+    rates = median_of(verified).median, median_of(floor).median
+    return IntegrityFigures(tallies_of(injured), mended, *rates, notes=notes)
+
+
+def judge(found: IntegrityFigures) -> tuple[Verdict, ...]:
+    """Nothing wrong is served, all that can be healed is, all else is refused by name, and everything is counted."""
+    wrong = sum(each.served_wrong for each in found.tallies)
+    unexplained = sum(each.unexplained for each in found.tallies)
+    uncounted = sum(each.uncounted for each in found.tallies if each.tier == "nvme")
+    rate = ratio(found.verified_rate, found.floor_rate)
+    return (
+        at_most("answers from damaged bytes", wrong, 0),
+        at_most("damaged, and neither healed nor refused by name", unexplained, 0),
+        at_most("damaged, and not counted by the agent", uncounted, 0, "nvme"),
+        at_least("served right once the store is mended (1: yes)", float(found.mended), 1),
+        at_least("rate of verified reads to plain ones", rate, 0.90, "nvme", asked=False),
+    )
+
+
+def table(found: IntegrityFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [("damaged in", "chunks", "healed", "refused", "served wrong", "unexplained")]
+    for each in found.tallies:
+        ends = (each.injected, each.healed, each.refused, each.served_wrong, each.unexplained)
+        rows.append((each.tier, *map(str, ends)))
+    rates = (
+        f"NVMe, page cache dropped: {found.verified_rate / 1e9:.2f} GB/s verified, "
+        f"{found.floor_rate / 1e9:.2f} GB/s of plain O_DIRECT reads of the same files"
+    )
+    return "\n".join([*align(rows), rates])
 
 
 def _flip(right: bytes, other: bytes, source: random.Random) -> bytes:
@@ -72,8 +176,7 @@ def run(plan: IntegrityPlan, scratch: Path) -> IntegrityFigures:
         "KELVIN_BREAKER_S": "1",  # what is damaged on purpose is tried again soon
     }
     with running(scratch / "data", settings=settings) as kelvin:
-        version = kelvin.push(scratch / "model", MODEL)
-        kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+        version = kelvin.push(scratch / "model", MODEL, replicas=1)
         ground = _Ground(kelvin, random.Random(plan.seed))  # noqa: S311 - which bytes are damaged is no secret
         injured, mended = _injure(plan, ground)
         plan.tell("reading it verified, and plainly")
@@ -96,10 +199,9 @@ class _Ground:
 
     def ask(self) -> tuple[str | None, str]:
         """The text of an answer from zero, or None and what was said instead, once a start is tried again."""
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
         for _ in range(PATIENCE):
             try:
-                return str(self.kelvin.door.request("POST", "/v1/completions", body)["choices"][0]["text"]), ""
+                return self.kelvin.door.complete(MODEL, PROMPT, 4), ""
             except InstallationFailed as failed:
                 said = str(failed)
             if '"breaker_open"' not in said:
@@ -117,8 +219,7 @@ class _Ground:
 
     def faults(self) -> int:
         """Of chunks on NVMe, as the agent counts them."""
-        state: Any = self.kelvin.admin.request("GET", "/admin/v1/cache")
-        return sum(state["chunk_faults"].get("nvme", {}).values())
+        return sum(self.kelvin.cache()["chunk_faults"].get("nvme", {}).values())
 
     def body(self, digest: str) -> bytes:
         """As the store has it now."""

@@ -8,10 +8,7 @@ import asyncio
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,9 +16,9 @@ from typing import Any, Final
 
 import click
 
-from coldstart_bench.environment import processes
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, running
+from coldstart_bench.processes import peak_of, sampling
 from coldstart_bench.report import BenchFailed, Figures, align
 from coldstart_bench.room import shortage
 from coldstart_bench.usage import TENANT, Expected, Month
@@ -33,6 +30,7 @@ ROW_BYTES: Final = 1_200  # of disk, at most: rows, indices and the log before a
 POST_S: Final = 300.0
 READ_S: Final = 6 * 3600.0  # for a command that reads every row
 IN_FLIGHT: Final = 2  # one is made and sent while the other is written
+EXAMINE_EVERY_S: Final = 0.05  # between looks at the process that reads the ledger
 TELL_EVERY: Final = 250_000
 
 
@@ -88,11 +86,11 @@ def _measure(plan: LedgerPlan, kelvin: Installation) -> LedgerFigures:
     asyncio.run(_fill(plan, kelvin, month))
     fill_s = time.perf_counter() - began
     plan.tell(f"{plan.requests:,} requests in {fill_s:.0f} s")
-    before = _peak_of("controlplane")
+    before = peak_of("controlplane")
     first_s, report = _timed_report(kelvin, name)
     _check(report, month.expected)
     report_s = statistics.median(_timed_report(kelvin, name)[0] for _ in range(plan.repeats))
-    after = _peak_of("controlplane")
+    after = peak_of("controlplane")
     command_s, _ = _command(kelvin, "billing", "report", "--month", name)
     plan.tell(f"report in {first_s:.3f} s, then {report_s:.3f} s")
     verify_s, verify_bytes = _command(kelvin, "billing", "verify", "--month", name)
@@ -175,35 +173,12 @@ def _check(report: Any, expected: Expected) -> None:
 def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
     """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
     command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)]
-    began = time.perf_counter()
-    with _watched("controlplane.examine") as peak:
+    peaks, began = [0], time.perf_counter()
+    with sampling(lambda: peaks.append(peak_of("controlplane.examine")), EXAMINE_EVERY_S):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READ_S)
     if done.returncode != 0:
         raise BenchFailed(f"kelvin {' '.join(words)}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
-    return time.perf_counter() - began, peak()
-
-
-@contextmanager
-def _watched(module: str) -> Iterator[Callable[[], int]]:
-    """Looks at a process that comes and goes."""
-    peak, stop = [0], threading.Event()
-
-    def look() -> None:
-        while not stop.wait(0.05):
-            peak[0] = max(peak[0], _peak_of(module))
-
-    watcher = threading.Thread(target=look, name=f"watch {module}")
-    watcher.start()
-    try:
-        yield lambda: peak[0]
-    finally:
-        stop.set()
-        watcher.join()
-
-
-def _peak_of(module: str) -> int:
-    """VmHWM of our `python -m module`, 0 where there is none."""
-    return max((peak for words, peak in processes() if words[1:3] == ["-m", module]), default=0)
+    return time.perf_counter() - began, max(peaks)
 
 
 def table(found: LedgerFigures) -> str:

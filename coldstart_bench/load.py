@@ -7,8 +7,6 @@ pushed to it; the others read the files that were pushed, which is the same tens
 
 import contextlib
 import functools
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +15,24 @@ from typing import Any, Final
 import click
 
 from coldstart_bench import plots, room
-from coldstart_bench.contenders import KELVIN, Contender, chosen
 from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.floors import HYPERVISOR_NOTE, READERS
-from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, with_sizes
+from coldstart_bench.frame import SIZES, Bench, BenchPlan, option, scratch_directory, with_sizes
 from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.load_rows import FROM_DISK, LoadFigures, State, Take, judge, rows_of, table
-from coldstart_bench.peers import PeerFailed, make_model
-from coldstart_bench.programs import Program
+from coldstart_bench.load_rows import (
+    FROM_DISK,
+    KELVIN,
+    Contender,
+    LoadFigures,
+    State,
+    Take,
+    chosen,
+    judge,
+    rows_of,
+    table,
+)
+from coldstart_bench.programs import PeerFailed, Program, make_model, program_output
 from coldstart_bench.report import Failed
-from coldstart_bench.scratch import scratch_directory
 from coldstart_bench.tally import Tally
 
 NEED: Final = room.Need(disk_times=5.0, memory_times=3.0)
@@ -200,15 +206,6 @@ def _read_floors(so_far: _Run, ground: _Ground, contender: Contender, reader: Pr
     for threads in READERS:
         key = (ground.size_bytes, state, f"floor: {way}, {threads} threads")
         so_far.floors.take(key, functools.partial(read, threads))
-
-
-def program_output(module: str, *arguments: str | Path) -> str:
-    """Its output. Raises PeerFailed with the last of its words."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PeerFailed(f"{module}: {done.stderr.strip()[-500:]}")
-    return done.stdout
 
 
 BENCH: Final = Bench(

@@ -12,15 +12,15 @@ from typing import Final
 
 import click
 
+from coldstart_bench.certificates import make_inner
 from coldstart_bench.environment import load_1m
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.inner_files import make_inner
 from coldstart_bench.installation import InstallationFailed, running
 from coldstart_bench.patience import comes
-from coldstart_bench.peers import make_model
 from coldstart_bench.pods import CLASS, ParkedPod, PodGround, first_token, own_pod, parked_pod
+from coldstart_bench.processes import Rest, children, cpu_ticks
+from coldstart_bench.programs import make_model
 from coldstart_bench.report import Failed
-from coldstart_bench.rest import Rest, cpu_ticks
 from coldstart_bench.room import Need, shortage
 from coldstart_bench.rows import OWN, WAITING, PoolFigures, judge_pool, rows_of, table
 from contracts.jobs import Take
@@ -105,13 +105,9 @@ def _rest(parked: ParkedPod) -> None:
     rest = Rest()
     # Not asked while it is looked at: it would answer.
     if not comes(parked.waits, PARK_S) or not comes(
-        lambda: rest.sees(cpu_ticks(_children(parked.pid)), time.monotonic()), PARK_S
+        lambda: rest.sees(cpu_ticks(children(parked.pid)), time.monotonic()), PARK_S
     ):
         raise InstallationFailed(f"the pod is not at rest, {PARK_S:g} s after it was released")
-
-
-def _children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 BENCH: Final = Bench(

@@ -1,4 +1,7 @@
-"""Floors and loaders as processes of their own: a line of JSON in is one measurement, a line out what it took."""
+"""Programs beside us: floors and loaders that answer lines of JSON, and what ends by itself.
+
+A line into a `Program` is one measurement, a line out what it took.
+"""
 
 import json
 import os
@@ -7,16 +10,25 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-from coldstart_bench.peers import PeerFailed
+from coldstart_bench.report import BenchFailed
 
 READY_S: Final = 180.0  # a cold disk and an import of torch
 ANSWER_S: Final = 900.0
 END_S: Final = 5.0  # between the end of its output and its own
+FRESH_S: Final = 900.0
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+LOADERS: Final = Path(__file__).parent / "loaders"
+
+
+class PeerFailed(BenchFailed):
+    """A program beside us ended or answered nothing; what it said is in the text."""
 
 
 class Program:
@@ -123,3 +135,49 @@ class Program:
                 except BrokenPipeError:
                     continue
         self._errors.close()
+
+
+def start_fresh(directory: Path, ids: Sequence[int]) -> tuple[float, int]:
+    """`from_pretrained` in a new process: seconds from its start to its first token, and the token. Raises PeerFailed
+    where it ends before, or takes longer than `FRESH_S`.
+    """
+    began = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, str(LOADERS / "fresh.py"), str(directory), json.dumps(list(ids))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **_ENVIRONMENT},
+    ) as process:
+        assert process.stdout is not None
+        end = threading.Timer(FRESH_S, process.kill)
+        end.start()
+        try:
+            answer = process.stdout.readline()
+            seconds = time.perf_counter() - began
+        finally:
+            end.cancel()  # its thread would keep a bench that is ended here for as long
+    if not answer:
+        raise PeerFailed(f"from_pretrained ended with {process.returncode}")
+    return seconds, int(answer)
+
+
+def make_model(directory: Path, size_bytes: int, seed: int, *, sharp: bool = False) -> None:
+    """A random Llama of that size, or of twice that with the same texts in any batch; see loaders/make_model.py."""
+    words = ["sharp"] if sharp else []
+    subprocess.run(
+        [sys.executable, str(LOADERS / "make_model.py"), str(directory), str(size_bytes), str(seed), *words],
+        check=True,
+        env={**os.environ, **_ENVIRONMENT},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def program_output(module: str, *arguments: str | Path) -> str:
+    """Its output. Raises PeerFailed with the last of its words."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerFailed(f"{module}: {done.stderr.strip()[-500:]}")
+    return done.stdout

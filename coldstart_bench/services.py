@@ -1,13 +1,22 @@
-"""One process that a bench needs for the length of a block: begun, waited for until it is ready, and ended with it."""
+"""One process that a bench needs for the length of a block: begun, waited for until it is ready, and ended with it.
 
+One activator without the rest of an installation is such a process: its bench stands for the rest itself.
+"""
+
+import asyncio
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.installation import InstallationFailed, end
 from coldstart_bench.patience import comes
+from contracts.errors import Refused
+from service.client import ServiceClient
+from service.unix import SocketDirectory
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.02  # how late its readiness may be noticed
@@ -30,9 +39,26 @@ def service(
             raise InstallationFailed(f"{what} did not start: {log.read_text(errors='replace')[-LAST_WORDS:]}")
         yield process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=READY_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
+
+
+@contextmanager
+def activator(data: Path, port: int, settings: Mapping[str, str] | None = None) -> Iterator[int]:
+    """Ready, until the block ends; its process id. Raises InstallationFailed with its last words."""
+    environment = {**os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port), **(settings or {})}
+    command = [sys.executable, "-m", "activator"]
+    with service(command, environment, data / "log", lambda: asyncio.run(_is_ready(data)), "the activator") as pid:
+        yield pid
+
+
+async def _is_ready(data: Path) -> bool:
+    directory = SocketDirectory(data / "run")
+    client = ServiceClient(directory, "activator.sock", "the activator")
+    try:
+        async with client.open("GET", "/readyz", timeout_s=READY_S) as answer:
+            return answer.status == 200
+    except Refused:
+        return False
+    finally:
+        await client.close()
+        directory.close()

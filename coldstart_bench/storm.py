@@ -5,42 +5,159 @@ were a node, over one store behind a line of a given rate, first each for itself
 store counts what it sends to whom.
 """
 
-import asyncio
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
-import ssl
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import click
+import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, free_port, running
-from coldstart_bench.load import program_output
-from coldstart_bench.peers import make_model
-from coldstart_bench.programs import Program
+from coldstart_bench.installation import free_port, running
+from coldstart_bench.programs import Program, make_model, program_output
+from coldstart_bench.report import Figures, Verdict, at_most, ratio
 from coldstart_bench.room import LEAST_BYTES, shortage
 from coldstart_bench.services import service
 from coldstart_bench.statistics import median_of
-from coldstart_bench.storm_rows import Miss, Node, StormFigures, Waiters, judge, table
+from coldstart_bench.traffic.arrivals import at_once
+from coldstart_bench.traffic.behind import looping
+from coldstart_bench.traffic.exchange import Payload, Plan
 from service.arguments import Number
 
+ONCE: Final = 1.01  # a hedged range may be asked for twice
+ABOUT_ONCE: Final = 1.10
+UNFAIR: Final = 0.20
 TENANT: Final = "default"
 MODEL: Final = "storm"
 PROMPT: Final = "w1 w2 w3 w4"
+TOKENS: Final = 2
 CHUNK_BYTES: Final = 8 << 20
 SLAB_BYTES: Final = 64 << 20
-READY_S: Final = 60.0
 ANSWER_S: Final = 600.0
 LINE_NOTE: Final = "one store for all agents, on this machine: its line is theirs together, and so is the processor"
+
+
+class Waiters(msgspec.Struct, frozen=True):
+    """Many requests for one model at zero."""
+
+    asked: int
+    answered: int
+    wrong: int
+    leases: int
+    chunk_reads: int
+    chunks: int
+    first_s: float
+    median_s: float
+    last_s: float
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One agent: bytes of packs that left the store for it, and how many of them it had not had before."""
+
+    sent_bytes: int
+    distinct_bytes: int
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """Many models missing at once, at each of the agents: seconds until each lease, by agent."""
+
+    models: int
+    model_bytes: int
+    line_bytes_s: float
+    finished_s: tuple[tuple[float, ...], ...]
+    failures: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    store: Node  # what left it in all
+
+
+class StormFigures(Figures, frozen=True):
+    """Figures of both parts."""
+
+    waiters: Waiters
+    miss: Miss  # each agent for itself
+    peered: Miss  # the same, of agents that are one another's peers
+
+
+def fair_finishes(sizes: Sequence[int], rate: float) -> tuple[float, ...]:
+    """When each would be through, were the line shared equally among all that are not: processor sharing."""
+    order, finishes, at, done = sorted(range(len(sizes)), key=sizes.__getitem__), [0.0] * len(sizes), 0.0, 0
+    for place, number in enumerate(order):
+        at += (sizes[number] - done) * (len(sizes) - place) / rate
+        done = sizes[number]
+        finishes[number] = at
+    return tuple(finishes)
+
+
+def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
+    """The largest distance from the fair finish, as a part of it; the line's rate is all bytes by the last finish."""
+    rate = sum(sizes) / max(finished_s)
+    fair = fair_finishes(sizes, rate)
+    return max(abs(was - should) / should for was, should in zip(finished_s, fair, strict=True))
+
+
+def judge(found: StormFigures) -> tuple[Verdict, ...]:
+    """Whether all was answered decides; "at most" says nothing where nothing was read."""
+    waiters, miss = found.waiters, found.miss
+    size = miss.model_bytes
+    # A node that read nothing is the worst of all: then the line is not measured.
+    worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
+    in_all = _times(found.peered.store)
+    failed = len(miss.failures) + len(found.peered.failures)
+    fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
+    reads = ratio(waiters.chunk_reads or None, waiters.chunks or None)
+    wrong = waiters.asked - waiters.answered + waiters.wrong
+    return (
+        at_most("requests that were not answered right", wrong, 0),
+        at_most("leases for all who waited", waiters.leases or None, 1, decides=False),
+        at_most("reads of a chunk", reads, 1, decides=False),
+        at_most("leases that failed", failed, 0, "", size),
+        at_most("times that a byte left the store, per node", worst, ONCE, "", size, decides=False),
+        at_most("times that a byte left the store in all, with peers", in_all, ABOUT_ONCE, "", size, decides=False),
+        at_most("largest distance from a fair finish", max(fair, default=None), UNFAIR, "", size, decides=False),
+    )
+
+
+def _times(node: Node) -> float | None:
+    """That a byte left the store; None where none did."""
+    return node.sent_bytes / node.distinct_bytes if node.sent_bytes and node.distinct_bytes else None
+
+
+def table(found: StormFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    waiters = found.waiters
+    lines = [
+        f"{waiters.asked} waited for one model at zero: {waiters.answered} answered, {waiters.wrong} of them wrong; "
+        f"{waiters.leases} leases, {waiters.chunk_reads} reads of {waiters.chunks} chunks",
+        f"  answered after {waiters.first_s:.2f} s for the first, {waiters.median_s:.2f} s at the median, "
+        f"{waiters.last_s:.2f} s for the last",
+        *_lines(found.miss, "each for itself"),
+        *_lines(found.peered, "peers of one another"),
+    ]
+    return "\n".join(lines)
+
+
+def _lines(miss: Miss, how: str) -> list[str]:
+    lines = [
+        f"{miss.models} models of {miss.model_bytes / 1e6:.0f} MB missing at once at {len(miss.nodes)} agents, {how}, "
+        f"over a line of {miss.line_bytes_s / 1e6:.0f} MB/s: {miss.store.sent_bytes / 1e6:.1f} MB left the store, "
+        f"{miss.store.distinct_bytes / 1e6:.1f} MB of them for the first time"
+    ]
+    for number, (node, ends) in enumerate(zip(miss.nodes, miss.finished_s, strict=True)):
+        when = f"{min(ends):.2f} to {max(ends):.2f} s, median {median_of(ends).median:.2f} s" if ends else "never"
+        again = node.sent_bytes - node.distinct_bytes
+        lines.append(
+            f"  agent {number}: leased after {when}; {node.sent_bytes / 1e6:.1f} MB left the store for it, "
+            f"{again / 1e6:.2f} MB of them again"
+        )
+    return [*lines, *(f"  {failure}" for failure in miss.failures[:3])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,59 +200,31 @@ def _waiters(plan: StormPlan, scratch: Path) -> Waiters:
     places = str(max(2048, plan.waiters))
     settings = {"KELVIN_QUEUE_REQUESTS": places, "KELVIN_QUEUE_REQUESTS_PER_TENANT": places}
     settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
-    with running(scratch / "data", settings=settings) as kelvin:
-        version = kelvin.push(scratch / "model", MODEL)
-        kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
-        right = _text(kelvin)
+    with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
+        version = kelvin.push(scratch / "model", MODEL, replicas=1)
+        right = kelvin.door.complete(MODEL, PROMPT, TOKENS)
         for tier in ("host", "nvme"):
             kelvin.forget(tier)
-        before = kelvin.admin.request("GET", "/admin/v1/cache")
+        before = kelvin.cache()
         plan.tell(f"{plan.waiters} ask at once")
-        answers = asyncio.run(_all_at_once(kelvin, plan.waiters))
-        after = kelvin.admin.request("GET", "/admin/v1/cache")
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+        asked = (Payload(kelvin.key, "/v1/completions", json.dumps(body)),)
+        arrivals = tuple((at, 0) for at in at_once(plan.waiters))
+        ran = loop.run(Plan(kelvin.port, asked, arrivals, 0, plan.waiters, ANSWER_S))
+        after = kelvin.cache()
         manifest = json.loads((kelvin.data / "store" / TENANT / "manifests" / version).read_bytes())
-        seconds = [seconds for seconds, _ in answers if seconds is not None]
-        return Waiters(
-            asked=plan.waiters,
-            answered=len(seconds),
-            wrong=sum(text != right for seconds, text in answers if seconds is not None),
-            leases=after["leases_granted"] - before["leases_granted"],
-            chunk_reads=sum(after["chunk_reads"].values()) - sum(before["chunk_reads"].values()),
-            chunks=len({chunk["digest"] for chunk in manifest["chunks"]}),
-            first_s=min(seconds, default=0.0),
-            median_s=median_of(seconds).median if seconds else 0.0,
-            last_s=max(seconds, default=0.0),
-        )
-
-
-def _text(kelvin: Installation) -> str:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
-    return str(kelvin.door.request("POST", "/v1/completions", body)["choices"][0]["text"])
-
-
-async def _all_at_once(kelvin: Installation, count: int) -> list[tuple[float | None, str]]:
-    """Of each request seconds to the whole answer and its text, or None and what was said instead."""
-    context = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
-    key = (kelvin.data / "default.key").read_text().strip()
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "temperature": 0}
-    url, began = f"https://localhost:{kelvin.port}/v1/completions", time.perf_counter()
-
-    async def one(session: aiohttp.ClientSession) -> tuple[float | None, str]:
-        try:
-            async with session.post(url, json=body, ssl=context) as answer:
-                if answer.status != 200:
-                    return None, await answer.text()
-                text = str((await answer.json())["choices"][0]["text"])
-                return time.perf_counter() - began, text
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return None, repr(error)
-
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=ANSWER_S),
-        headers={"authorization": f"Bearer {key}"},
-    ) as session:
-        return await asyncio.gather(*(one(session) for _ in range(count)))
+    seconds = [sent.took_s for sent in ran.sent if sent.is_ok]
+    return Waiters(
+        asked=plan.waiters,
+        answered=len(seconds),
+        wrong=sum(sent.is_ok and ran.text(sent) != right for sent in ran.sent),
+        leases=after["leases_granted"] - before["leases_granted"],
+        chunk_reads=sum(after["chunk_reads"].values()) - sum(before["chunk_reads"].values()),
+        chunks=len({chunk["digest"] for chunk in manifest["chunks"]}),
+        first_s=min(seconds, default=0.0),
+        median_s=median_of(seconds).median if seconds else 0.0,
+        last_s=max(seconds, default=0.0),
+    )
 
 
 def _publish(plan: StormPlan, store: Path) -> list[str]:

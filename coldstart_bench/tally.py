@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from coldstart_bench.environment import CacheNotAsAsked
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.peers import PeerFailed
+from coldstart_bench.programs import PeerFailed
 from coldstart_bench.report import Failed, Key
 
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from typing import Any
 import openai
 
 from coldstart_bench.installation import Installation, running
-from coldstart_bench.peers import make_model
-from coldstart_bench.programs import Program
+from coldstart_bench.programs import Program, make_model
 
 TINYLM = Path(__file__).parent / "tinylm" / "model"
 SIZE_BYTES = 500_000_000

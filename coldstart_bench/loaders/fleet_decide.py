@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart_bench.fleet.names import model_of, tenant_of, version_of
-from coldstart_bench.footprint import pss_of
+from coldstart_bench.processes import pss_of
 from contracts.control import ConcurrencyStat, Stats
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, Version, VersionKey

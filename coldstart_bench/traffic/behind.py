@@ -11,14 +11,15 @@ import msgspec
 
 from coldstart_bench.front_tools import on_core
 from coldstart_bench.installation import free_port
-from coldstart_bench.lone_activator import activator
 from coldstart_bench.patience import comes
 from coldstart_bench.programs import Program
-from coldstart_bench.traffic.exchange import Plan, Ran
+from coldstart_bench.services import activator
+from coldstart_bench.traffic.exchange import Payload, Plan, Ran
 from contracts.usage import RequestRecord
 from contracts.wire import decoder
 
 MODEL: Final = "m"
+PATIENT: Final = {"KELVIN_HEAD_S": "60"}  # connections that are open before the beginning say nothing for a while
 RECORDED_S: Final = 20.0
 BEYOND_S: Final = 120.0  # what the open loop takes beside the plan: connections, and the report
 TWO_CORES_NOTE: Final = "the activator has a core to itself; the open loop and the replicas share another one"
@@ -46,6 +47,12 @@ class Seen(msgspec.Struct, frozen=True):
 def keys_for(tenants: Sequence[str]) -> dict[str, str]:
     """One for each, as they look."""
     return {tenant: f"kv-benchbenchbe-{secrets.token_hex(21)}" for tenant in tenants}
+
+
+def room_for(requests: int) -> dict[str, str]:
+    """Settings of an activator that refuses none of so many."""
+    limits = ("QUEUE_REQUESTS", "QUEUE_REQUESTS_PER_TENANT", "QUEUE_REQUESTS_IN_ALL", "CONNECTIONS", "REQUESTS")
+    return PATIENT | {f"KELVIN_{limit}": str(requests) for limit in limits}
 
 
 def cores() -> tuple[int, int]:
@@ -109,6 +116,11 @@ class Loop:
         self._program.answer_s = last_s + plan.patience_s + BEYOND_S
         self._program.ask(plan=str(asked), into=str(into))
         return decoder(Ran).decode(into.read_bytes())
+
+    def alone(self, port: int, payloads: Sequence[Payload], patience_s: float) -> Ran:
+        """Each by itself: one after another, on one connection, by a client that reads at once."""
+        quick = tuple(Payload(each.key, each.path, each.body, each.headers) for each in payloads)
+        return self.run(Plan(port, quick, tuple((0, number) for number in range(len(quick))), 0, 1, patience_s))
 
 
 @contextmanager

@@ -4,30 +4,116 @@ import contextlib
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, running
-from coldstart_bench.peers import make_model
+from coldstart_bench.processes import MIB, Memory, memory_line, memory_of, watching
+from coldstart_bench.programs import make_model
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell
 from coldstart_bench.room import LEAST_BYTES
-from coldstart_bench.statistics import quantile_of
+from coldstart_bench.statistics import jain, quantile_of
 from coldstart_bench.traffic.arrivals import at_once
-from coldstart_bench.traffic.behind import Loop, cores, looping
-from coldstart_bench.traffic.burst_rows import BurstFigures, Served, fairness, judge, served, table
+from coldstart_bench.traffic.behind import Loop, cores, looping, room_for
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
-from coldstart_bench.traffic.family import pid_of
-from coldstart_bench.traffic.memory import Memory, memory_of, watching
 
+FAIR: Final = 0.95  # of 1, by Jain's index
+IN_ORDER: Final = (
+    0.05  # of the pairs of one tenant that are not served at once, that may be answered the other way round
+)
+EACH_BYTES: Final = 128 << 10  # that a request may take of the activator's memory while it waits
 OWNER, GUEST = "default", "guest"
 MODEL: Final = "burst"
 PROMPTS: Final = 4  # of each tenant, each with an answer of its own
 TOKENS: Final = 2
 PATIENCE_S: Final = 600.0
 CORES_NOTE: Final = "the activator is held to one core, the open loop to another one; runtimes have both"
+
+
+class Served(msgspec.Struct, frozen=True):
+    """One tenant's: asked for in this order, all at once."""
+
+    tenant: str
+    asked: int
+    right: int
+    wrong: int  # with another text
+    codes: dict[str, int]  # of those that were not answered
+    first_s: float | None
+    median_s: float | None
+    last_s: float | None
+    inversions: float | None  # share of its pairs that were answered the other way round
+
+
+class BurstFigures(Figures, frozen=True):
+    """Figures of all tenants, in the order in which they asked."""
+
+    served: tuple[Served, ...]
+    fairness: float | None  # Jain's index of the tenants' shares of the first half of the answers
+    lag_p99_s: float | None  # of the open loop itself
+    memory: Memory | None
+    starts: int  # of the model, for all of them
+
+
+def inversions(ends: Sequence[float], apart: int) -> float | None:
+    """Of moments in the order of asking: the share of pairs, so far apart or farther, whose later one ended strictly
+    earlier; None of no pair. Those that are served at the same time have no order.
+    """
+    found = [ends[later] < ends[earlier] for later in range(len(ends)) for earlier in range(later - apart + 1)]
+    return sum(found) / len(found) if found else None
+
+
+def fairness(answered: Sequence[tuple[float, str]], tenants: Sequence[str]) -> float | None:
+    """Jain's index over tenants that asked for as much, of their counts in the first half; `answered` has ends."""
+    first = [tenant for _, tenant in sorted(answered)[: len(answered) // 2]]
+    return jain([first.count(tenant) for tenant in tenants]) if first else None
+
+
+def served(tenant: str, asked: int, ends_s: Sequence[float], wrong: int, codes: dict[str, int], slots: int) -> Served:
+    """`ends_s` are of right answers, in the order of asking; so many are served at once."""
+    first, median, last = (quantile_of(ends_s, part) for part in (0.0, 0.5, 1.0))
+    return Served(tenant, asked, len(ends_s), wrong, codes, first, median, last, inversions(ends_s, slots))
+
+
+def judge(found: BurstFigures) -> tuple[Verdict, ...]:
+    """The state is the number of requests."""
+    asked = sum(one.asked for one in found.served)
+    state = str(asked)
+    wrong = asked - sum(one.right for one in found.served)
+    swapped = max((one.inversions for one in found.served if one.inversions is not None), default=None)
+    taken = None if found.memory is None else found.memory.grown / asked
+    return (
+        at_most("requests that were not answered right", wrong, 0, state),
+        at_least("fairness between tenants, by Jain's index", found.fairness, FAIR, state),
+        at_most("pairs of a tenant that were answered the other way round", swapped, IN_ORDER, state),
+        at_most("bytes of the activator's memory for each request", taken, EACH_BYTES, state),
+        at_most("starts of the model, off one by", abs(found.starts - 1), 0, state),
+    )
+
+
+def table(found: BurstFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [
+        ("tenant", "asked", "right", "wrong", "first", "median", "last", "turned round", "not answered")
+    ]
+    for one in found.served:
+        times = (cell(each, "{:.2f}s") for each in (one.first_s, one.median_s, one.last_s))
+        codes = ", ".join(f"{code} {count}" for code, count in sorted(one.codes.items())) or "none"
+        counts = map(str, (one.asked, one.right, one.wrong))
+        rows.append((one.tenant, *counts, *times, cell(one.inversions, "{:.2%}"), codes))
+    fair = cell(found.fairness, "{:.3f}")
+    lines = [*align(rows), f"fairness between them over the first half of the answers (Jain): {fair}"]
+    if found.memory is not None:
+        each = found.memory.grown / sum(one.asked for one in found.served)
+        lines.append(
+            f"{memory_line(found.memory)}; {each / 1024:.1f} KiB a request, {found.memory.grown / MIB:.1f} MiB in all"
+        )
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +125,18 @@ class BurstPlan(BenchPlan):
 
 def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
     """Raises InstallationFailed, PeerFailed."""
-    places = str(plan.requests + 1024)
-    settings = {f"KELVIN_QUEUE_REQUESTS{whose}": places for whose in ("", "_PER_TENANT", "_IN_ALL")}
-    settings |= {"KELVIN_HEAD_S": "60", "KELVIN_CONNECTIONS": places, "KELVIN_REQUESTS": places}
-    settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
+    settings = {**room_for(plan.requests + 1024), "KELVIN_CHUNK_BYTES": str(1 << 20)}
     plan.tell("making and pushing a model")
     make_model(scratch / "model", LEAST_BYTES // 2, 1, sharp=True)
     with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
-        kelvin.push(scratch / "model", MODEL)
-        kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+        kelvin.push(scratch / "model", MODEL, replicas=1)
         payloads = _payloads(kelvin)
-        right = _right(loop, kelvin.port, payloads)
+        right = loop.alone(kelvin.port, payloads, PATIENCE_S).answers()
         kelvin.to_zero(MODEL)
         kelvin.rest()
-        before = leases(kelvin)
+        before = kelvin.cache()["leases_granted"]
         ran, memory = _burst(plan, kelvin, loop, payloads)
-        starts = leases(kelvin) - before
+        starts = kelvin.cache()["leases_granted"] - before  # one lease for each start
         slots = _slots(kelvin)
     ends = [(sent.took_s, payloads[sent.payload].who) for sent in ran.sent if sent.is_ok]
     return BurstFigures(
@@ -65,11 +147,6 @@ def run(plan: BurstPlan, scratch: Path) -> BurstFigures:
         starts,
         notes=(CORES_NOTE,),
     )
-
-
-def leases(kelvin: Installation) -> int:
-    """That its cache agent has granted: one for each start."""
-    return int(kelvin.admin.request("GET", "/admin/v1/cache")["leases_granted"])
 
 
 def _slots(kelvin: Installation) -> int:
@@ -83,22 +160,14 @@ def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
     kelvin.admin.request("POST", "/admin/v1/tenants", {"tenant": GUEST})
     made: Any = kelvin.admin.request("POST", f"/admin/v1/keys?tenant={GUEST}", {"name": "bench", "scopes": ["infer"]})
     kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/grants/{GUEST}?tenant={OWNER}")
-    own = (kelvin.data / "default.key").read_text().strip()
     found = []
-    for tenant, key, name in ((OWNER, own, MODEL), (GUEST, made["secret"], f"{OWNER}/{MODEL}")):
+    for tenant, key, name in ((OWNER, kelvin.key, MODEL), (GUEST, made["secret"], f"{OWNER}/{MODEL}")):
         for number in range(PROMPTS):
             first = 10 * number + (5 if tenant == GUEST else 0)
             prompt = " ".join(f"w{first + place}" for place in range(4))
             body = {"model": name, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
             found.append(Payload(key, "/v1/completions", json.dumps(body), who=tenant))
     return tuple(found)
-
-
-def _right(loop: Loop, port: int, payloads: tuple[Payload, ...]) -> list[str]:
-    """What each is answered by itself: one after another, on one connection."""
-    arrivals = tuple((0, number) for number in range(len(payloads)))
-    ran = loop.run(Plan(port, payloads, arrivals, 0, 1, PATIENCE_S))
-    return [ran.text(sent) if sent.is_ok else f"not answered: {sent.code}" for sent in ran.sent]
 
 
 def _burst(
@@ -109,7 +178,7 @@ def _burst(
     whose = [number % PROMPTS for number in range(plan.requests - half)]
     whose += [PROMPTS + number % PROMPTS for number in range(half)]
     arrivals = tuple(zip(at_once(plan.requests), whose, strict=True))
-    pid = pid_of(kelvin.pid, "activator")
+    pid = kelvin.pid_of("activator")
     hold(pid, cores()[0])
     plan.tell(f"{plan.requests} ask at once, of two tenants")
     with watching(pid) as samples:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from coldstart_bench.traffic.processor import Load
+from coldstart_bench.processes import Load
 
 CUT: Final = "cut"  # the connection ended before the answer did
 NO_DOOR: Final = "no_door"  # nobody took the connection
@@ -79,6 +79,10 @@ class Ran(msgspec.Struct, frozen=True):
     def text(self, sent: Sent) -> str:
         """What it was answered with."""
         return "" if sent.text < 0 else self.texts[sent.text]
+
+    def answers(self) -> list[str]:
+        """What each was answered, or that it was not."""
+        return [self.text(sent) if sent.is_ok else f"not answered: {sent.code}" for sent in self.sent]
 
 
 def lags_s(sent: Iterable[Sent]) -> list[float]:

@@ -14,17 +14,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from coldstart_bench.clock import SteppedClock
 from coldstart_bench.installation import Installation, InstallationFailed, free_port
 from coldstart_bench.patience import comes
 from coldstart_bench.services import service
-from coldstart_bench.stepped_clock import SteppedClock
-from coldstart_bench.traffic.family import pid_of
-from coldstart_bench.traffic.soak_rows import Event
 
 STEP_S: Final = 600
 WHOLE_S: Final = 60.0
 POLL_S: Final = 0.05  # how exactly it is known when all are ready again
 AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """What was done to the installation, and how long until all of it was ready again; None where it was not."""
+
+    at_s: float
+    what: str
+    whole_after_s: float | None
 
 
 class Redis:
@@ -140,7 +148,7 @@ class Faults:
         return {int(row["pid"]) for version in versions for row in version["replicas"] if row["state"] == "ready"}
 
     def _kill(self, module: str) -> None:
-        os.kill(pid_of(self._kelvin.pid, module), signal.SIGKILL)
+        os.kill(self._kelvin.pid_of(module), signal.SIGKILL)
 
     def _kill_runtime(self) -> None:
         pids = self._replicas() - self._killed

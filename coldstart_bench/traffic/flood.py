@@ -1,28 +1,99 @@
 """`kelvin bench flood`: one tenant asks a thousand times at once, another one now and then: how long does it wait?"""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
+from coldstart_bench.processes import Memory, memory_line, memory_of, watching
+from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, recorded_once
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once, constant
-from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, standing
+from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, room_for, standing
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
-from coldstart_bench.traffic.flood_rows import FloodFigures, Waits, judge, table, waits_of
-from coldstart_bench.traffic.memory import memory_of, watching
 from contracts.usage import RequestRecord
 from service.arguments import Number
 
+TIMES: Final = 1.0  # of a service, that the quiet one may wait
+BUSY: Final = 0.90  # of the slots, while there is more to do than they can
 LOUD, QUIET = "loud", "quiet"
 APART: Final = 1.37  # service times between the quiet one's requests, so that they meet the slots at any moment
 FROM_S: Final = 0.05  # the flood is there by then
 TOKENS: Final = 16
 PATIENCE_S: Final = 120.0
-HEAD_S: Final = "60"  # connections that are open before the beginning say nothing for a while
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Of one tenant: seconds in the queue as recorded, and what its client saw from when each was due."""
+
+    tenant: str
+    asked: int
+    right: int
+    queued_p50_s: float | None
+    queued_p95_s: float | None
+    queued_max_s: float | None
+    client_p95_s: float | None  # beyond one service time
+
+
+class FloodFigures(Figures, frozen=True):
+    """Both tenants', and what the replica saw."""
+
+    slots: int
+    slot_s: float
+    loud: Waits
+    quiet: Waits
+    seconds: float  # until the last was answered
+    most_inside: int  # at the replica at once
+    unrecorded: int  # answers without a usage record; below 0, records without an answer
+    lag_p99_s: float | None  # of the open loop itself
+    memory: Memory | None
+
+
+def waits_of(tenant: str, asked: int, right: int, queued_s: Sequence[float], beyond_s: Sequence[float]) -> Waits:
+    """From what was recorded, and from what its client saw."""
+    return Waits(
+        tenant,
+        asked,
+        right,
+        quantile_of(queued_s, 0.5),
+        quantile_of(queued_s, 0.95),
+        quantile_of(queued_s, 1.0),
+        quantile_of(beyond_s, 0.95),
+    )
+
+
+def judge(found: FloodFigures) -> tuple[Verdict, ...]:
+    """The state is the number of slots."""
+    state, slots, quiet = str(found.slots), found.slots, found.quiet
+    right = found.loud.right + quiet.right
+    waited = None if quiet.queued_p95_s is None else quiet.queued_p95_s / found.slot_s
+    busy = right * found.slot_s / slots / found.seconds if found.seconds else None
+    return (
+        at_most("the quiet tenant's wait in the queue, p95, to one service time", waited, TIMES, state),
+        at_most("requests that were not answered right", found.loud.asked + quiet.asked - right, 0, state),
+        *recorded_once(found.unrecorded, state),
+        at_most("requests at the replica beyond its slots", found.most_inside - slots, 0, state),
+        at_least("share of the slots' time that was used", busy, BUSY, state),
+    )
+
+
+def table(found: FloodFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows: list[tuple[str, ...]] = [("tenant", "asked", "right", "queued p50", "p95", "most", "client p95")]
+    for waits in (found.loud, found.quiet):
+        seen = (waits.queued_p50_s, waits.queued_p95_s, waits.queued_max_s, waits.client_p95_s)
+        cells = (cell(each, "{:.1f}ms", times=1e3) for each in seen)
+        rows.append((waits.tenant, str(waits.asked), str(waits.right), *cells))
+    head = f"{found.slots} slots of {found.slot_s * 1e3:g} ms; all answered after {found.seconds:.2f} s"
+    lag = cell(found.lag_p99_s, "{:.1f} ms", times=1e3)
+    return "\n".join(
+        [head, *align(rows), f"the open loop sent within {lag} of when it was due (p99)", memory_line(found.memory)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +108,13 @@ class FloodPlan(BenchPlan):
 def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
     """Raises InstallationFailed, PeerFailed."""
     keys = keys_for((LOUD, QUIET))
-    places = str(2 * plan.requests + 1024)
-    settings = {f"KELVIN_QUEUE_REQUESTS{whose}": places for whose in ("", "_PER_TENANT", "_IN_ALL")}
-    settings |= {"KELVIN_HEAD_S": HEAD_S, "KELVIN_CONNECTIONS": places, "KELVIN_REQUESTS": places}
     lasts_s = plan.requests * plan.slot_s / plan.slots
     quiet = [int(FROM_S * 1e6) + at for at in constant(1 / (APART * plan.slot_s), lasts_s)]
     arrivals = sorted([*((at, 0) for at in at_once(plan.requests)), *((at, 1) for at in quiet)])
-    with standing(scratch, Behind(keys, plan.slots, plan.slot_s), settings) as door, looping(scratch) as loop:
+    with (
+        standing(scratch, Behind(keys, plan.slots, plan.slot_s), room_for(2 * plan.requests + 1024)) as door,
+        looping(scratch) as loop,
+    ):
         plan.tell(f"{plan.requests} of one tenant at once, {len(quiet)} of another one, for {lasts_s:.1f} s")
         asked = Plan(
             port=door.port,

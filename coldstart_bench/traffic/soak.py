@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,23 +15,47 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from coldstart_bench.endings import Bounds, Totals, differences, totals_of
+from coldstart_bench.clock import SteppedClock
+from coldstart_bench.endings import (
+    ANSWERED,
+    CUT,
+    GONE,
+    Bounds,
+    Ending,
+    Totals,
+    bounds_of,
+    differences,
+    refused,
+    totals_of,
+)
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, InstallationFailed, running
-from coldstart_bench.leftovers import ended, stray_sockets, unfinished
+from coldstart_bench.installation import Installation, InstallationFailed, ended, running, stray_sockets, unfinished
 from coldstart_bench.patience import remaining
-from coldstart_bench.peers import make_model
+from coldstart_bench.processes import Memory, Sample, memory_line, memory_of, try_sample
+from coldstart_bench.programs import make_model
+from coldstart_bench.report import Figures, Verdict, at_least, at_most, cell, ratio
 from coldstart_bench.room import LEAST_BYTES
-from coldstart_bench.stepped_clock import SteppedClock
+from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import poisson
 from coldstart_bench.traffic.behind import Loop, looping
-from coldstart_bench.traffic.exchange import Payload, Plan, Ran, Reader
-from coldstart_bench.traffic.family import pid_of
-from coldstart_bench.traffic.faults import AWAY, WHOLE_S, Faults, redis_for, run_to_end
-from coldstart_bench.traffic.memory import Sample, memory_of, try_sample
-from coldstart_bench.traffic.soak_rows import Event, SoakFigures, bounds_for, figures_of, judge, table, wrong_with
+from coldstart_bench.traffic.exchange import CUT as WAS_CUT
+from coldstart_bench.traffic.exchange import NO_DOOR, NO_END, Payload, Plan, Ran, Reader, Sent
+from coldstart_bench.traffic.faults import AWAY, WHOLE_S, Event, Faults, redis_for, run_to_end
 from service.arguments import Number
 
+WORD: Final = re.compile(r"w\d+|<s>|</s>|<unk>")
+# What a client may be told while something behind the door, or the door itself, is away.
+RIGHT_ERRORS: Final = frozenset(
+    (
+        "breaker_open",
+        "deadline_exceeded",
+        "deadline_too_short",
+        "overloaded",
+        "replica_lost",
+        "slow_reader",
+        "unavailable",
+    )
+)
 MODEL: Final = "soak"
 TENANT: Final = "default"
 STALL_S: Final = 3
@@ -39,6 +65,97 @@ MIX: Final = ((Reader.QUICK, SHORT, 80), (Reader.QUICK, LONG, 8), (Reader.SLOW, 
 SETTLED_S: Final = 60.0
 PATIENCE_S: Final = 60.0
 NO_REDIS_NOTE: Final = "redis-server is not installed: it was not killed, and limits were not shared"
+
+
+class SoakFigures(Figures, frozen=True):
+    """How all requests ended, and what was found afterwards."""
+
+    seconds: float
+    sent: int
+    answered: int  # whole, with the right text
+    told: dict[str, int]  # ended otherwise, by what the client saw
+    wrong: tuple[str, ...]  # ended as nothing may
+    answered_p50_s: float | None
+    answered_p99_s: float | None
+    events: tuple[Event, ...]
+    bill: tuple[str, ...]  # in which it does not agree
+    left: tuple[str, ...]  # what is left of it
+    memory: Memory | None  # of the supervisor's processes together, before and at rest again
+    again: float  # share of what was asked after the last fault that was answered right
+
+
+def wrong_with(sent: Sent, text: str, right: str, reader: Reader) -> str | None:
+    """Why it ended as nothing may; None where it is right: the whole text, or a part of it and why it is no more."""
+    if sent.is_ok:
+        return None if text == right else f"another text: {text[:60]!r}"
+    if not right.startswith(text):
+        return f"another text before {sent.code}: {text[:60]!r}"
+    if sent.code in (WAS_CUT, NO_DOOR) or sent.code in RIGHT_ERRORS:
+        return None
+    if sent.code == NO_END and reader is Reader.SILENT:
+        return None
+    return f"{sent.code or sent.status}"
+
+
+def bounds_for(sent: Sent, text: str, limit: int, reader: Reader) -> Bounds:
+    """What the bill may have of it. Who read all that came is held to its own count; of who did not, the kernel may
+    have more. A refusal before anybody knew who asked has no record, and neither has what never got to the door.
+    """
+    if sent.sent_us is None or sent.code == NO_DOOR:
+        return Bounds()
+    count = len(WORD.findall(text))
+    unread = 0 if reader is Reader.QUICK else limit
+    if sent.is_ok:
+        return bounds_of(Ending(ANSWERED, count, limit))
+    if reader is Reader.SILENT or (reader is Reader.SLOW and sent.code == WAS_CUT):
+        least, most = max(0, count - limit), min(limit, count + unread)
+        return Bounds((0, 1), (0, 1), (least, most))
+    if sent.code in (WAS_CUT, NO_END):
+        way = CUT if sent.code == WAS_CUT else GONE
+        return bounds_of(Ending(way, count, limit, whole=count >= limit, unread=unread))
+    if not count:
+        return Bounds((0, 1), (0, 0), (0, 0))
+    return bounds_of(Ending(refused(sent.code), count, limit))
+
+
+def figures_of(seconds: float, sent: Sequence[Sent], **found: Any) -> SoakFigures:
+    """With what is counted of the requests; `found` are the other fields."""
+    took = [each.took_s for each in sent if each.is_ok]
+    told = Counter(each.code for each in sent if not each.is_ok)
+    p50_s, p99_s = quantile_of(took, 0.5), quantile_of(took, 0.99)
+    return SoakFigures(seconds, len(sent), len(took), dict(told), answered_p50_s=p50_s, answered_p99_s=p99_s, **found)
+
+
+def judge(found: SoakFigures) -> tuple[Verdict, ...]:
+    """The state is how much was done to it."""
+    state = f"{len(found.events)} faults"
+    down = sum(event.whole_after_s is None for event in found.events)
+    share = ratio(found.answered, found.sent or None)
+    return (
+        at_most("requests that ended neither right nor rightly", len(found.wrong), 0, state),
+        at_most("differences of the bill from what clients counted", len(found.bill), 0, state),
+        at_most("faults after which not all was ready again", down, 0, state),
+        at_most("things that are left", len(found.left), 0, state),
+        at_least("share of requests after the last fault that were answered right", found.again, 1, state),
+        at_least("share of requests that were answered", share, 0, state, asked=False),
+    )
+
+
+def table(found: SoakFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    told = ", ".join(f"{code} {count}" for code, count in sorted(found.told.items())) or "none"
+    p50, p99 = (cell(each, "{:.2f} s") for each in (found.answered_p50_s, found.answered_p99_s))
+    lines = [
+        f"{found.sent} requests in {found.seconds:g} s: {found.answered} answered ({p50} at the median, {p99} p99); "
+        f"ended otherwise: {told}",
+    ]
+    for event in found.events:
+        after = cell(event.whole_after_s, "ready again after {:.2f} s", none="NOT READY AGAIN")
+        lines.append(f"  {event.at_s:7.1f} s  {event.what:<24} {after}")
+    lines += [f"wrong: {each}" for each in found.wrong[:10]]
+    lines += [f"bill: {each}" for each in found.bill]
+    lines += [f"left: {each}" for each in found.left]
+    return "\n".join([*lines, memory_line(found.memory)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +179,18 @@ def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
         settings |= {} if redis is None else {"KELVIN_REDIS": redis.url}
         loop = stack.enter_context(looping(scratch))
         with running(data, settings=settings) as kelvin:
-            kelvin.push(scratch / "model", MODEL)
-            kelvin.admin.request("PUT", f"/admin/v1/models/{MODEL}/scale", {"max": 1})
+            kelvin.push(scratch / "model", MODEL, replicas=1)
             payloads = _payloads(kelvin)
-            right = baseline_of(_alone(loop, kelvin, payloads))
+            right = baseline_of(loop.alone(kelvin.port, payloads, PATIENCE_S))
             before = _settled(kelvin)
             samples = _sampled(kelvin)
             faults = Faults(kelvin, MODEL, redis, clock)
             ran, events = _under_fire(plan, kelvin, loop, payloads, faults)
             clock.step(0)
             faults.whole_after(time.monotonic())
-            after = _alone(loop, kelvin, payloads)  # an installation that refuses all from then on refuses rightly
-            quick = [_quick(each) for each in payloads]
-            bounds = sum((_bounds(ran, number, payloads) for number in range(len(ran.sent))), Bounds())
-            bounds += sum((_bounds(after, number, quick) for number in range(len(after.sent))), Bounds())
+            # An installation that refuses all from then on refuses rightly.
+            after = loop.alone(kelvin.port, payloads, PATIENCE_S)
+            bounds = _bounds(ran, payloads) + _bounds(after, payloads, Reader.QUICK)
             _differences(kelvin, before, bounds)  # until all is told, or it takes too long
             samples += _sampled(kelvin)
             bill = _closing(kelvin)
@@ -95,42 +210,26 @@ def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
         bill=tuple(bill),
         left=tuple(left),
         memory=memory_of(samples),
-        again=sum(map(eq, _texts(after), right)) / len(right),
+        again=sum(map(eq, after.answers(), right)) / len(right),
         notes=() if redis is not None else (NO_REDIS_NOTE,),
     )
 
 
 def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
-    key, found = (kelvin.data / "default.key").read_text().strip(), []
+    found = []
     for number, (reader, tokens, _) in enumerate(MIX):
         prompt = " ".join(f"w{10 * number + place}" for place in range(4))
         body = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
-        found.append(Payload(key, "/v1/completions", json.dumps(body), reader=reader))
+        found.append(Payload(kelvin.key, "/v1/completions", json.dumps(body), reader=reader))
     return tuple(found)
-
-
-def _quick(payload: Payload) -> Payload:
-    """Return the payload with a client that reads at once."""
-    return Payload(payload.key, payload.path, payload.body)
-
-
-def _alone(loop: Loop, kelvin: Installation, payloads: Sequence[Payload]) -> Ran:
-    """Each asked by itself, by who reads."""
-    arrivals = tuple((0, number) for number in range(len(payloads)))
-    return loop.run(Plan(kelvin.port, tuple(map(_quick, payloads)), arrivals, 0, 1, PATIENCE_S))
 
 
 def baseline_of(ran: Ran) -> list[str]:
     """What each is answered while nothing is done to it. Raises InstallationFailed where one is not answered."""
-    texts = _texts(ran)
+    texts = ran.answers()
     if lacking := [text for sent, text in zip(ran.sent, texts, strict=True) if not sent.is_ok or not text]:
         raise InstallationFailed(f"before the first fault, {len(lacking)} of {len(texts)} had no answer: {lacking[0]}")
     return texts
-
-
-def _texts(ran: Ran) -> list[str]:
-    """What each was answered."""
-    return [ran.text(sent) if sent.is_ok else f"not answered: {sent.code}" for sent in ran.sent]
 
 
 def _under_fire(
@@ -147,10 +246,14 @@ def _under_fire(
         return load.result(), events
 
 
-def _bounds(ran: Ran, number: int, payloads: Sequence[Payload]) -> Bounds:
-    sent = ran.sent[number]
-    limit = int(json.loads(payloads[sent.payload].body)["max_tokens"])
-    return bounds_for(sent, ran.text(sent), limit, payloads[sent.payload].reader)
+def _bounds(ran: Ran, payloads: Sequence[Payload], reader: Reader | None = None) -> Bounds:
+    """What the bill may have of all requests, by the readers of their payloads or by this one."""
+    found = Bounds()
+    for sent in ran.sent:
+        payload = payloads[sent.payload]
+        limit = int(json.loads(payload.body)["max_tokens"])
+        found += bounds_for(sent, ran.text(sent), limit, reader or payload.reader)
+    return found
 
 
 def _bill(kelvin: Installation) -> Any:
@@ -190,7 +293,7 @@ def _closing(kelvin: Installation) -> list[str]:
 
 def _sampled(kelvin: Installation) -> list[Sample]:
     """Of the activator, at rest."""
-    sample = try_sample(pid_of(kelvin.pid, "activator"))
+    sample = try_sample(kelvin.pid_of("activator"))
     return [] if sample is None else [sample]
 
 

@@ -13,7 +13,7 @@ import click
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic import trace_fit
-from coldstart_bench.traffic.behind import MODEL, Behind, Seen, cores_note, keys_for, looping, standing
+from coldstart_bench.traffic.behind import MODEL, PATIENT, Behind, Seen, cores_note, keys_for, looping, standing
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
 from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceFigures
 from coldstart_bench.traffic.trace_source import (
@@ -35,7 +35,6 @@ T = TypeVar("T")
 PROMPT_TOKEN_S: Final = 5e-5  # 20,000 prompt tokens a second
 TOKEN_S: Final = 0.01
 PATIENCE_S: Final = 120.0
-SETTINGS: Final = {"KELVIN_HEAD_S": "60"}
 NOTE: Final = "what was sent is what the activator recorded, but for prefixes, which are of the prompts themselves"
 
 
@@ -81,7 +80,7 @@ def run(plan: TracePlan, scratch: Path) -> TraceFigures:
     prompts = [words(each, number, plan.shared) for number, each in enumerate(due)]
     payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
     behind = Behind(keys, plan.slots, 0.0, PROMPT_TOKEN_S, TOKEN_S)
-    with standing(scratch, behind, SETTINGS) as door, looping(scratch) as loop:
+    with standing(scratch, behind, PATIENT) as door, looping(scratch) as loop:
         lasts_s = due[-1].at_us / 1e6 if due else 0.0
         plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")
         arrivals = tuple((each.at_us, number) for number, each in enumerate(due))

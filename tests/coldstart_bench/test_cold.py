@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from coldstart_bench import cold
-from coldstart_bench.cold_cases import STEP_WITH, STEP_WITHOUT, Case, measure_round
+from coldstart_bench.cold import STEP_WITH, STEP_WITHOUT, Case, measure_round
 from coldstart_bench.environment import CacheNotAsAsked
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.rows import FLOOR, KELVIN, UNPROBED, ColdFigures, Footprint, judge_cold

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coldstart_bench.footprint import pss_outside_slabs
+from coldstart_bench.processes import pss_outside_slabs
 from coldstart_bench.rows import ColdFigures, Footprint, StageRow, judge_cold, rows_of, without_probe
 
 SIZE, SMALL, MIB = 500_000_000, 100_000_000, 1 << 20

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from coldstart_bench.floors import floors_of, rows_of
-from coldstart_bench.peers import PeerFailed
-from coldstart_bench.programs import Program
+from coldstart_bench.programs import PeerFailed, Program
 from tests.stopping import stop
 
 

@@ -1,12 +1,23 @@
-"""Where an installation under measurement listens, and what becomes of one that does not come up."""
+"""Where an installation under measurement listens, what becomes of one that does not come up, and what one leaves."""
 
+import os
 import secrets
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from coldstart_bench.installation import FIRST_PORT, InstallationFailed, free_port, running
+from coldstart_bench.installation import (
+    FIRST_PORT,
+    InstallationFailed,
+    ended,
+    free_port,
+    running,
+    stray_sockets,
+    unfinished,
+)
 
 
 def test_a_port_is_none_that_a_connection_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +39,34 @@ def test_what_it_says_of_itself_stops_nobody(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(InstallationFailed, match=r"(?s)not today.*the reason"):
         running(tmp_path, program="kelvin_noisy").__enter__()
+
+
+def test_nothing(tmp_path: Path) -> None:
+    """Of a directory that is empty."""
+    assert (ended(tmp_path), unfinished(tmp_path), stray_sockets(tmp_path)) == ([], [], [])
+
+
+def test_a_process(tmp_path: Path) -> None:
+    """By the directory that it was started with; another one's is none of ours."""
+    command = [sys.executable, "-c", "print(flush=True); import signal; signal.pause()"]
+    environment = {**os.environ, "KELVIN_DATA": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert [line for line in ended(tmp_path) if str(process.pid) in line]
+            assert ended(tmp_path / "other") == []
+        finally:
+            process.kill()
+
+
+def test_files(tmp_path: Path) -> None:
+    """Each by its name; what is empty was shipped."""
+    places = ("run/meters/12.rt1", "spool/act-1/000", "staging/t/p/declared.json", "run/rt-dead.sock")
+    for place in places:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("x")
+    (tmp_path / "spool/act-1/001").touch()
+    assert ended(tmp_path) == ["a meter page is left: 12.rt1", "records are left: 000"]
+    assert unfinished(tmp_path) == ["a push is left: declared.json"]
+    assert stray_sockets(tmp_path) == ["the socket of a dead runtime is left: dead"]

@@ -5,10 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from coldstart_bench.contenders import ALL, KELVIN, PEERS, Contender, chosen
 from coldstart_bench.load import LoadPlan, _Ground, _Run, _take
-from coldstart_bench.peers import PeerFailed
-from coldstart_bench.programs import Program
+from coldstart_bench.load_rows import ALL, KELVIN, PEERS, Contender, chosen
+from coldstart_bench.programs import PeerFailed, Program
 
 MMAP = next(contender for contender in PEERS if contender.name == "mmap")
 RIGHT = {"load_s": 0.1, "consume_s": 0.2, "checksum": 7, "bytes": 4096}

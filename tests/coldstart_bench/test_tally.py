@@ -4,7 +4,7 @@ import pytest
 
 from coldstart_bench.environment import CacheNotAsAsked
 from coldstart_bench.installation import InstallationFailed
-from coldstart_bench.peers import PeerFailed
+from coldstart_bench.programs import PeerFailed
 from coldstart_bench.report import Failed, Key
 from coldstart_bench.tally import Tally
 

@@ -18,8 +18,8 @@ from typing import Final
 
 import psutil
 
+from coldstart_bench.clock import SteppedClock
 from coldstart_bench.endings import ANSWERED, GONE, NOT_CONCERNED, Ending, Outcome, reasons, totals_of
-from coldstart_bench.stepped_clock import SteppedClock
 from contracts.usage import KILLED
 from tests.drills import leftovers
 from tests.drills.drill import ENDING, Yard, billed, closing_checks, kill, timed, victims

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import psutil
 
+from coldstart_bench.clock import SteppedClock
 from coldstart_bench.endings import (
     ANSWERED,
     Bounds,
@@ -26,7 +27,6 @@ from coldstart_bench.endings import (
     unexplained,
 )
 from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
-from coldstart_bench.stepped_clock import SteppedClock
 from tests.drills.matrix import Process
 from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from coldstart_bench.clock import SteppedClock
 from coldstart_bench.endings import totals_of
-from coldstart_bench.stepped_clock import SteppedClock
 from tests.drills.ground import Ground, wait
 from tests.drills.matrix import Fault
 from tests.drills.operations import Calls, NotSo

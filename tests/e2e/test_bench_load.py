@@ -11,10 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from coldstart_bench import load
-from coldstart_bench.contenders import ALL, PEERS
-from coldstart_bench.peers import PeerFailed
-from coldstart_bench.programs import Program
+from coldstart_bench.load_rows import ALL, PEERS
+from coldstart_bench.programs import PeerFailed, Program, program_output
 
 pytestmark = pytest.mark.deep
 
@@ -66,8 +64,8 @@ def test_a_flipped_byte_shows_in_the_sum_and_a_loader_that_checks_refuses_it(tmp
     """The control of the checksum. tensorizer reads a wrong file without a word, unless it is asked to verify."""
     weights, other = tmp_path / "model.safetensors", tmp_path / "model.tensors"
     save_file({"a": torch.arange(50_000.0), "b": torch.ones(7, dtype=torch.bfloat16)}, weights)
-    right = int(load.program_output("coldstart_bench.loaders.reference", weights))
-    load.program_output("snapshotter.tensorizer_file", weights, other)
+    right = int(program_output("coldstart_bench.loaders.reference", weights))
+    program_output("snapshotter.tensorizer_file", weights, other)
     for path in (weights, other):
         content = bytearray(path.read_bytes())
         content[content.index(struct.pack("<2f", 30_000.0, 30_001.0))] ^= 1

@@ -9,8 +9,7 @@ import pytest
 
 from coldstart_bench import recovery
 from coldstart_bench.installation import Installation
-from coldstart_bench.recovery import DrillPlan, drill
-from coldstart_bench.recovery_report import judge
+from coldstart_bench.recovery import DrillPlan, drill, judge
 from tests.e2e.calls import complete
 from tests.e2e.inside import bill, is_recorded
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coldstart_bench.storm_rows import unfairness
+from coldstart_bench.storm import unfairness
 from weightcache.policy import pace
 from weightcache.policy.line import (
     FIRST_BYTES,

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from coldstart_bench.clock import SteppedClock
 from coldstart_bench.installation import Installation
-from coldstart_bench.stepped_clock import SteppedClock
 from coldstart_bench.traffic.faults import Faults, try_find_redis
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from coldstart_bench.front_tools import make_certificate
+from coldstart_bench.certificates import make_certificate
 from coldstart_bench.installation import free_port
-from coldstart_bench.peers import PeerFailed
+from coldstart_bench.programs import PeerFailed
 from coldstart_bench.traffic.behind import Loop, looping
 from coldstart_bench.traffic.exchange import Payload, Plan, Reader, held_up_s, lags_s
 from tests.loops import Answer, answering

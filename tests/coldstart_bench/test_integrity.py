@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coldstart_bench.integrity_rows import Fate, Injured, fate_of, figures_of, judge, tallies_of
+from coldstart_bench.integrity import Fate, Injured, fate_of, figures_of, judge, tallies_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from coldstart_bench.endings import Bounds, Totals, differences
 from coldstart_bench.installation import InstallationFailed
 from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Ran, Reader, Sent
-from coldstart_bench.traffic.soak import baseline_of
-from coldstart_bench.traffic.soak_rows import Event, SoakFigures, bounds_for, figures_of, judge, wrong_with
+from coldstart_bench.traffic.faults import Event
+from coldstart_bench.traffic.soak import SoakFigures, baseline_of, bounds_for, figures_of, judge, wrong_with
 
 RIGHT = "w1 w2 w3 w4"
 LIMIT = 4

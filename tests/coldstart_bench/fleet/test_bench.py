@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from coldstart_bench.fleet.bench import sizes_of
+from coldstart_bench.fleet.bench import FleetFigures, Size, judge, sizes_of, table
 from coldstart_bench.fleet.names import EACH, feed_of, registration_of, tenants_of
-from coldstart_bench.fleet.rows import FleetFigures, Size, judge, table
 from contracts.names import dns_label
 
 FEW = Size(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coldstart_bench.recovery_report import STATED, Case, DrillFigures, judge, table
+from coldstart_bench.recovery import STATED, Case, DrillFigures, judge, table
 
 FINE: dict[str, Any] = {
     "lost": "the database",

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from coldstart_bench.report import Report
-from coldstart_bench.storm_rows import Miss, Node, StormFigures, Waiters, fair_finishes, judge, unfairness
+from coldstart_bench.storm import Miss, Node, StormFigures, Waiters, fair_finishes, judge, unfairness
 
 CALM = Waiters(asked=9, answered=9, wrong=0, leases=1, chunk_reads=40, chunks=40, first_s=0.1, median_s=0.2, last_s=0.3)
 FAIR = Miss(

@@ -5,11 +5,19 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from coldstart_bench.processes import Load, Sample, Spent
 from coldstart_bench.traffic.exchange import CUT, Sent
-from coldstart_bench.traffic.memory import Sample
-from coldstart_bench.traffic.overload import times_of
-from coldstart_bench.traffic.overload_rows import RANKS, Asked, OverloadFigures, Step, judge, notes_of, step_of, table
-from coldstart_bench.traffic.processor import Load, Spent
+from coldstart_bench.traffic.overload import (
+    RANKS,
+    Asked,
+    OverloadFigures,
+    Step,
+    judge,
+    notes_of,
+    step_of,
+    table,
+    times_of,
+)
 
 ASKED = Asked(times=10, rate=3, seconds=10, tokens=16, deadline_s=2)
 BEGAN = 5_000_000_000

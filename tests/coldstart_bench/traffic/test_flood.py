@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart_bench.traffic.flood_rows import FloodFigures, Waits, judge, table, waits_of
+from coldstart_bench.traffic.flood import FloodFigures, Waits, judge, table, waits_of
 
 SLOTS, SLOT_S, LOUD = 4, 0.1, 40
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coldstart_bench.traffic.burst_rows import EACH_BYTES, BurstFigures, Served, fairness, inversions, judge, served
-from coldstart_bench.traffic.memory import Memory
+from coldstart_bench.processes import Memory
+from coldstart_bench.traffic.burst import EACH_BYTES, BurstFigures, Served, fairness, inversions, judge, served
 
 SLOTS = 2
 TENANTS = ("a", "b")
