@@ -8,8 +8,8 @@ the sources that each module names:
 - `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation, namespaces (api_exchanges, finalizers)
 - `knative_webhook`: defaults and refusals (webhook_defaults, webhook_validation, webhook_updates, feature_flags)
 The replay suite (`test_replay_*.py`) holds it to the recordings and lists what it does not imitate. There is no
-kubelet, scheduler, Deployment controller or Knative controller here: what those write, a test writes itself, or
-`knative.Knative` plays them.
+kubelet, scheduler, Deployment controller or Knative controller here: what those write, a test writes itself
+(`playing.Knative`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from tests.cluster.answers import Json
 from tests.cluster.certificates import certified
 from tests.cluster.cluster import Cluster
 from tests.cluster.collector import collect
-from tests.cluster.deletions import Deletion, delete, finish
+from tests.cluster.deletions import Deletion, delete
 from tests.cluster.front import Fault, Front, Seen
 from tests.cluster.kinds import Kind, knative
 from tests.cluster.objects import Options
@@ -88,10 +88,6 @@ class ApiServer:
         """Raises Refused (404)."""
         metadata = obj["metadata"]
         delete(self.cluster, self.kind(obj), metadata.get("namespace", ""), metadata["name"], Deletion(policy))
-
-    def finish(self, obj: Json) -> None:
-        """Gone, whatever held it: as a kubelet ends a pod."""
-        finish(self.cluster, self.kind(obj), obj)
 
     def kind(self, obj: Json) -> Kind:
         return self.cluster.kinds.of(obj["apiVersion"], obj["kind"])
