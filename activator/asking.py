@@ -5,36 +5,30 @@ A caller that stops waiting does not end its question. Each question ends by its
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+Question = Coroutine[Any, Any, None]
 
 CLOSE_S: Final = 1.0
 
 
-class Scripts(Protocol):
-    """A store that runs scripts and shows their effects to all activators."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
-
-    async def ask(self, script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> Any:
-        """Run the script and return its answer. Raises Away within a fraction of a second. Do not repeat it: it may
-        have run.
-        """
-        ...
+class Away(Exception):
+    """No answer in time; whether the command was heard, nobody knows."""
 
 
-class Asking(Generic[K]):
+class Full(Away):
+    """The store answers, and has no room for what was to be kept. The command was not sent."""
+
+
+class Asking:
     """Questions under way, by name. `waiting` counts for each name the units that its waiting callers want."""
 
     def __init__(self) -> None:
-        self.waiting: Counter[K] = Counter()
-        self._tasks: dict[K, asyncio.Task[None]] = {}
+        self.waiting: Counter[str] = Counter()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __repr__(self) -> str:
         return f"<Asking {len(self._tasks)}>"
@@ -45,38 +39,46 @@ class Asking(Generic[K]):
     def __contains__(self, name: object) -> bool:
         return name in self._tasks
 
-    def of(self, name: K) -> "asyncio.Task[None] | None":
-        """Return the task of the question under way for that name, or None."""
-        return self._tasks.get(name)
+    async def until(
+        self, name: str, units: int, decide: Callable[[bool], T | None], ask: Callable[[int], Question]
+    ) -> T:
+        """Return what `decide` says once that is not None, and ask the store before it decides again.
 
-    def start(self, name: K, question: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Start a question; none may be under way for that name. Once the task is done another one may be started."""
-        task = self._tasks[name] = asyncio.ensure_future(self._asked(name, question))
-        return task
+        `decide` is told whether a question for that name is under way. All wait for that one; if there is none, `ask`
+        makes one, for the units that are waited for in all. Cancelling ends the wait, not the question.
+        """
+        while (found := decide(name in self._tasks)) is None:
+            task = self._tasks.get(name) or self._start(name, ask(self.waiting[name] + units))
+            self.waiting[name] += units
+            try:
+                await asyncio.wait((task,))
+            finally:
+                self.waiting[name] -= units
+                if not self.waiting[name]:
+                    del self.waiting[name]
+        return found
 
-    async def wait(self, name: K, task: "asyncio.Task[None]", units: int = 1) -> None:
-        """Wait for the answer to a question, while counting `units` that the next one should ask for."""
-        self.waiting[name] += units
-        try:
-            await asyncio.wait((task,))
-        finally:
-            self.waiting[name] -= units
-            if not self.waiting[name]:
-                del self.waiting[name]
+    async def tend(self, names: Iterable[str], due: Callable[[str], Question | None]) -> None:
+        """Ask what is due for each name, one after another, as nobody waits for it. A name with a question under way is
+        left out.
+        """
+        for name in list(names):
+            if name not in self._tasks and (question := due(name)) is not None:
+                await asyncio.wait((self._start(name, question),))
 
     async def close(self, give_back: Awaitable[None]) -> None:
         """Await `give_back` for at most CLOSE_S, then wait for the questions under way."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await give_back
-        await self.answered()
-
-    async def answered(self) -> None:
-        """Wait until no question is under way."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    async def _asked(self, name: K, question: Coroutine[Any, Any, None]) -> None:
+    def _start(self, name: str, question: Question) -> "asyncio.Task[None]":
+        task = self._tasks[name] = asyncio.ensure_future(self._asked(name, question))
+        return task
+
+    async def _asked(self, name: str, question: Question) -> None:
         try:
             await question
         finally:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from activator.rates import REQUESTS, TOKENS, Rates
-from activator.shared_budgets import SharedBudgets
-from activator.shared_places import SharedPlaces
+from activator.shared_quotas import SharedBudgets, SharedPlaces
 from activator.shared_rates import Shared
 from activator.shares import Entrance, Shares
 from contracts.settings import BadSetting

@@ -7,9 +7,9 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from activator.asking import Away, Full
 from activator.kept_answers import Claim, Elsewhere, Mine, OwnAnswers
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits
-from activator.shared_rates import Away, Full
 
 if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.shared_store import RedisStore

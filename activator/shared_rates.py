@@ -3,81 +3,73 @@
 A block is asked for once for all who wait for it, in a task of its own. While the store is away nobody waits for it.
 """
 
-import asyncio
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
-from activator.asking import Asking, each
+from activator.asking import Asking, Away, each
 from activator.policy.gcra import Standing
-from activator.policy.lease import Asked, Lease
+from activator.policy.token_block import Asked, TokenBlock
+
+if TYPE_CHECKING:  # the library is imported only where there is a Redis
+    from activator.shared_store import RedisStore
 
 TEND_S: Final = 0.5  # between two looks at blocks whose time is over
 SWEEP_AT: Final = 1024
 
 
-class Away(Exception):
-    """No answer in time; whether the command was heard, nobody knows."""
-
-
-class Full(Away):
-    """The store answers, and has no room for what was to be kept. The command was not sent."""
-
-
-class Store(Protocol):
-    """Buckets that several activators share."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it answered last."""
-        ...
-
-    @property
-    def members(self) -> int:
-        """Activators that use it, as far as is known; 1 or more."""
-        ...
-
-    async def take(self, key: str, limit: int, give: int, need: int, want: int) -> tuple[int, float]:
-        """What is granted of what is wanted, nothing where what is needed is not there; and seconds until the bucket is
-        full. Raises Away, within a fraction of a second. Not to be repeated.
-        """
-        ...
+# A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
+# clock steps back, no time has passed, so no tenant loses anything. In: a minute's limit, what is given back (below 0:
+# owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
+TAKE: Final = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+local per = 60 / ARGV[1]
+local lacks, at = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%S+)$')
+lacks = math.max(0, (lacks or 0) - math.max(0, now - (at or now)))
+lacks = math.max(0, lacks - ARGV[2] * per)
+local room = math.floor(ARGV[1] - lacks / per + 0.000001)
+local granted = 0
+if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
+  granted = math.max(0, math.min(room, tonumber(ARGV[4])))
+end
+lacks = lacks + granted * per
+redis.call('DEL', KEYS[1]) -- takes no memory, so that a full Redis goes on
+if lacks > 0 then
+  redis.call('SET', KEYS[1], string.format('%.6f %.6f', lacks, now), 'PX', math.ceil(lacks * 1000))
+end
+return {granted, string.format('%.6f', lacks)}
+"""
 
 
 class Shared:
     """One kind of limit, of all tenants. `clock` is monotonic seconds."""
 
-    def __init__(self, store: Store, kind: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: "RedisStore", kind: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._kind = kind
         self._clock = clock
-        self._leases: dict[str, Lease] = {}
+        self._blocks: dict[str, TokenBlock] = {}
         self._limits: dict[str, int] = {}  # as they were last asked with
-        self._asking: Asking[str] = Asking()
+        self._asking = Asking()
         self._sweep_at = SWEEP_AT
 
     def __repr__(self) -> str:
-        return f"<Shared {self._kind} tenants={len(self._leases)} asking={len(self._asking)} {self._store!r}>"
+        return f"<Shared {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
 
     async def hold(self, tenant: str, limit: int, units: int) -> Standing:
         """See `rates.Counting`. Waits for the store at most as long as it may take to answer, and not while it is away.
 
-        Each turn ends with a block that is used, or with none that is to be had, or with a store that is away.
+        It ends with a block that is used, or with none that is to be had, or with a store that is away.
         """
-        lease = self._of(tenant, limit)
-        while True:
-            now_s = self._clock()
-            if lease.try_hold(units, now_s):
-                return lease.standing(limit, now_s)
-            asking = self._asking.of(tenant)
-            if asking is None:
-                if not self._store.is_up:
-                    return lease.hold_alone(self._share(limit), units, now_s)
-                if (quiet_s := lease.quiet_s(units, now_s)) is not None:
-                    lacks = units - lease.standing(limit, now_s).remaining
-                    return lease.standing(limit, now_s, max(quiet_s, lacks * 60 / limit))
-                asking = self._start(tenant, lease, limit, units)
-            await self._asking.wait(tenant, asking, units)
+        block = self._of(tenant, limit)
+
+        def ask(waiting: int) -> Coroutine[Any, Any, None]:
+            return self._ask(tenant, block, limit, block.ask(limit, units, waiting, self._clock()))
+
+        return await self._asking.until(tenant, units, partial(self._decide, block, limit, units), ask)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
         """See `rates.Counting`."""
@@ -92,50 +84,58 @@ class Shared:
         await each(TEND_S, self.tend)
 
     async def tend(self, ahead_s: float = 0.0) -> None:
-        """Once, for blocks that end within so many seconds; tenants one after another, as nobody waits for it."""
-        for tenant, lease in list(self._leases.items()):
-            if not self._store.is_up:
-                return
-            limit = self._limits[tenant]
-            if tenant in self._asking or (asked := lease.give_back(limit, self._clock(), ahead_s)) is None:
-                continue
-            await asyncio.wait((self._asking.start(tenant, self._ask(tenant, lease, limit, asked)),))
+        """Once, for blocks that end within so many seconds."""
+        await self._asking.tend(self._blocks, partial(self._give_back, ahead_s))
 
     async def close(self) -> None:
         """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
-        await self._asking.close(self.tend(float("inf")))
+        await self._asking.close(self.tend(inf))
 
-    def _start(self, tenant: str, lease: Lease, limit: int, units: int) -> "asyncio.Task[None]":
-        asked = lease.ask(limit, units, self._asking.waiting[tenant] + units, self._clock())
-        return self._asking.start(tenant, self._ask(tenant, lease, limit, asked))
+    def _decide(self, block: TokenBlock, limit: int, units: int, is_asking: bool) -> Standing | None:
+        """Return None if the store is to be asked, or being asked."""
+        now_s = self._clock()
+        if block.try_hold(units, now_s):
+            return block.standing(limit, now_s)
+        if is_asking:
+            return None
+        if not self._store.is_up:
+            return block.hold_alone(max(1, limit // self._store.members), units, now_s)
+        if (quiet_s := block.quiet_s(units, now_s)) is not None:
+            lacks = units - block.standing(limit, now_s).remaining
+            return block.standing(limit, now_s, max(quiet_s, lacks * 60 / limit))
+        return None
 
-    async def _ask(self, tenant: str, lease: Lease, limit: int, asked: Asked) -> None:
+    def _give_back(self, ahead_s: float, tenant: str) -> Coroutine[Any, Any, None] | None:
+        if not self._store.is_up:
+            return None
+        block, limit = self._blocks[tenant], self._limits[tenant]
+        asked = block.give_back(limit, self._clock(), ahead_s)
+        return None if asked is None else self._ask(tenant, block, limit, asked)
+
+    async def _ask(self, tenant: str, block: TokenBlock, limit: int, asked: Asked) -> None:
         try:
             key = f"kelvin:{{{tenant}}}:{self._kind}"
-            granted, full_in_s = await self._store.take(key, limit, asked.give, asked.need, asked.want)
+            granted, full_in_s = await self._store.ask(TAKE, (key,), limit, asked.give, asked.need, asked.want)
         except Away:
-            lease.lost(asked)
+            block.lost(asked)
         except BaseException:
-            lease.lost(asked)
+            block.lost(asked)
             raise
         else:
-            lease.told(asked, granted, full_in_s, self._clock())
+            block.told(asked, int(granted), float(full_in_s), self._clock())
 
-    def _share(self, limit: int) -> int:
-        return max(1, limit // self._store.members)
-
-    def _of(self, tenant: str, limit: int) -> Lease:
+    def _of(self, tenant: str, limit: int) -> TokenBlock:
         self._limits[tenant] = limit
-        found = self._leases.get(tenant)
+        found = self._blocks.get(tenant)
         if found is None:
-            if len(self._leases) >= self._sweep_at:
+            if len(self._blocks) >= self._sweep_at:
                 self._sweep()
-            found = self._leases[tenant] = Lease()
+            found = self._blocks[tenant] = TokenBlock()
         return found
 
     def _sweep(self) -> None:
         now_s = self._clock()
-        idle = [name for name, each in self._leases.items() if each.is_idle(now_s) and name not in self._asking]
+        idle = [name for name, block in self._blocks.items() if block.is_idle(now_s) and name not in self._asking]
         for name in idle:
-            del self._leases[name], self._limits[name]
-        self._sweep_at = max(SWEEP_AT, 2 * len(self._leases))
+            del self._blocks[name], self._limits[name]
+        self._sweep_at = max(SWEEP_AT, 2 * len(self._blocks))

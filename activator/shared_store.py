@@ -19,8 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from activator import dependencies
-from activator.policy.places import LEASED_S
-from activator.shared_rates import Away, Full
+from activator.asking import Away, Full
 from contracts.settings import BadSetting
 
 log = logging.getLogger(__name__)
@@ -35,57 +34,6 @@ REFUSED_WRITE: Final = re.compile(r"\b(OOM|MISCONF|READONLY)\b")
 
 # Control scripts must work in a Redis that is full. It refuses a script only if its first write may take memory, so the
 # first write of each of them is one that takes none (DEL, HDEL, PEXPIRE). Scripts that store much: see `keep`.
-
-# A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
-# clock steps back, no time has passed, so no tenant loses anything. In: a minute's limit, what is given back (below 0:
-# owed), what is needed, what is wanted. Out: what is granted, seconds until it is full.
-TAKE: Final = """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
-local per = 60 / ARGV[1]
-local lacks, at = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%S+)$')
-lacks = math.max(0, (lacks or 0) - math.max(0, now - (at or now)))
-lacks = math.max(0, lacks - ARGV[2] * per)
-local room = math.floor(ARGV[1] - lacks / per + 0.000001)
-local granted = 0
-if tonumber(ARGV[4]) > 0 and room >= tonumber(ARGV[3]) then
-  granted = math.max(0, math.min(room, tonumber(ARGV[4])))
-end
-lacks = lacks + granted * per
-redis.call('DEL', KEYS[1])
-if lacks > 0 then
-  redis.call('SET', KEYS[1], string.format('%.6f %.6f', lacks, now), 'PX', math.ceil(lacks * 1000))
-end
-return {granted, string.format('%.6f', lacks)}
-"""
-
-# The places that each member leases, and until when; expired leases are deleted. A lease that seems to last longer than
-# a new one was given before Redis's clock stepped back, and is cut. In: our name, requests inside here, places wanted,
-# the limit, the lease's seconds. Out: our places now. Requests that are inside stay, whatever the limit.
-LEASE: Final = """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
-local free = tonumber(ARGV[4])
-redis.call('HDEL', KEYS[1], ARGV[1])
-local all = redis.call('HGETALL', KEYS[1])
-for at = 1, #all, 2 do
-  local places, ends = string.match(all[at + 1], '^(%d+) (.+)$')
-  if tonumber(ends) <= now then
-    redis.call('HDEL', KEYS[1], all[at])
-  else
-    free = free - places
-    if tonumber(ends) > now + ARGV[5] then
-      redis.call('HSET', KEYS[1], all[at], places .. ' ' .. string.format('%.6f', now + ARGV[5]))
-    end
-  end
-end
-local have = math.max(tonumber(ARGV[2]), math.min(tonumber(ARGV[3]), free))
-if have > 0 then
-  redis.call('HSET', KEYS[1], ARGV[1], have .. ' ' .. string.format('%.6f', now + ARGV[5]))
-  redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[5] * 1000))
-end
-return have
-"""
 
 # In: our name, seconds of silence. Out: the members' names. A beat later than now is from before Redis's clock stepped
 # back, and counts as one of now.
@@ -104,11 +52,10 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 class RedisStore:
     """One Redis. `name` is this activator's among the members; who asks waits for `answer_s` at most."""
 
-    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S, leased_s: float = LEASED_S) -> None:
+    def __init__(self, redis: Redis, name: str, answer_s: float = ANSWER_S) -> None:
         self._redis = redis
         self.name = name
         self._answer_s = answer_s
-        self._leased_s = leased_s  # for which places stay those of a member that is silent
         self._running: set[asyncio.Task[Any]] = set()
         self.is_up = False
         self._is_outage_logged = False
@@ -121,15 +68,6 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return f"<RedisStore {'up' if self.is_up else 'AWAY'} members={self.members} commands={self.commands}>"
-
-    async def take(self, key: str, limit: int, give: int, need: int, want: int) -> tuple[int, float]:
-        """See `Store`."""
-        granted, full_in_s = await self.ask(TAKE, (key,), limit, give, need, want)
-        return int(granted), float(full_in_s)
-
-    async def lease(self, key: str, inside: int, want: int, limit: int) -> int:
-        """See `PlaceStore`."""
-        return int(await self.ask(LEASE, (key,), self.name, inside, want, limit, str(self._leased_s)))
 
     async def beat(self) -> None:
         """Say that we live, and look whether it answers."""
@@ -212,9 +150,7 @@ class RedisStore:
 
 
 @asynccontextmanager
-async def open_store(
-    url: str, name: str, answer_s: float = ANSWER_S, leased_s: float = LEASED_S
-) -> AsyncIterator[RedisStore]:
+async def open_store(url: str, name: str, answer_s: float = ANSWER_S) -> AsyncIterator[RedisStore]:
     """Open the Redis at `url`, which may be away. `answer_s` bounds each step of a command.
 
     Raises BadSetting for a URL that the library can't read. It shows the scheme only, since a URL may hold a password.
@@ -232,7 +168,7 @@ async def open_store(
     except (TypeError, ValueError):
         shown = url.partition("://")[0] + "://..."
         raise BadSetting("KELVIN_REDIS", shown, "has an option or a place that can't be read") from None
-    store = RedisStore(Redis(connection_pool=pool), name, answer_s, leased_s)
+    store = RedisStore(Redis(connection_pool=pool), name, answer_s)
     try:
         await store.beat()
         yield store

@@ -22,7 +22,7 @@ from activator.policy.ask import Ask, Rank
 from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, for_caller, wait_s
 from activator.policy.fair import FairQueue, Place, cost
-from activator.policy.places import RENEW_S
+from activator.policy.held_quota import RENEW_S
 from activator.policy.shed import Reason, ends_in_s
 from activator.policy.slot_shares import SlotShares
 from activator.policy.traffic import Standing

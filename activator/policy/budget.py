@@ -2,7 +2,7 @@
 
 A request holds the most that it may cost until its record is durable, and counts for what that says until the ledger
 has it. So one activator never passes a budget, but for what only the ledger knows: device time, other activators'
-records on their way (unless they lease from one store: `budget_lease`). What a request may cost at most is `body`'s.
+records on their way (unless they lease from one store: `held_quota`). What a request may cost at most is `body`'s.
 """
 
 from collections import deque

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from activator.policy.places import share
+from activator.policy.held_quota import share
 
 TOLD_S: Final = 2.0  # for which a credit stands that is not told again
 TRY_S: Final = 1.0

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from math import inf
 from typing import Final
 
-from activator.policy.places import RENEW_S
+from activator.policy.held_quota import RENEW_S
 
 LEAST: Final = 2  # replicas of one activator: of two the less loaded is chosen
 MOST: Final = 4  # activators of one replica: of more the connections cost more than they even out

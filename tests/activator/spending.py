@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from activator.budgets import Budgets, Hold
-from activator.shared_budgets import SharedBudgets
+from activator.shared_quotas import SharedBudgets
 from activator.shared_store import RedisStore, open_store
 from contracts.control import Feed
 from contracts.errors import Failure, Refused

@@ -1,61 +1,117 @@
 """Questions under way: one for a name at a time, for all who wait, whoever of them ends; and an end that is quick."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from activator.asking import Asking, each
 from tests.virtual_loop import run_virtually
 
+Question = Coroutine[Any, Any, None]
 
-def play(scenario: Callable[[Asking[str], asyncio.Event], Awaitable[None]]) -> None:
-    """On virtual time; the event is for a question to wait for."""
+
+def play(scenario: Callable[[Asking], Awaitable[None]]) -> None:
+    """On virtual time."""
 
     async def main() -> None:
-        asking: Asking[str] = Asking()
-        await scenario(asking, asyncio.Event())
+        asking = Asking()
+        await scenario(asking)
         assert len(asking) == 0
-        assert not asking.waiting
 
     run_virtually(main())
 
 
+class Store:
+    """Grants ten units a second after each question."""
+
+    def __init__(self) -> None:
+        self.units = 0
+        self.asked: list[int] = []
+
+    async def ask(self, units: int) -> None:
+        self.asked.append(units)
+        await asyncio.sleep(1.0)
+        self.units += 10
+
+    def take(self, units: int) -> Callable[[bool], int | None]:
+        """Decide for so many: None while they are not there."""
+
+        def decide(is_asking: bool) -> int | None:
+            if self.units < units:
+                return None
+            self.units -= units
+            return units
+
+        return decide
+
+
 def test_who_waits_may_leave() -> None:
-    """Two wait for one answer, and one gives up: the question goes on, and the other one has its answer."""
+    """Three wait for one answer, and one gives up: the question goes on, and the next one is for who is left."""
 
-    async def scenario(asking: Asking[str], answer: asyncio.Event) -> None:
-        async def question() -> None:
-            await answer.wait()
-
-        task = asking.start("a", question())
-        assert "a" in asking
-        assert asking.of("a") is task
-        assert asking.of("b") is None
-        one, two = (asyncio.create_task(asking.wait("a", task, units)) for units in (3, 4))
-        await asyncio.sleep(0)
-        assert asking.waiting == {"a": 7}
+    async def scenario(asking: Asking) -> None:
+        store = Store()
+        one, two, three = (
+            asyncio.create_task(asking.until("a", units, store.take(units), store.ask)) for units in (3, 6, 7)
+        )
+        other = asyncio.create_task(asking.until("b", 20, lambda is_asking: 20, store.ask))
+        await asyncio.sleep(0.5)
+        assert ("a" in asking, "b" in asking, other.result()) == (True, False, 20)
         one.cancel()
         await asyncio.wait((one,))
-        assert asking.waiting == {"a": 4}
-        assert not task.done()
-        answer.set()
-        await two
-        assert asking.of("a") is None, "the next one may be asked"
+        assert await two == 6
+        assert await three == 7
+        assert store.asked == [3, 7]
+
+    play(scenario)
+
+
+def test_those_who_wait_are_asked_for_together() -> None:
+    """Those that one answer was not enough for."""
+
+    async def scenario(asking: Asking) -> None:
+        store = Store()
+        assert await asyncio.gather(*(asking.until("a", 4, store.take(4), store.ask) for _ in range(5))) == [4] * 5
+        assert store.asked == [4, 12]
 
     play(scenario)
 
 
 def test_a_question_that_fails_is_over() -> None:
-    """Its name is free, and who waited goes on."""
+    """Its name is free, and who waited decides again."""
 
-    async def scenario(asking: Asking[str], answer: asyncio.Event) -> None:
-        async def question() -> None:
+    async def scenario(asking: Asking) -> None:
+        found = iter((None, 5))
+
+        async def question(units: int) -> None:
             raise KeyError("a")
 
-        task = asking.start("a", question())
-        await asking.wait("a", task)
-        assert isinstance(task.exception(), KeyError)
+        assert await asking.until("a", 1, lambda is_asking: next(found), question) == 5
+
+    play(scenario)
+
+
+def test_names_are_tended_one_after_another() -> None:
+    """Those for which something is due, and which are not asked for already."""
+
+    async def scenario(asking: Asking) -> None:
+        store, seen = Store(), list[str]()
+
+        async def question(name: str) -> None:
+            await asyncio.sleep(1.0)
+            seen.append(name)
+
+        def due(name: str) -> Question | None:
+            return None if name == "a" else question(name)
+
+        waiting = asyncio.create_task(asking.until("b", 1, store.take(1), store.ask))
+        await asyncio.sleep(0.5)
+        began_s = asyncio.get_running_loop().time()
+        await asking.tend("abcd", due)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(2.0)
+        assert seen == ["c", "d"]
+        await waiting
 
     play(scenario)
 
@@ -63,12 +119,15 @@ def test_a_question_that_fails_is_over() -> None:
 def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
     """What gives back has a second; what was asked before is waited for, as it ends by itself."""
 
-    async def scenario(asking: Asking[str], answer: asyncio.Event) -> None:
+    async def scenario(asking: Asking) -> None:
         loop = asyncio.get_running_loop()
-        asking.start("a", asyncio.sleep(3.0))
+        found = iter((None, 1))
+        waiting = asyncio.create_task(asking.until("a", 1, lambda is_asking: next(found), lambda _: asyncio.sleep(3.0)))
+        await asyncio.sleep(0)
         began_s = loop.time()
         await asking.close(asyncio.sleep(60.0))
         assert loop.time() - began_s == pytest.approx(3.0)
+        await waiting
 
     play(scenario)
 
@@ -76,7 +135,7 @@ def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
 def test_it_tends_until_it_is_cancelled() -> None:
     """So often, and not at once."""
 
-    async def scenario(asking: Asking[str], answer: asyncio.Event) -> None:
+    async def scenario(asking: Asking) -> None:
         seen: list[float] = []
         loop = asyncio.get_running_loop()
 

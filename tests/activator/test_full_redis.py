@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
-from activator import shared_answers, shared_budgets, shared_store
+from activator import shared_answers, shared_quotas, shared_rates, shared_store
+from activator.asking import Away, Full
 from activator.policy.once import ENTRY_BYTES
-from activator.shared_rates import Away, Full
 from activator.shared_store import RedisStore, open_store
 from tests.activator.redis_server import RedisServer
 
@@ -15,10 +15,10 @@ KEEP: Final = (b"", b"fingerprint", b"sealed", 60_000, "name", ENTRY_BYTES, 3, 1
 
 # script, keys, arguments; each creates its key
 CONTROL: Final = {
-    "rate": (shared_store.TAKE, ("kelvin:{a}:requests",), (60, 0, 1, 1)),
-    "places": (shared_store.LEASE, ("kelvin:{a}:places",), ("one", 0, 1, 1, "5")),
+    "rate": (shared_rates.TAKE, ("kelvin:{a}:requests",), (60, 0, 1, 1)),
     "beat": (shared_store.BEAT, (shared_store.MEMBERS,), ("one", 5)),
-    "budget": (shared_budgets.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 0, 1, 1, 1, 60)),
+    "places": (shared_quotas.LEASE, ("kelvin:{a}:places",), ("one", 0, 1, 1, 1, "5.0")),
+    "budget": (shared_quotas.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 1, 0, 1, 1, "60.0")),
     "idempotency claim": (shared_answers.CLAIM, ("kelvin:{a}:once:b",), (b"token", b"fingerprint", 10_000)),
 }
 
@@ -79,7 +79,7 @@ def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCaptureFix
             async with open_store(server.url, "one") as store:
                 server.ask("REPLICAOF", "127.0.0.1", "1")
                 with pytest.raises(Away):
-                    await store.take("kelvin:{a}:requests", 60, 0, 1, 1)
+                    await store.ask(shared_rates.TAKE, ("kelvin:{a}:requests",), 60, 0, 1, 1)
                 assert _state(store) == (False, "READONLY")
                 assert "redis refuses writes (READONLY)" in caplog.text
                 server.ask("REPLICAOF", "NO", "ONE")

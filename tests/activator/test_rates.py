@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from activator.policy.lease import QUIET_S
+from activator.policy.token_block import QUIET_S
 from activator.rates import Counting, InProcess, Reservation
 from activator.shared_rates import Shared
 from activator.shared_store import open_store

@@ -11,6 +11,8 @@ from activator.kept_answers import AnswerStore, Elsewhere, Mine, OwnAnswers
 from activator.once_key import ensure_once_key
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits, asked
 from activator.shared_answers import RETRY_S, SharedAnswers
+from activator.shared_quotas import SharedPlaces
+from activator.shared_rates import Shared
 from activator.shared_store import RedisStore, open_store
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import hello
@@ -305,9 +307,9 @@ def test_answers_leave_room_for_limits() -> None:
                     if number % 8 == 0:
                         await store.beat()
                 assert store.is_up
-                granted, _ = await store.take("kelvin:{acme}:requests", 60, 0, 1, 1)
-                assert granted == 1
-                assert await store.lease("kelvin:{acme}:places", 0, 1, 1) == 1
+                assert (await Shared(store, "requests").hold("acme", 60, 1)).wait_s is None
+                with await SharedPlaces(store).enter("acme", 1):
+                    assert server.ask("EXISTS", "kelvin:{acme}:requests", "kelvin:{acme}:places") == b":2"
                 kept = [await answers.claim(ask(str(number))) for number in range(64)]
                 assert all(isinstance(each, Kept) for each in kept)
                 assert own.shelf.nbytes > 0
@@ -324,7 +326,8 @@ def test_redis_that_does_not_tell_its_memory_keeps_limits() -> None:
             async with member(server) as (answers, own, store):
                 await store.beat()
                 assert store.is_up
-                assert await store.lease("kelvin:{acme}:places", 0, 1, 1) == 1
+                with await SharedPlaces(store).enter("acme", 1):
+                    assert server.ask("EXISTS", "kelvin:{acme}:places") == b":1"
                 await _publish(answers, "1")
                 assert own.shelf.nbytes > 0
                 assert store.is_up

@@ -7,13 +7,14 @@ from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
-from activator.policy.budget_lease import GOOD_S, PARTS, QUIET_S
+from activator.policy.held_quota import BUDGETS
 from contracts.spending import SpendingRow
 from contracts.traffic_errors import BudgetAway, BudgetSpent
 from tests.activator.redis_server import RedisServer
 from tests.activator.spending import END_US, TENANT, Door, Ledger, alone, door
 
 BUDGET = 1000
+PARTS, QUIET_S = BUDGETS.parts, BUDGETS.quiet_s
 KEY = f"kelvin:{{{TENANT}}}:budget:2026-11"
 
 Scenario = Callable[[Door], Awaitable[None]]
@@ -245,7 +246,7 @@ def test_without_redis(fault: str) -> None:
                 assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
                 assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
                 assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
-                here.clock.now_s += GOOD_S
+                here.clock.now_s += BUDGETS.good_s
                 commands = here.store.commands
                 assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
                 assert here.store.commands == commands

@@ -3,12 +3,13 @@
 import asyncio
 import random
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from activator.policy.places import GOOD_S, Leased
-from activator.shared_places import SharedPlaces
+from activator.policy.held_quota import PLACES
+from activator.shared_quotas import SharedPlaces
 from activator.shared_store import open_store
 from activator.shares import Place
 from contracts.control import TenantLimits, TenantRow
@@ -128,8 +129,8 @@ def test_who_is_silent_loses_its_places() -> None:
 
     async def scenario() -> None:
         with RedisServer() as server:
-            async with asyncio.timeout(60), open_store(server.url, "one", 20.0, leased_s=0.5) as store:
-                one = SharedPlaces(store)
+            async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store:
+                one = SharedPlaces(store, terms=replace(PLACES, leased_s=0.5))
                 with await one.enter("a", 1):
                     async with over(server, "two") as two:
                         assert int(server.ask("PTTL", "kelvin:{a}:places")[1:]) <= 500
@@ -162,7 +163,7 @@ def test_without_redis(fault: str) -> None:
                     stack.enter_context(await one.enter("a", 6))
                     assert await refused(one, "a", 6) is not None
                     assert not is_up(store)
-                    clock.now_s += GOOD_S
+                    clock.now_s += PLACES.good_s
                     stack.enter_context(await one.enter("a", 6))
                     commands = store.commands
                     assert await refused(one, "a", 6) is not None
@@ -185,14 +186,19 @@ def is_up(store: object) -> bool:
     return bool(getattr(store, "is_up"))  # noqa: B009 - mypy would take it for unchanged
 
 
-def test_what_goes_back_is_not_used_meanwhile() -> None:
-    """Of four places, two are asked for anew: from then on there are two, whatever the answer will be."""
-    leased = Leased()
-    leased.told(4, 4, 0.0, 0.0)
-    leased.asked(2)
-    assert [leased.has_place(inside, 1.0) for inside in (1, 2)] == [True, False]
-    leased.asked(6)
-    assert not leased.has_place(2, 1.0), "more is there when it was granted"
+def test_places_of_a_dead_member_come_back_after_a_clock_step() -> None:
+    """Leased until an hour from now, they are kept for as long as those of any that is silent."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with over(server) as one:
+                server.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {server.now_s() + 3600}'")
+                with await one.enter("a", 5), await one.enter("a", 5):
+                    assert await refused(one, "a", 5) is not None
+                ends = server.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
+                assert float(ends) <= server.now_s() + PLACES.leased_s + 1
+
+    asyncio.run(scenario())
 
 
 def test_an_activator_leases_its_places(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activator.policy.lease import LEASE_S, QUIET_S, block_of
-from activator.policy.places import LEASED_S
+from activator.policy.token_block import LEASE_S, QUIET_S, block_of
 from activator.shared_rates import Shared
 from activator.shared_store import RedisStore, open_store
 from contracts.control import TenantLimits, TenantRow
@@ -109,7 +108,7 @@ def test_two_never_use_more_than_the_limit(shared: bool) -> None:
                 await one.shared.hold("b", LIMIT, 1)
                 one.clock.now_s += LEASE_S
                 await one.shared.tend()
-                assert repr(one.shared._leases["b"]).startswith("Lease(stock=1, held=1")
+                assert repr(one.shared._blocks["b"]).startswith("TokenBlock(stock=1, held=1")
                 assert float(server.ask("PTTL", "kelvin:{b}:requests")[1:]) <= 100
 
     asyncio.run(scenario())
@@ -265,20 +264,6 @@ def test_member_that_died_before_a_clock_step_counts_no_more() -> None:
                 server.ask("ZADD", "kelvin:members", str(server.now_s() + 3600), "dead")
                 await one.store.beat()
                 assert int(server.ask("ZSCORE", "kelvin:members", "dead").split(b"\r\n")[1]) <= server.now_s()
-
-    asyncio.run(scenario())
-
-
-def test_places_of_a_dead_member_come_back_after_a_clock_step() -> None:
-    """Leased until an hour from now, they are kept for as long as those of any that is silent."""
-
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                server.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {server.now_s() + 3600}'")
-                assert await one.store.lease("kelvin:{a}:places", 0, 5, 5) == 2
-                ends = server.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
-                assert float(ends) <= server.now_s() + LEASED_S + 1
 
     asyncio.run(scenario())
 

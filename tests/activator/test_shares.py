@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from activator.shared_places import SharedPlaces
+from activator.shared_quotas import SharedPlaces
 from activator.shared_store import open_store
 from activator.shares import Entrance, Shares
 from contracts.errors import Refused

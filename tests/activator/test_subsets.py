@@ -12,7 +12,7 @@ from activator.policy.admission import QueueLimits
 from activator.policy.affinity import Affinity
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound
-from activator.policy.places import RENEW_S
+from activator.policy.held_quota import RENEW_S
 from activator.shared_store import RedisStore, open_store
 from activator.throttler import Peers, Throttler
 from contracts.control import Feed

@@ -81,6 +81,20 @@ def december(spent_micros: int, **more: dict[str, int]) -> SpendingRow:
     return replace(row(spent_micros, ends_at_us=JANUARY_US), month="2026-12", **more)
 
 
+@pytest.mark.parametrize(
+    ("month", "now_us", "want"),
+    [
+        pytest.param("2026-11", 0, "2026-11", id="the one that the ledger told of"),
+        pytest.param("2026-11", END_US, "2026-12", id="the next, from its end on"),
+        pytest.param("2026-12", END_US, "2027-01", id="of the next year"),
+        pytest.param("2026-09", END_US, "2026-10", id="with two digits"),
+    ],
+)
+def test_months_are_named(month: str, now_us: int, want: str) -> None:
+    """As the ledger writes it."""
+    assert Spent("here", replace(row(0), month=month)).month_at(now_us) == want
+
+
 def test_a_control_plane_ahead_of_us_opens_no_budget() -> None:
     """It tells of December while it is November here: what ends now is November's, and that is spent."""
     each, now_us = Spent("here", november(1000)), DECEMBER_US - 10 * MINUTE_US

@@ -35,8 +35,8 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Lease:
-    """Of one tenant. Times are seconds of this process's clock."""
+class TokenBlock:
+    """One tenant's. Times are seconds of this process's clock."""
 
     stock: int = 0  # out of the bucket and not charged yet; below 0: owed to it
     held: int = 0  # by requests under way

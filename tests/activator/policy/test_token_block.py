@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activator.policy.gcra import MINUTE_S
-from activator.policy.lease import LEASE_S, QUIET_S, Asked, Lease, block_of
+from activator.policy.token_block import LEASE_S, QUIET_S, Asked, TokenBlock, block_of
 
 LIMIT = 600
 
 
 @dataclass
 class Shared:
-    """What the script in `shared_store` does; it is compared with a real one in `test_shared_rates`."""
+    """What the script in `shared_rates` does; it is compared with a real one in `test_shared_rates`."""
 
     full_at_s: float = 0.0
 
@@ -32,39 +32,39 @@ class Shared:
 class Members:
     """Several over one, whose answers may be lost before or after it heard."""
 
-    leases: list[Lease]
+    blocks: list[TokenBlock]
     bucket: Shared = field(default_factory=Shared)
     now_s: float = 0.0
-    running: list[tuple[Lease, int]] = field(default_factory=list)
+    running: list[tuple[TokenBlock, int]] = field(default_factory=list)
     used: list[tuple[float, int, int]] = field(default_factory=list)  # when, how much, all stocks before it
 
-    def hold(self, lease: Lease, units: int, fate: str) -> bool:
+    def hold(self, block: TokenBlock, units: int, fate: str) -> bool:
         """Whether a request entered."""
-        if not lease.try_hold(units, self.now_s):
-            if lease.quiet_s(units, self.now_s) is not None:
+        if not block.try_hold(units, self.now_s):
+            if block.quiet_s(units, self.now_s) is not None:
                 return False
-            self.say(lease, lease.ask(LIMIT, units, units, self.now_s), fate)
-            if not lease.try_hold(units, self.now_s):
+            self.say(block, block.ask(LIMIT, units, units, self.now_s), fate)
+            if not block.try_hold(units, self.now_s):
                 return False
-        self.running.append((lease, units))
+        self.running.append((block, units))
         return True
 
-    def say(self, lease: Lease, asked: Asked, fate: str) -> None:
+    def say(self, block: TokenBlock, asked: Asked, fate: str) -> None:
         """Ask the bucket."""
         if fate != "unheard":
             granted, full_in_s = self.bucket.take(asked, self.now_s)
         if fate == "heard":
-            lease.told(asked, granted, full_in_s, self.now_s)
+            block.told(asked, granted, full_in_s, self.now_s)
         else:
-            lease.lost(asked)
+            block.lost(asked)
 
     def settle(self, used: int) -> None:
         """The oldest request ends."""
         if self.running:
-            lease, held = self.running.pop(0)
-            stocks = sum(max(0, each.stock) for each in self.leases)
+            block, held = self.running.pop(0)
+            stocks = sum(max(0, each.stock) for each in self.blocks)
             self.used.append((self.now_s, min(used, held), stocks))
-            lease.settle(held, min(used, held), self.now_s)
+            block.settle(held, min(used, held), self.now_s)
 
 
 STEPS = st.lists(
@@ -82,18 +82,18 @@ STEPS = st.lists(
 @given(STEPS)
 def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -> None:
     """In any span of time: what flows in, a minute's worth, and what they had taken before it."""
-    members = Members([Lease() for _ in range(3)])
+    members = Members([TokenBlock() for _ in range(3)])
     for what, which, units, gap_s, fate in steps:
         members.now_s += gap_s
-        lease = members.leases[which]
+        block = members.blocks[which]
         if what == "hold":
-            members.hold(lease, units, fate)
+            members.hold(block, units, fate)
         elif what == "settle":
             members.settle(units)
-        elif (asked := lease.give_back(LIMIT, members.now_s)) is not None:
-            members.say(lease, asked, fate)
-        assert all(each.held >= 0 for each in members.leases)
-        assert lease.stock - lease.held <= LIMIT
+        elif (asked := block.give_back(LIMIT, members.now_s)) is not None:
+            members.say(block, asked, fate)
+        assert all(each.held >= 0 for each in members.blocks)
+        assert block.stock - block.held <= LIMIT
     for first, (since_s, _, stocks) in enumerate(members.used):
         total = 0
         for until_s, units, _ in members.used[first:]:
@@ -103,21 +103,21 @@ def test_members_never_use_more(steps: list[tuple[str, int, int, float, str]]) -
 
 def test_a_block_is_used_until_its_time_is_over() -> None:
     """Then what is left goes back with the next question."""
-    lease = Lease()
-    asked = lease.ask(LIMIT, 1, 1, 0.0)
+    block = TokenBlock()
+    asked = block.ask(LIMIT, 1, 1, 0.0)
     assert (asked.give, asked.need, asked.want) == (0, 1, 1 + block_of(LIMIT))
-    lease.told(asked, 31, 3.1, 0.0)
-    assert lease.try_hold(31, LEASE_S - 0.1)
-    assert not lease.try_hold(1, LEASE_S - 0.1)
-    lease.settle(31, 10, LEASE_S - 0.1)
-    assert lease.give_back(LIMIT, LEASE_S - 0.1) is None
-    assert not lease.try_hold(1, LEASE_S)
-    back = lease.give_back(LIMIT, LEASE_S)
+    block.told(asked, 31, 3.1, 0.0)
+    assert block.try_hold(31, LEASE_S - 0.1)
+    assert not block.try_hold(1, LEASE_S - 0.1)
+    block.settle(31, 10, LEASE_S - 0.1)
+    assert block.give_back(LIMIT, LEASE_S - 0.1) is None
+    assert not block.try_hold(1, LEASE_S)
+    back = block.give_back(LIMIT, LEASE_S)
     assert back is not None
     assert (back.give, back.want) == (21, 0)
-    lease.told(back, 0, 1.0, LEASE_S)
-    assert lease.give_back(LIMIT, LEASE_S) is None
-    assert lease.is_idle(LEASE_S + QUIET_S)
+    block.told(back, 0, 1.0, LEASE_S)
+    assert block.give_back(LIMIT, LEASE_S) is None
+    assert block.is_idle(LEASE_S + QUIET_S)
 
 
 @pytest.mark.parametrize(
@@ -130,74 +130,74 @@ def test_a_block_is_used_until_its_time_is_over() -> None:
 )
 def test_little_is_not_asked_for_often(granted: int, asks: int, want: float | None) -> None:
     """So a tenant at its limit does not ask with each request."""
-    lease = Lease()
-    lease.told(lease.ask(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
-    assert lease.quiet_s(asks, 0.0) == want
-    assert lease.quiet_s(asks, QUIET_S) is None
+    block = TokenBlock()
+    block.told(block.ask(LIMIT, 1, 1, 0.0), granted, 60.0, 0.0)
+    assert block.quiet_s(asks, 0.0) == want
+    assert block.quiet_s(asks, QUIET_S) is None
 
 
 def test_who_needs_less_may_ask_after_a_large_one_was_refused() -> None:
     """A refusal says nothing of those that need less."""
-    lease = Lease()
-    lease.told(lease.ask(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
-    assert lease.quiet_s(100, 0.0) == QUIET_S
-    assert lease.quiet_s(99, 0.0) is None
+    block = TokenBlock()
+    block.told(block.ask(LIMIT, 100, 100, 0.0), 0, 60.0, 0.0)
+    assert block.quiet_s(100, 0.0) == QUIET_S
+    assert block.quiet_s(99, 0.0) is None
 
 
 def test_alone_and_back() -> None:
     """A share that begins with a block of it; what was used, and has not flowed in since, is owed to the bucket."""
-    lease, share = Lease(), 60
-    assert lease.hold_alone(share, 4, 0.0).wait_s == pytest.approx(1.0)
+    block, share = TokenBlock(), 60
+    assert block.hold_alone(share, 4, 0.0).wait_s == pytest.approx(1.0)
     for _ in range(3):
-        assert lease.hold_alone(share, 1, 0.0).wait_s is None
-        lease.settle(1, 1, 0.0)
-    assert lease.hold_alone(share, 1, 0.0).wait_s == pytest.approx(1.0)
-    asked = lease.ask(LIMIT, 1, 1, 0.0)
+        assert block.hold_alone(share, 1, 0.0).wait_s is None
+        block.settle(1, 1, 0.0)
+    assert block.hold_alone(share, 1, 0.0).wait_s == pytest.approx(1.0)
+    asked = block.ask(LIMIT, 1, 1, 0.0)
     assert asked.give == -3
-    lease.lost(asked)
-    assert lease.hold_alone(share, 1, 0.5).wait_s == pytest.approx(0.5)  # as before
-    asked = lease.ask(LIMIT, 1, 1, 0.5)
+    block.lost(asked)
+    assert block.hold_alone(share, 1, 0.5).wait_s == pytest.approx(0.5)  # as before
+    asked = block.ask(LIMIT, 1, 1, 0.5)
     assert asked.give == -3
-    lease.told(asked, 10, 5.0, 0.5)
-    assert lease.ask(LIMIT, 1, 1, 0.5).give == 10
+    block.told(asked, 10, 5.0, 0.5)
+    assert block.ask(LIMIT, 1, 1, 0.5).give == 10
 
 
 def test_a_debt_is_told_until_it_was_heard() -> None:
     """More used than held: owed at once, and again where nobody knows whether it was heard."""
-    lease = Lease()
-    lease.told(lease.ask(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
-    assert lease.try_hold(31, 0.0)
-    lease.settle(31, 100, 0.0)
+    block = TokenBlock()
+    block.told(block.ask(LIMIT, 1, 1, 0.0), 31, 3.1, 0.0)
+    assert block.try_hold(31, 0.0)
+    block.settle(31, 100, 0.0)
     for _ in range(2):
-        asked = lease.give_back(LIMIT, 0.0)
+        asked = block.give_back(LIMIT, 0.0)
         assert asked is not None
         assert asked.give == -69
-        lease.lost(asked)
-    asked = lease.give_back(LIMIT, 0.0)
+        block.lost(asked)
+    asked = block.give_back(LIMIT, 0.0)
     assert asked is not None
-    lease.told(asked, 0, 10.0, 0.0)
-    assert lease.give_back(LIMIT, 0.0) is None
+    block.told(asked, 0, 10.0, 0.0)
+    assert block.give_back(LIMIT, 0.0) is None
 
 
 def test_request_larger_than_the_share_is_told_a_time_that_comes() -> None:
     """Without the bucket it enters once all of the share is there, and the next one waits for what it owes."""
-    lease = Lease()
-    wait_s = lease.hold_alone(100, 300, 0.0).wait_s
+    block = TokenBlock()
+    wait_s = block.hold_alone(100, 300, 0.0).wait_s
     assert wait_s is not None
-    assert lease.hold_alone(100, 300, wait_s).wait_s is None
-    lease.settle(300, 300, wait_s)
-    assert lease.hold_alone(100, 300, wait_s).wait_s == MINUTE_S  # what is said at most
-    assert lease.hold_alone(100, 300, wait_s + 3 * MINUTE_S).wait_s is None
+    assert block.hold_alone(100, 300, wait_s).wait_s is None
+    block.settle(300, 300, wait_s)
+    assert block.hold_alone(100, 300, wait_s).wait_s == MINUTE_S  # what is said at most
+    assert block.hold_alone(100, 300, wait_s + 3 * MINUTE_S).wait_s is None
 
 
 @pytest.mark.parametrize(("before", "after"), [(100, 1000), (1000, 100)])
 def test_limit_changed_while_the_bucket_is_away_counts(before: int, after: int) -> None:
     """What was used counts in units, and the rest is that of the new limit."""
-    lease = Lease()
-    assert lease.hold_alone(before, 1, 0.0).wait_s is None
-    lease.settle(1, 1, 0.0)
+    block = TokenBlock()
+    assert block.hold_alone(before, 1, 0.0).wait_s is None
+    block.settle(1, 1, 0.0)
     taken = 0
-    while lease.hold_alone(after, 1, MINUTE_S).wait_s is None:
-        lease.settle(1, 1, MINUTE_S)
+    while block.hold_alone(after, 1, MINUTE_S).wait_s is None:
+        block.settle(1, 1, MINUTE_S)
         taken += 1
     assert taken == after

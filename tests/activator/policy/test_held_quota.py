@@ -1,0 +1,106 @@
+"""What is leased of a quota: ahead of what is needed, back what is not used, and of one period."""
+
+import pytest
+
+from activator.policy.held_quota import BUDGETS, PLACES, HeldQuota, Terms, Use
+
+KNOWN, LIMIT = 40, 1000
+TERMS = pytest.mark.parametrize("terms", [PLACES, BUDGETS])
+
+
+def covers(quota: HeldQuota, use: Use, now_s: float) -> int:
+    """How many more the lease covers."""
+    most = quota.most
+    units = 0
+    while quota.try_use(use, units + 1, now_s):
+        units += 1
+    quota.most = most
+    return units
+
+
+@pytest.mark.parametrize(
+    ("terms", "want", "renewed"),
+    [
+        pytest.param(BUDGETS, 140, [110, 100], id="budgets: a hundredth ahead, where it was used lately"),
+        pytest.param(PLACES, 180, [130, 100], id="places: what was used at once lately, and a twentieth ahead"),
+    ],
+)
+def test_some_is_leased_ahead(terms: Terms, want: int, renewed: list[int]) -> None:
+    """Beside what waits and what is in use. The last renewal is for what is in use alone. It is good for its time."""
+    quota, use = HeldQuota(terms), Use(100, KNOWN)
+    asked = quota.ask(use, LIMIT, 30, 5.0)
+    assert (asked.use, asked.want) == (use, want)
+    quota.told(asked, want, 6.0)
+    ends_s = 5.0 + terms.good_s
+    assert [covers(quota, use, now_s) for now_s in (6.0, ends_s - 0.1, ends_s)] == [want - 100, want - 100, 0]
+    assert quota.try_use(use, 30, 6.0)
+    wants = []
+    for _ in range(2):
+        asked = quota.renewal(use, LIMIT, 7.0)
+        wants.append(asked.want)
+        quota.told(asked, asked.want, 7.0)
+    assert wants == renewed
+    assert not covers(quota, use, 7.0), "what is used already lets nobody in"
+    assert quota.quiet_until_s < 7.0
+    quota.told(quota.ask(use, LIMIT, 30, 8.0), want - 1, 8.0)
+    assert quota.quiet_until_s == 8.0 + terms.quiet_s, "there is no more to be had"
+
+
+@TERMS
+def test_no_more_is_asked_for_than_can_be_had(terms: Terms) -> None:
+    """What is known to be used is nobody's; what is in use here stays, whatever the limit."""
+    quota = HeldQuota(terms)
+    asked = quota.ask(Use(10, KNOWN), 100, 60, 0.0)
+    assert asked.want == 60
+    quota.told(asked, 60, 0.0)
+    assert quota.quiet_until_s < 0.0, "it has all that there is"
+    assert quota.renewal(Use(60, KNOWN), 50, 1.0).want == 60
+
+
+@TERMS
+def test_what_goes_back_is_not_used_meanwhile(terms: Terms) -> None:
+    """From the question on, whatever the answer will be; more is there when it was granted."""
+    quota, use = HeldQuota(terms), Use(0, KNOWN)
+    quota.told(quota.ask(use, LIMIT, 400, 0.0), 500, 0.0)
+    assert covers(quota, use, 1.0) == 500
+    quota.renewal(use, LIMIT, 1.0)
+    assert not covers(quota, use, 1.0)
+    quota.told(quota.ask(use, LIMIT, 50, 2.0), 60, 2.0)
+    quota.ask(use, LIMIT, 490, 3.0)
+    assert covers(quota, use, 3.0) == 60
+
+
+@TERMS
+def test_what_was_handed_over_is_no_longer_of_the_lease(terms: Terms) -> None:
+    """It is known to be used, and the lease was for what is not."""
+    quota = HeldQuota(terms)
+    quota.told(quota.ask(Use(30, 0, 5), LIMIT, 50, 0.0), 80, 0.0)
+    assert covers(quota, Use(10, 20, 25), 0.0) == 80 - 20 - 10
+    assert not covers(quota, Use(0, 100, 105), 0.0)
+
+
+@TERMS
+def test_another_period_has_a_lease_of_its_own(terms: Terms) -> None:
+    """What was leased of the old one is nothing there."""
+    quota = HeldQuota(terms)
+    quota.told(quota.ask(Use(5, period="2026-11"), LIMIT, 490, 0.0), 505, 0.0)
+    later = Use(5, period="2026-12")
+    assert not covers(quota, later, 1.0)
+    quota.told(quota.ask(later, LIMIT, 10, 1.0), 16, 1.0)
+    assert covers(quota, later, 1.0) == 11
+
+
+@TERMS
+def test_unused_quota_is_forgotten(terms: Terms) -> None:
+    """Once it has given everything back."""
+    quota, use = HeldQuota(terms), Use(0)
+    assert quota.is_idle(use)
+    quota.told(quota.ask(use, LIMIT, 1, 0.0), 1, 0.0)
+    assert quota.try_use(use, 1, 0.0)
+    states = []
+    for _ in range(3):
+        states.append(quota.is_idle(use))
+        asked = quota.renewal(use, LIMIT, 0.0)
+        quota.told(asked, asked.want, 0.0)
+    assert states == [False, False, True]
+    assert not quota.is_idle(Use(1))
