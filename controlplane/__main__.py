@@ -1,10 +1,11 @@
 """`python -m controlplane`."""
 
+import sqlite3
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from controlplane.check import describe_kept_aside
 from controlplane.settings import load
 from service.log import configure_logging
 from service.private import keep_secrets
@@ -26,6 +27,16 @@ def main() -> None:
         from controlplane.app import run  # a check needs none of it
 
         run_service(partial(run, settings), settings.lifeline_fd)
+
+
+def describe_kept_aside(path: Path) -> str:
+    """Return for `kelvin doctor` how many usage records the ledger keeps aside; "" for none, or without a ledger."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            (count,) = database.execute("SELECT count(*) FROM ledger_conflicts").fetchone()
+    except sqlite3.Error:
+        return ""
+    return f"{count} can't be read or contradict others, and are kept aside" if count else ""
 
 
 if __name__ == "__main__":

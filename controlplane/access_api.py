@@ -1,4 +1,4 @@
-"""The routes of tenants and keys. An admin sees the own tenant; an operator names any with `?tenant=`."""
+"""The routes of tenants, keys and grants. An admin sees the own tenant; an operator names any with `?tenant=`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,7 +8,7 @@ from msgspec import structs
 from starlette.routing import Route
 
 from contracts.control import KeyUses, Scope
-from contracts.errors import CapacityExceeded, Conflict, NotFound
+from contracts.errors import CapacityExceeded, Conflict, ModelNotFound, NotFound
 from contracts.scopes import allows
 from controlplane.access_answers import (
     Keys,
@@ -23,14 +23,17 @@ from controlplane.access_answers import (
     Tenants,
     TenantStatus,
 )
+from controlplane.answers import ModelGrant, ModelGrants
 from controlplane.audit import Actor, ActorOf
 from controlplane.bodies import LARGE_BYTES, answer, nothing, read
 from controlplane.changing import Changes
 from controlplane.clock import Clock
+from controlplane.facts import Model
 from controlplane.key_rows import Key
 from controlplane.keys import KeyStore
 from controlplane.policy.access import Grant, whose
 from controlplane.policy.trail import Action
+from controlplane.registry import Registry
 from controlplane.removal import Removal
 from controlplane.tenants import Tenant, TenantStore
 from controlplane.trail import Trail
@@ -139,6 +142,35 @@ def router(access: Access, changes: Changes, removal: Removal, clock: Clock, tra
     return routes
 
 
+def grants_router(registry: Registry, tenants: TenantStore, clock: Clock, trail: Trail) -> APIRouter:
+    """Routes of grants: an owner lets other tenants call a model. An operator names any owner with `?tenant=`.
+
+    Who has a grant learns whose model it is and what it is called, and nothing else.
+    """
+    routes = APIRouter(prefix="/admin/v1")
+
+    @routes.get("/grants", **described(ModelGrants, NotFound))
+    async def every_grant(by: Admin, tenant: Named = None) -> Response:
+        own = (await tenants.one(whose(by, tenant), clock.wall_s())).tenant
+        await trail.looked(by, own, Action.ACCESS_GRANTS)
+        given = tuple(_grant(model, grantee) for model in registry.models(own) for grantee in model.grantees)
+        return answer(ModelGrants(given=given, had=tuple(_grant(model, own) for model in registry.granted_to(own))))
+
+    @routes.put("/models/{model}/grants/{grantee}", **described(ModelGrant, NotFound, ModelNotFound, CapacityExceeded))
+    async def grant(by: Admin, request: Request, model: str, grantee: str, tenant: Named = None) -> Response:
+        owner = whose(by, tenant)
+        told = await registry.grant(by, owner, model, grantee, clock.wall_s())
+        return answer(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
+
+    @routes.delete("/models/{model}/grants/{grantee}", **described(ModelGrant, NotFound, ModelNotFound))
+    async def revoke(by: Admin, request: Request, model: str, grantee: str, tenant: Named = None) -> Response:
+        owner = whose(by, tenant)
+        told = await registry.revoke(by, owner, model, grantee, clock.wall_s())
+        return answer(ModelGrant(owner=owner, model=model, grantee=grantee, told=told))
+
+    return routes
+
+
 def _secret(made: MadeKey) -> Response:
     response = answer(made, status=201)
     response.headers["cache-control"] = "no-store"
@@ -170,3 +202,7 @@ def _key(key: Key, now_s: int) -> KeyStatus:
         last_used_at_s=key.last_used_at_s,
         successor=key.successor,
     )
+
+
+def _grant(model: Model, grantee: str) -> ModelGrant:
+    return ModelGrant(owner=model.tenant, model=model.model, grantee=grantee)

@@ -17,11 +17,8 @@ from controlplane import (
     access_api,
     admin_api,
     audit_api,
-    backup_api,
     billing_api,
-    grants_api,
     internal_api,
-    usage_api,
 )
 from controlplane.backups import Backups
 from controlplane.changing import Changes
@@ -133,15 +130,15 @@ def compose(inst: Installation, running: Running, backups: Backups) -> ASGIApp:
         running.answered(records)
         inst.spending.noted(records)
 
-    app.router.routes.extend(usage_api.routes(ledger, seen, running.outcomes.exited, clock))
-    app.router.routes.extend(backup_api.routes(backups))
+    app.router.routes.extend(internal_api.usage_routes(ledger, seen, running.outcomes.exited, clock))
+    app.router.routes.extend(internal_api.backup_routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
     changes = Changes(registry, access.tenants, running.decider, clock)
     removal = Removal(registry, access.tenants, access.keys, running.replicas, running.decider, clock)
     app.include_router(admin_api.router(registry, running, changes, removal, clock))
     for router in running.routers:
         app.include_router(router)
-    app.include_router(grants_api.router(registry, access.tenants, clock, trail))
+    app.include_router(access_api.grants_router(registry, access.tenants, clock, trail))
     app.include_router(access_api.router(access, changes, removal, clock, trail))
     app.include_router(audit_api.router(trail, inst.examiner, inst.book))
     app.include_router(billing_api.router(ledger, inst.book, inst.examiner, live_runtimes=running.alive))

@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import Connection, Select, Table, bindparam, select
 
-from contracts.billing import Balance, BillingReport, Imbalance
+from contracts.billing import Balance, BillingReport, ClosingReport, Imbalance
+from contracts.errors import Conflict, Refused
 from controlplane.accounts import Accounts, OpenRuntime, Surroundings, open_runtimes
-from controlplane.closings import frozen_report
+from controlplane.closings import freeze, frozen_report, seal_of
 from controlplane.ledger_schema import device_totals, request_totals, step_totals
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
@@ -20,6 +22,7 @@ from controlplane.sheet import Pricing, Sheet
 
 MAX_PROBLEMS: Final = 200  # listed; the rest is counted
 MAX_OPEN: Final = 100
+LATE_US: Final = 3_600_000_000  # records of the last minutes are on their way
 
 
 def billing_report(
@@ -43,6 +46,24 @@ def billing_report(
     accounts = Accounts(connection, tenant, Surroundings(book, live, now_us))
     balance = _balance(accounts, month, open_ones)
     return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN]))
+
+
+def close_month(
+    connection: Connection, book: PriceBook, tenant: str, month: str, *, live: Collection[str] | None, now_us: int
+) -> ClosingReport:
+    """Freeze the prices and the bill of a month. What comes later is an adjustment of an open month. Idempotent.
+
+    Raises Refused: InvalidRequest for what is no month, Conflict for one not over.
+    """
+    _, end_us = month_bounds_us(month)
+    if now_us < end_us + LATE_US:
+        raise Refused(Conflict("month", f"{month} can be closed an hour after its end"))
+    if frozen_report(connection, tenant, month) is None:
+        report = billing_report(connection, book, tenant, month, live=live, now_us=now_us)
+        freeze(connection, book, msgspec.structs.replace(report, closed_at_us=now_us))
+    frozen = frozen_report(connection, tenant, month)
+    assert frozen is not None
+    return ClosingReport(report=frozen, chain=seal_of(connection, tenant, month))
 
 
 def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:

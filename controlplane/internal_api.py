@@ -1,28 +1,43 @@
-"""What the other processes of the installation call: the feed, reports, registrations, jobs. Records go to the ledger.
+"""What the other processes of the installation call: the feed, reports, registrations, jobs, usage, backups.
 
 Plain routes rather than FastAPI's: a report that wakes a version at zero is on the path of its cold start.
 """
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from contracts.control import READER, NamedVersions, Stats, TimelineAnswer, VersionRegistration
-from contracts.errors import InvalidRequest, Refused
+from contracts.control import (
+    READER,
+    LifetimeBatch,
+    LivesSoFar,
+    NamedVersions,
+    RequestBatch,
+    Stats,
+    TimelineAnswer,
+    VersionRegistration,
+)
+from contracts.errors import CapacityExceeded, InvalidRequest, Refused
 from contracts.jobs import GateJob, SealJob
+from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane import dependencies
-from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read
+from controlplane.backups import Backups
+from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read, read_body
 from controlplane.clock import Clock
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
+from controlplane.ledger import Ledger
 from controlplane.registry import Registry
 from controlplane.running import Running
+from controlplane.usage_batches import read_batch
 from service.first import disconnected, while_asked
 
 WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
@@ -128,6 +143,62 @@ def routes(internals: Internals) -> list[Route]:
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),
     ]
+
+
+def usage_routes(
+    ledger: Ledger,
+    seen: Callable[[tuple[RequestRecord, ...]], None],
+    ended: Callable[[tuple[LifetimeRecord, ...]], None],
+    clock: Clock,
+) -> list[Route]:
+    """Where the ledger is handed records of requests and lifetimes, and where replicas of pods say how they have lived
+    so far. 204 means durable. Repeats are harmless. A batch is one transaction, and then `seen` or `ended`.
+    """
+
+    async def requests(request: Request) -> Response:
+        body = await read_body(request, LARGE_BYTES)
+        records, unreadable = read_batch(body, RequestRecord, clock.wall_s() * 1_000_000)
+        await ledger.append_requests(RequestBatch(records=records), unreadable)
+        seen(records)
+        return nothing()
+
+    async def lifetimes(request: Request) -> Response:
+        body = await read_body(request, LARGE_BYTES)
+        records, unreadable = read_batch(body, LifetimeRecord, clock.wall_s() * 1_000_000)
+        await ledger.append_lifetimes(LifetimeBatch(records=records), unreadable)
+        ended(records)
+        return nothing()
+
+    async def lives(request: Request) -> Response:
+        await ledger.note_lives(await read(request, LivesSoFar, LARGE_BYTES), clock.wall_s() * 1_000_000)
+        return nothing()
+
+    return [
+        Route("/internal/v1/usage/requests", requests, methods=["POST"]),
+        Route("/internal/v1/usage/lifetimes", lifetimes, methods=["POST"]),
+        Route("/internal/v1/usage/lives", lives, methods=["POST"]),
+    ]
+
+
+def backup_routes(backups: Backups) -> list[Route]:
+    """The backup as the command line takes it: from the socket alone, as it holds the installation's secrets.
+
+    An answer that is cut short is no backup: it lacks its index.
+    """
+
+    async def backup(_: Request) -> Response:
+        backups.check()
+        moment = await backups.begin()
+        pieces = backups.pieces(moment, backups.data)
+        try:
+            first = await asyncio.to_thread(next, pieces)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise Refused(CapacityExceeded("bytes on the disk of DATA, for a copy of kelvin.db", 1, 0)) from error
+        return StreamingResponse(chain((first,), pieces), media_type="application/x-tar")
+
+    return [Route("/internal/v1/backup", backup, methods=["GET"])]
 
 
 def _tenant(request: Request) -> str:

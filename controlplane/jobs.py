@@ -1,20 +1,39 @@
 """Standbys of the fleet's for the jobs of a push: one that has computed for one tenant takes nothing of another, so it
 ends with its job, whatever came of that. Starts come first.
+
+Where a cluster runs the versions, a push has its engine from a zygote that shares the control plane's run directory, if
+there is one. A standby is born for each job. None is parked, because no version starts here.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
+from contracts.errors import OneMachineOnly, Refused
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
+from controlplane.clock import Clock
 from controlplane.feed import FeedHub
+from controlplane.installation import Installation
 from controlplane.policy.replica_life import ReplicaEvent
+from controlplane.replicas import ReplicaTable
+from controlplane.scaling.adopt import Adopter
+from controlplane.scaling.device import Device
 from controlplane.scaling.fleet import Fleet
+from controlplane.scaling.footprints import Footprints
+from controlplane.scaling.local import LocalActuator
 from controlplane.scaling.pool import StandbyPool
 from controlplane.scaling.process import Process
-from service.jobs import JobDesk
+from service.jobs import JobDesk, Jobs
+from service.zygote import SOCKET, ZygoteClient
 
 STANDBY_S: Final = 30.0
 TERM_S: Final = 2.0
+LOOK_S: Final = 0.1
+NO_ENGINE: Final = OneMachineOnly(
+    "a push", "it needs a zygote beside the control plane, or `kelvin engine` beside the snapshotter: there is neither"
+)
 
 
 def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobDesk:
@@ -31,3 +50,49 @@ def job_desk(fleet: Fleet, pool: StandbyPool, feed: FeedHub) -> JobDesk:
             fleet.end(process, TERM_S)
 
     return JobDesk(standby, feed.weight, feed.is_suspended)
+
+
+class JobsBeside:
+    """Jobs, as long as there is a zygote: `socket` is its own. One that is just starting is waited for."""
+
+    def __init__(self, socket: Path, desk: Jobs, clock: Clock) -> None:
+        self._socket = socket
+        self._desk = desk
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<JobsBeside {self._desk!r}>"
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        """See `JobDesk`. Raises Refused(OneMachineOnly) without a zygote."""
+        await self._there()
+        return await self._desk.gate(job)
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        """See `JobDesk`. Raises Refused(OneMachineOnly) without a zygote."""
+        await self._there()
+        return await self._desk.seal(job)
+
+    async def _there(self) -> None:
+        limit_us = self._clock.monotonic_us() + int(STANDBY_S * 1e6)
+        while not self._socket.exists():
+            if self._clock.monotonic_us() >= limit_us:
+                raise Refused(NO_ENGINE)
+            await self._clock.sleep(LOOK_S)
+
+
+async def jobs_beside(ladder: AsyncExitStack, inst: Installation) -> JobsBeside:
+    """Enters the installation's tasks. Standbys that an earlier control plane left are ended by and by."""
+    settings, clock, tasks = inst.settings, inst.clock, inst.tasks
+    zygote = ZygoteClient(inst.directory)
+    fleet = Fleet(inst.directory, zygote, ReplicaTable(settings.device_slots), clock, tasks)
+    ladder.push_async_callback(fleet.close)
+    await ladder.enter_async_context(tasks)  # left before the fleet lets go of what the tasks use
+    pool = StandbyPool(fleet, replace(settings.sizing, least=0), Footprints(fleet, lambda: zygote.pid), settings.cores)
+    device = Device(settings.cores, settings.threads_cap, settings.kv_bytes)
+    actuator = LocalActuator(fleet, pool, inst.feed, device, settings.drain_s)
+    adopter = Adopter(inst.directory, fleet, pool, actuator, inst.feed, lambda _: False)
+    await adopter.sweep()
+    tasks.start_loop("standbys", pool.run)
+    tasks.start_loop("adopter", adopter.run)
+    return JobsBeside(inst.directory.path / SOCKET, job_desk(fleet, pool, inst.feed), clock)

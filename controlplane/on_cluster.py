@@ -14,7 +14,7 @@ from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.cluster_settings import SCALING, ClusterSettings
 from controlplane.installation import Installation
-from controlplane.jobs_beside import jobs_beside
+from controlplane.jobs import jobs_beside
 from controlplane.meters import show_pending
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_service import namespace_of

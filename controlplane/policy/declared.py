@@ -4,7 +4,7 @@ An object's `spec` is done once for each of its generations, so that the admin A
 state: who wrote last holds, and an object whose fields were changed elsewhere since says so (`InSync`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -22,6 +22,9 @@ GROUP: Final = "kelvin.dev"
 API_VERSION: Final = f"{GROUP}/v1alpha1"
 MODEL, MODEL_VERSION, TENANT = "Model", "ModelVersion", "Tenant"
 FINALIZER: Final = f"{GROUP}/deletion"
+
+READY, FAILED, REFUSED = "Ready", "Failed", "Refused"  # reasons of Events
+_EVENT_STATES: Final = {"ready": (READY, "it can be asked"), "faulty": (FAILED, "it is faulty")}  # of a ModelVersion
 
 _MAX_RULE: Final = 400
 _CASES: Final = {"_s": "Seconds"}  # units at the end of a name, as Kubernetes spells them
@@ -266,3 +269,41 @@ def head(obj: Mapping[str, Any], *, finalizer: bool) -> Json:
         "kind": obj["kind"],
         "metadata": {**about, "finalizers": [FINALIZER]} if finalizer else about,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An Event that is worth telling: the object is ready, has failed, or was refused."""
+
+    reason: str  # READY, FAILED or REFUSED
+    message: str
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether somebody should look."""
+        return self.reason != READY
+
+
+def news(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Told, ...]:
+    """Return the Events of an object whose status was `before` (empty for none) and is `after` now.
+
+    A state that holds already is not told again. `scaling/knative/events.py` bounds how often the same is told.
+    """
+    known = set(_told(before))
+    return tuple(found for found in _told(after) if found not in known)
+
+
+def _told(status: Mapping[str, Any]) -> Iterator[Told]:
+    if (of := _EVENT_STATES.get(str(status.get("state")))) is not None:
+        yield Told(*of)
+    conditions = status.get("conditions") or ()
+    if any(each.get("reason") == "NotPushed" for each in conditions):  # it may be declared before; it is no refusal
+        return
+    for each in conditions:
+        match each.get("type"), each.get("status"), each.get("reason"):
+            case "Ready", "True", _:
+                yield Told(READY, "it can be asked")
+            case "Ready", "False", "Faulty":
+                yield Told(FAILED, str(each.get("message")))
+            case "Applied", "False", reason:
+                yield Told(REFUSED, f"{reason}: {each.get('message')}")

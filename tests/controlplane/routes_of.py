@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from controlplane import access_api, admin_api, audit_api, billing_api, grants_api, machine_api
+from controlplane import access_api, admin_api, audit_api, billing_api, machine_api
 
 
 class Nothing:
@@ -22,7 +22,7 @@ def admin_routes() -> set[tuple[str, str]]:
         admin_api.router(*[nothing] * 5),
         machine_api.router(*[nothing] * 3),
         access_api.router(*[nothing] * 5),
-        grants_api.router(*[nothing] * 4),
+        access_api.grants_router(*[nothing] * 4),
         audit_api.router(nothing, nothing, nothing),
         billing_api.router(nothing, nothing, nothing),
     )

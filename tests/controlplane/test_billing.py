@@ -13,8 +13,7 @@ from sqlalchemy.engine import Engine
 from contracts.billing import DeviceUse
 from contracts.errors import Conflict, Refused
 from contracts.usage import Origin
-from controlplane.billing import MAX_PROBLEMS, billing_report
-from controlplane.month_end import LATE_US, close_month
+from controlplane.billing import LATE_US, MAX_PROBLEMS, billing_report, close_month
 from controlplane.policy.findings import SETTLE_US, Kind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import PriceBook

@@ -15,10 +15,9 @@ from contracts.control import LivesSoFar, RequestBatch
 from controlplane import database_copy, schema
 from controlplane.arrivals import insert_rows
 from controlplane.audit import expire, set_days
-from controlplane.billing import billing_report
+from controlplane.billing import LATE_US, billing_report, close_month
 from controlplane.database_copy import TABLES, CannotCopy, copy_database
 from controlplane.ledger_schema import journal_position
-from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.month import month_of
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import disposing, open_database, reading_engine, sqlite_engine

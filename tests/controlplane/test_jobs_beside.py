@@ -7,8 +7,7 @@ import pytest
 
 from contracts.errors import OneMachineOnly, Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
-from controlplane.jobs import STANDBY_S
-from controlplane.jobs_beside import JobsBeside
+from controlplane.jobs import STANDBY_S, JobsBeside
 from tests.controlplane.virtual_time import VirtualClock
 
 JOB = GateJob(config_json="{}", tensors={})

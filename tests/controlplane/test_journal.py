@@ -21,6 +21,7 @@ from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch
 from contracts.errors import Refused, Unavailable
 from contracts.settings import BadSetting
 from contracts.usage import Origin, RequestRecord
+from controlplane.billing import close_month
 from controlplane.installation import open_installation
 from controlplane.journal import (
     PIECE_BYTES,
@@ -35,7 +36,6 @@ from controlplane.journal import (
     payload_of,
 )
 from controlplane.ledger import Ledger
-from controlplane.month_end import close_month
 from controlplane.price_book import default_price_book
 from controlplane.replay import replay
 from controlplane.settings import load

@@ -8,9 +8,9 @@ from sqlalchemy import String
 from contracts.control import RequestBatch, batch_of
 from contracts.usage import RequestRecord
 from contracts.wire import encode
+from controlplane.billing import close_month
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import conflicts, lifetime_records, request_records
-from controlplane.month_end import close_month
 from controlplane.policy.month import month_after
 from controlplane.policy.standing import LIFETIME_WORDS, REQUEST_WORDS
 from controlplane.price_book import default_price_book

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, select, text
 
 from contracts.usage import Origin, RequestRecord
+from controlplane.billing import LATE_US, close_month
 from controlplane.journal import entry_of, payload_of
 from controlplane.ledger import append_requests, timeline_of
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import request_records
-from controlplane.month_end import LATE_US, close_month
 from controlplane.replay import replay
 from controlplane.request_rows import known_requests
 from controlplane.store import sqlite_engine

@@ -8,8 +8,8 @@ import pytest
 
 from contracts.settings import BadSetting
 from controlplane.app import run
+from controlplane.billing import LATE_US, close_month
 from controlplane.closings import currencies
-from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import ANY_CLASS, DevicePrices
 from controlplane.price_book import BadPriceBook, default_price_book, load_price_book, parse_price_book

@@ -13,8 +13,8 @@ from sqlalchemy import Engine, insert, text
 from contracts.billing import Difference, ReconcileReport
 from contracts.usage import ACK_TOKENS, Origin
 from controlplane.accounts import Surroundings
+from controlplane.billing import LATE_US, close_month
 from controlplane.migrations import migrate
-from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.findings import Waiting
 from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, reconcile
 from controlplane.schema import models, tenants, versions

@@ -21,16 +21,16 @@ from contracts.control import RequestBatch
 from contracts.errors import CapacityExceeded, Refused
 from contracts.wire import encode
 from controlplane import placing
-from controlplane.backup_api import routes
 from controlplane.backup_place import backups_in, claim_place, name_of, write_backup
 from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import FILES, Backups
+from controlplane.billing import close_month
 from controlplane.clock import SystemClock
 from controlplane.feed import FeedHub
+from controlplane.internal_api import backup_routes
 from controlplane.journal import LedgerJournal, lost_after
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
-from controlplane.month_end import close_month
 from controlplane.policy.month import month_of
 from controlplane.price_book import default_price_book
 from controlplane.registry import Registry
@@ -153,7 +153,7 @@ def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, f"{path}: no room")
 
     async def scenario(world: World) -> None:
-        [route] = routes(world.backups)
+        [route] = backup_routes(world.backups)
         monkeypatch.setattr(Database, "copy", copy)
         with pytest.raises(Refused) as refused:
             await route.endpoint(Request({"type": "http"}))

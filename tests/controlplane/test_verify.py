@@ -11,8 +11,8 @@ from sqlalchemy import Engine, StaticPool, create_engine, text
 
 from contracts.billing import VerifyReport
 from contracts.usage import Origin
+from controlplane.billing import LATE_US, close_month
 from controlplane.ledger_migrations import STEPS, ensure_ledger
-from controlplane.month_end import LATE_US, close_month
 from controlplane.policy.chain import genesis
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import SQLITE, Backend

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.check import describe_kept_aside
+from controlplane.__main__ import describe_kept_aside
 from controlplane.ledger import keep_aside
 from controlplane.store import open_database
 from controlplane.usage_batches import Unreadable

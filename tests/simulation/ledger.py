@@ -26,12 +26,11 @@ from contracts.wire import decode, encode
 from controlplane.backup_place import backups_in, claim_place
 from controlplane.backup_schedule import BackupLoop
 from controlplane.backups import FILES, Backups
-from controlplane.billing import spent_micros
+from controlplane.billing import close_month, spent_micros
 from controlplane.clock import SystemClock
 from controlplane.journal import LedgerJournal
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import chains, closings, conflicts, lifetime_records, request_records
-from controlplane.month_end import close_month
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.price_book import default_price_book

@@ -17,8 +17,7 @@ from controlplane.clock import Clock
 from controlplane.facts import VersionKey
 from controlplane.policy import declared as policy
 from controlplane.policy import labels
-from controlplane.policy.declared import TenantFacts
-from controlplane.policy.declared_events import news
+from controlplane.policy.declared import TenantFacts, news
 from controlplane.policy.knative_service import service_name
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json, Ref
 from controlplane.scaling.knative.converge import TOGETHER, Converger, Kind

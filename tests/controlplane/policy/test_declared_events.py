@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.policy.declared import Condition, ModelFacts, applied, model_ready, status
-from controlplane.policy.declared_events import Told, news
+from controlplane.policy.declared import Condition, ModelFacts, Told, applied, model_ready, news, status
 
 MODEL = {"metadata": {"name": "m", "generation": 1}}
 READY = Told("Ready", "it can be asked")
