@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # the library is imported only where there is a Redis
     from activator.shared_store import RedisStore
 
 TEND_S: Final = 0.5  # between two looks at blocks whose time is over
-SWEEP_AT: Final = 1024
 
 
 # A bucket (GCRA) stores the seconds that it lacks to be full, and when that was. A full bucket has no key. If Redis's
@@ -54,7 +53,6 @@ class Shared:
         self._blocks: dict[str, TokenBlock] = {}
         self._limits: dict[str, int] = {}  # as they were last asked with
         self._asking = Asking()
-        self._sweep_at = SWEEP_AT
 
     def __repr__(self) -> str:
         return f"<Shared {self._kind} tenants={len(self._blocks)} asking={len(self._asking)} {self._store!r}>"
@@ -64,12 +62,12 @@ class Shared:
 
         It ends with a block that is used, or with none that is to be had, or with a store that is away.
         """
-        block = self._of(tenant, limit)
 
         def ask(waiting: int) -> Coroutine[Any, Any, None]:
+            block = self._of(tenant, limit)
             return self._ask(tenant, block, limit, block.ask(limit, units, waiting, self._clock()))
 
-        return await self._asking.until(tenant, units, partial(self._decide, block, limit, units), ask)
+        return await self._asking.until(tenant, units, partial(self._decide, tenant, limit, units), ask)
 
     def settle(self, tenant: str, limit: int, held: int, used: int) -> None:
         """See `rates.Counting`."""
@@ -84,16 +82,16 @@ class Shared:
         await each(TEND_S, self.tend)
 
     async def tend(self, ahead_s: float = 0.0) -> None:
-        """Once, for blocks that end within so many seconds."""
+        """Once, for blocks that end within so many seconds. Tenants that ask for nothing are forgotten."""
         await self._asking.tend(self._blocks, partial(self._give_back, ahead_s))
 
     async def close(self) -> None:
         """Give all back, as far as that is quick, and wait for what is being asked, which ends by itself."""
         await self._asking.close(self.tend(inf))
 
-    def _decide(self, block: TokenBlock, limit: int, units: int, is_asking: bool) -> Standing | None:
+    def _decide(self, tenant: str, limit: int, units: int, is_asking: bool) -> Standing | None:
         """Return None if the store is to be asked, or being asked."""
-        now_s = self._clock()
+        block, now_s = self._of(tenant, limit), self._clock()
         if block.try_hold(units, now_s):
             return block.standing(limit, now_s)
         if is_asking:
@@ -106,10 +104,13 @@ class Shared:
         return None
 
     def _give_back(self, ahead_s: float, tenant: str) -> Coroutine[Any, Any, None] | None:
+        block, limit, now_s = self._blocks[tenant], self._limits[tenant], self._clock()
+        if block.is_idle(now_s):
+            del self._blocks[tenant], self._limits[tenant]
+            return None
         if not self._store.is_up:
             return None
-        block, limit = self._blocks[tenant], self._limits[tenant]
-        asked = block.give_back(limit, self._clock(), ahead_s)
+        asked = block.give_back(limit, now_s, ahead_s)
         return None if asked is None else self._ask(tenant, block, limit, asked)
 
     async def _ask(self, tenant: str, block: TokenBlock, limit: int, asked: Asked) -> None:
@@ -128,14 +129,5 @@ class Shared:
         self._limits[tenant] = limit
         found = self._blocks.get(tenant)
         if found is None:
-            if len(self._blocks) >= self._sweep_at:
-                self._sweep()
             found = self._blocks[tenant] = TokenBlock()
         return found
-
-    def _sweep(self) -> None:
-        now_s = self._clock()
-        idle = [name for name, block in self._blocks.items() if block.is_idle(now_s) and name not in self._asking]
-        for name in idle:
-            del self._blocks[name], self._limits[name]
-        self._sweep_at = max(SWEEP_AT, 2 * len(self._blocks))

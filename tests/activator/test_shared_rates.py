@@ -216,6 +216,47 @@ def test_who_leaves_leaves_nothing_held() -> None:
     asyncio.run(scenario())
 
 
+def test_tenants_that_ask_for_nothing_are_forgotten() -> None:
+    """Once their bucket is full again; a tenant that holds something is not."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with member(server) as one:
+                assert await one.take() is None
+                await one.shared.hold("b", LIMIT, 1)
+                one.clock.now_s += LEASE_S
+                known = []
+                for _ in range(2):
+                    await one.shared.tend()
+                    known.append(repr(one.shared).split()[2])
+                    one.clock.now_s += 60.0
+                assert known == ["tenants=2", "tenants=1"]
+
+    asyncio.run(scenario())
+
+
+def test_tenant_that_waits_is_not_forgotten() -> None:
+    """Redis gives no answer, and blocks are tended before the request that waits for it goes on: what that holds can be
+    settled all the same.
+    """
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with member(server, answer_s=0.1) as one:
+                server.pause()
+                holding = asyncio.create_task(one.shared.hold("a", LIMIT, 3))
+                while is_up(one):
+                    await asyncio.sleep(0)
+                while not holding.done():
+                    await one.shared.tend()
+                    await asyncio.sleep(0)
+                assert (await holding).wait_s is None
+                one.shared.settle("a", LIMIT, 3, 3)
+                server.resume()
+
+    asyncio.run(scenario())
+
+
 def test_keys_are_tagged_by_tenant_and_end_by_themselves() -> None:
     """A bucket lives until it is full, members for twice their silence; a cluster can hold them."""
 
