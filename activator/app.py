@@ -143,13 +143,13 @@ async def run(settings: ActivatorSettings, stop: Stop) -> None:
             last.learned(line)
 
         stand_in = StandIn(
-            reporter, directory,
+            reporter.poke, directory,
             is_heard=lambda: feed.connected,
             machine=lambda: table.machine if last.counts() and not (is_apart or on_cluster) else None,
             tell=decided, asked_us=lambda key: waker.poked_us(key), page=telemetry.page,
         )  # fmt: skip
         ladder.push_async_callback(stand_in.close)
-        waker = Waker(stand_in)
+        waker = Waker(stand_in.poke)
         ladder.push_async_callback(waker.close)
         peers = Peers(name, counted.names, settings.subsets)
         throttler = Throttler(settings.queue, waker, longest_rest_s=settings.breaker_s, peers=peers)

@@ -7,8 +7,8 @@ that share a Redis, where there is one, as that knows within seconds who died; e
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 from activator.keys import VersionKey
 from activator.reporter import PERIOD_S, Sink
@@ -18,27 +18,23 @@ from contracts.control import ConcurrencyStat, PoolRow, RevisionRow
 POST_S: Final = PERIOD_S / 2
 
 
-class Link(Sink, Protocol):
-    """To Knative's autoscaler."""
-
-    async def tell(self, told: Iterable[RevisionStat]) -> bool:
-        """Whether it was taken."""
-        ...
-
-
 class PoolReporter:
     """A reporter's sink: to the autoscaler what has a Revision, to the control plane what may be on a pod of a pool."""
 
     def __init__(
         self,
-        link: Link,
+        link: Sink,
+        tell: Callable[[Iterable[RevisionStat]], Awaitable[bool]],
         control: Sink,
         revision_of: Callable[[VersionKey], RevisionRow | None],
         pools: Callable[[], tuple[PoolRow, ...]],
         alive: Callable[[], int | None],
     ) -> None:
-        """`alive`: how many activators there are by now; None where only the feed has said it."""
+        """`link` is to Knative's autoscaler. `tell` tells that of Revisions, and returns whether it was taken. `alive`:
+        how many activators there are by now; None where only the feed has said it.
+        """
         self._link = link
+        self._tell = tell
         self._control = control
         self._revision_of = revision_of
         self._pools = pools
@@ -77,7 +73,7 @@ class PoolReporter:
             due = max(due + PERIOD_S, loop.time())  # never twice within one second
             await asyncio.sleep(due - loop.time())
             if pools := self._pools():
-                await self._link.tell([RevisionStat(row.namespace, row.name, self._share(row), 0) for row in pools])
+                await self._tell([RevisionStat(row.namespace, row.name, self._share(row), 0) for row in pools])
 
     def _share(self, row: PoolRow) -> float:
         alive = self._alive()

@@ -8,32 +8,9 @@ from activator.breakers import Breakers
 from activator.keys import VersionKey
 from activator.line import Line, Replica, next_waiter
 from activator.policy.expected import Starts
+from activator.wake import Waker
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, ModelNotFound, RemoteFailure
-
-
-class Waking(Protocol):
-    """Tells the decider that a version at zero is wanted."""
-
-    def ensure(self, key: VersionKey) -> None:
-        """Start, unless it is being told already. Returns at once."""
-        ...
-
-    def rest(self, key: VersionKey) -> None:
-        """It needs no more telling."""
-        ...
-
-    def nudge(self, key: VersionKey, for_s: float) -> None:
-        """Tell for so long: it is wanted by somebody who could not wait. Returns at once."""
-        ...
-
-    def calm(self, tenant: str, version: str) -> None:
-        """End that, of every model with this version."""
-        ...
-
-    def poked_us(self, key: VersionKey) -> int | None:
-        """When telling started (monotonic), where it goes on."""
-        ...
 
 
 class Keeper(Protocol):
@@ -63,16 +40,16 @@ class Roster:
         self,
         lines: Mapping[VersionKey, Line],
         keeper: Keeper,
-        starts: Starts[VersionKey],
+        starts: Starts,
         breakers: Breakers,
-        waking: Waking,
+        waker: Waker,
         clock: Callable[[], float],
     ) -> None:
         self._lines = lines
         self._keeper = keeper
         self._starts = starts
         self._breakers = breakers
-        self._waking = waking
+        self._waker = waker
         self._clock = clock
         self._where: dict[str, VersionKey] = {}  # runtime_id -> its line
 
@@ -122,7 +99,7 @@ class Roster:
             line = self._keeper.line_of(key)
             known = line.replicas.get(row.runtime_id)
             if known is None:
-                line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waking.poked_us(key))
+                line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waker.poked_us(key))
                 line.ring.add(row.runtime_id)
                 self._where[row.runtime_id] = key
             else:
@@ -130,11 +107,11 @@ class Roster:
             line.review_s = -inf
             self._keeper.grant(key, line)
             if not line.is_asleep:
-                self._waking.rest(key)
-                self._waking.calm(key.tenant, key.version)
+                self._waker.rest(key)
+                self._waker.calm(key.tenant, key.version)
                 self._starts.served(key)
             elif len(line.waiting):
-                self._waking.ensure(key)
+                self._waker.ensure(key)
 
     def remove(self, runtime_id: str) -> None:
         """Forget a replica that has ended. Idempotent."""
@@ -148,7 +125,7 @@ class Roster:
         line.pace.lost(self._clock(), gone.running)
         line.shares.owner_running -= gone.owner_running
         if self._keeper.is_wanted(key):
-            self._waking.ensure(key)
+            self._waker.ensure(key)
         self._keeper.grant(key, line)  # shares of fewer slots are other ones
 
     def _fail(self, failed: RestoreFailure) -> None:
@@ -156,7 +133,7 @@ class Roster:
             failed.code, failed.status, failed.message, remote_retryable=failed.retryable,
             remote_retry_after_s=1.0 if failed.retryable else None,
         )  # fmt: skip
-        self._waking.calm(failed.tenant, failed.version)
+        self._waker.calm(failed.tenant, failed.version)
         self._starts.failed(failed.tenant, failed.version)
         self._breakers.failed(failed.tenant, failed.version, failed.code, self._clock())
         for key, line in list(self._lines.items()):
@@ -167,12 +144,12 @@ class Roster:
         """The version was deleted: nobody waits for it any more."""
         self._starts.served(key)
         self._breakers.forget(key)
-        self._waking.calm(key.tenant, key.version)
+        self._waker.calm(key.tenant, key.version)
         if (line := self._lines.get(key)) is not None:
             self._refuse(key, line, ModelNotFound(f"{key.model}@{key.version[:12]}"))
 
     def _refuse(self, key: VersionKey, line: Line, failure: Failure) -> None:
-        self._waking.rest(key)
+        self._waker.rest(key)
         while (found := next_waiter(line)) is not None:
             waiter, ask = found
             line.waiting.settle(ask, 0)

@@ -52,7 +52,7 @@ def choose_sink(
         raise BadSetting("KELVIN_AUTOSCALER", autoscaler, rule) from missing
     link = AutoscalerLink(autoscaler, name, revision_of)
     page.gauge("kelvin_autoscaler_connected", "Whether Knative's autoscaler hears us.", lambda: link.is_open)
-    sink = PoolReporter(link, ControlSink(control, name), revision_of, pools, alive)
+    sink = PoolReporter(link, link.tell, ControlSink(control, name), revision_of, pools, alive)
     return Told(
         sink, lambda: link.is_open, lambda: link.was_open, {"autoscaler link": link.run, "pool reports": sink.run}
     )

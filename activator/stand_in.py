@@ -79,7 +79,7 @@ class StandIn:
 
     async def poke(self, key: VersionKey) -> bool:
         """Whether somebody sees to it: the decider, or we."""
-        if await self._poke.poke(key):
+        if await self._poke(key):
             self._away_s = None
             return True
         now = self._clock()

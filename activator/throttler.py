@@ -26,9 +26,10 @@ from activator.policy.held_quota import RENEW_S
 from activator.policy.shed import Reason, ends_in_s
 from activator.policy.slot_shares import SlotShares
 from activator.policy.traffic import Standing
-from activator.roster import Roster, Waking, key_of
+from activator.roster import Roster, key_of
 from activator.shedding import Shedding
 from activator.slots import NoSlotInTime, Slot, take_other, take_slot
+from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from contracts.errors import Failure, Refused
@@ -50,7 +51,7 @@ class Throttler:
     def __init__(
         self,
         limits: QueueLimits,
-        waking: Waking,
+        waker: Waker,
         *,
         longest_rest_s: float = LONGEST_S,
         peers: Peers = Peers(),
@@ -58,19 +59,19 @@ class Throttler:
         draw: Callable[[int], int] = random.randrange,
     ) -> None:
         self._limits = limits
-        self._waking = waking
+        self._waker = waker
         self._peers = peers
         self._clock = clock
         self._draw = draw
         self._lines: dict[VersionKey, Line] = {}
-        self._starts: Starts[VersionKey] = Starts()
+        self._starts = Starts()
         self.resting = Resting(longest_rest_s, clock, self._reopen)
         self.breakers = Breakers(longest_rest_s)
         self.shedding = Shedding(limits)
         self._everyone: Crowd[Place[Waiter]] = Crowd(limits.in_all)
         self.loads = self._everyone.loads
         self.refusals = 0  # requests that full replicas refused
-        self._roster = Roster(self._lines, self, self._starts, self.breakers, waking, clock)
+        self._roster = Roster(self._lines, self, self._starts, self.breakers, waker, clock)
 
     def __repr__(self) -> str:
         running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
@@ -146,7 +147,7 @@ class Throttler:
     def want(self, key: VersionKey, for_s: float) -> None:
         """Have a version at zero started although no request waits: tell the decider for `for_s` seconds."""
         if self.is_asleep(key):
-            self._waking.nudge(key, for_s)
+            self._waker.nudge(key, for_s)
 
     def queued(self, key: VersionKey) -> int:
         """Requests that wait for the version."""
@@ -178,7 +179,7 @@ class Throttler:
         if opened and (line := self._lines.get(key := key_of(replica.row))) is not None:
             self.grant(key, line)  # shares of fewer slots are other ones
             if self.is_wanted(key):
-                self._waking.ensure(key)
+                self._waker.ensure(key)
 
     def report_ended(self, replica: Replica) -> None:
         """Forget a replica whose process has ended, before the feed says so. If it was the last one, requests wait for
@@ -328,7 +329,7 @@ class Throttler:
         if expected_s is None or not comes_too_late(expected_s, left_s):
             return
         if asleep:
-            self._waking.nudge(key, expected_s)
+            self._waker.nudge(key, expected_s)
         self.tidy(key, line)
         self.shedding.refused(Reason.LATE, ask)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
@@ -339,7 +340,7 @@ class Throttler:
             self._grant_later(key, line)
             if line.is_asleep:
                 self.breakers.enter(key, waiter, waiter.came_s)
-                self._waking.ensure(key)
+                self._waker.ensure(key)
             async with asyncio.timeout(max(0.0, waiter.until_s - self._clock())):
                 if again_by_s is not None:
                     await asyncio.wait((waiter.granted,), timeout=max(0.0, again_by_s - self._clock()))
@@ -375,7 +376,7 @@ class Throttler:
         elif granted.done() and not granted.cancelled() and isinstance(given := granted.result(), Replica):
             self.release(key, given, ask, 0)
         if not self.is_wanted(key):
-            self._waking.rest(key)
+            self._waker.rest(key)
         self.tidy(key, line)
 
     def grant(self, key: VersionKey, line: Line) -> None:
@@ -470,7 +471,7 @@ class Throttler:
         if line is not None:
             self.grant(key, line)
             if not line.is_asleep:
-                self._waking.rest(key)
+                self._waker.rest(key)
 
 
 def _send(line: Line, replica: Replica, now: float) -> None:

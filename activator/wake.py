@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from activator.keys import VersionKey
 from service.loops import Loops
@@ -16,12 +16,8 @@ AGAIN_S: Final = 2.0
 RETRY_S: Final = 0.1
 
 
-class Poke(Protocol):
-    """Sends one stat."""
-
-    async def poke(self, key: VersionKey) -> bool:
-        """Tell the decider that the version is wanted. Return whether it took it."""
-        ...
+# Tells the decider that the version is wanted. Returns whether the decider took it.
+Poke = Callable[[VersionKey], Awaitable[bool]]
 
 
 class Waker:
@@ -83,12 +79,12 @@ class Waker:
 
     async def _tell_until(self, key: VersionKey, until_s: float) -> None:
         while True:
-            pause_s = AGAIN_S if await self._poke.poke(key) else RETRY_S
+            pause_s = AGAIN_S if await self._poke(key) else RETRY_S
             await asyncio.sleep(pause_s)
             if self._clock() >= until_s:
                 return
 
     async def _keep_telling(self, key: VersionKey) -> None:
         while True:
-            pause_s = AGAIN_S if await self._poke.poke(key) else RETRY_S
+            pause_s = AGAIN_S if await self._poke(key) else RETRY_S
             await asyncio.sleep(pause_s)

@@ -8,22 +8,11 @@ request is ever refused for it.
 
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple
 
+from activator.keys import VersionKey
 from contracts.control import StartProblem
 from contracts.forecast import Forecast, StartRow
-
-
-class _Version(Protocol):
-    """What a version goes by."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-
-
-K = TypeVar("K", bound=_Version)
 
 LEAST: Final = 8  # answers, before a pace is known
 HALVED: Final = 64  # answers, after which those before count for half
@@ -122,29 +111,29 @@ UNKNOWN: Final = Outlook()
 
 
 @dataclass(slots=True)
-class Starts(Generic[K]):
+class Starts:
     """When versions at zero are expected to serve, as the control plane forecasts it. Times are monotonic seconds."""
 
-    _at_zero_s: dict[K, float] = field(default_factory=dict)  # how long a start would take
-    _under_way: dict[K, tuple[float, Forecast]] = field(default_factory=dict)  # when a start is over, as was said
-    _problems: dict[K, StartProblem] = field(default_factory=dict)  # why a version does not start
+    _at_zero_s: dict[VersionKey, float] = field(default_factory=dict)  # how long a start would take
+    _under_way: dict[VersionKey, tuple[float, Forecast]] = field(default_factory=dict)  # when it is over, as was said
+    _problems: dict[VersionKey, StartProblem] = field(default_factory=dict)  # why a version does not start
 
-    def stands(self, key: K, row: StartRow) -> None:
+    def stands(self, key: VersionKey, row: StartRow) -> None:
         """Record how long a start of this version, which is at zero, would take."""
         self._at_zero_s[key] = row.start_ms / 1000
 
-    def under_way(self, key: K, forecast: Forecast, now: float) -> None:
+    def under_way(self, key: VersionKey, forecast: Forecast, now: float) -> None:
         """Record that the version starts, and when it is expected to be ready."""
         self._under_way[key] = now + forecast.ready_in_ms / 1000, forecast
 
-    def set_problem(self, key: K, problem: StartProblem | None) -> None:
+    def set_problem(self, key: VersionKey, problem: StartProblem | None) -> None:
         """Record why the version does not start; None if nothing is known to prevent it."""
         if problem is None:
             self._problems.pop(key, None)
         else:
             self._problems[key] = problem
 
-    def problem(self, key: K) -> StartProblem | None:
+    def problem(self, key: VersionKey) -> StartProblem | None:
         """Return why the version does not start, if that is known."""
         return self._problems.get(key)
 
@@ -153,13 +142,13 @@ class Starts(Generic[K]):
         for key in [key for key in self._under_way if (key.tenant, key.version) == (tenant, version)]:
             del self._under_way[key]
 
-    def served(self, key: K) -> None:
+    def served(self, key: VersionKey) -> None:
         """Forget all forecasts and problems of a version that has a replica."""
         self._under_way.pop(key, None)
         self._at_zero_s.pop(key, None)
         self._problems.pop(key, None)
 
-    def keys(self) -> Set[K]:
+    def keys(self) -> Set[VersionKey]:
         """Return all versions about which something is known."""
         return self._at_zero_s.keys() | self._under_way.keys() | self._problems.keys()
 
@@ -168,7 +157,7 @@ class Starts(Generic[K]):
         self._at_zero_s.clear()
         self._problems.clear()
 
-    def outlook(self, key: K, now: float) -> Outlook:
+    def outlook(self, key: VersionKey, now: float) -> Outlook:
         """Return what a request that waits for the first replica is told."""
         problem = self._problems.get(key)
         if (start := self._under_way.get(key)) is not None:

@@ -53,7 +53,7 @@ def test_who_is_told_of_a_version() -> None:
 
     async def main() -> None:
         link, control, pools = Heard(), Heard(), [POOL]
-        reporter = PoolReporter(link, control, ROWS.get, lambda: tuple(pools), lambda: None)
+        reporter = PoolReporter(link, link.tell, control, ROWS.get, lambda: tuple(pools), lambda: None)
         own, shared = stat(M, 1.0), stat(UNKNOWN, 2.0)
         assert await reporter.send((own, shared))
         assert (link.stats, control.stats) == ([own], [shared])
@@ -78,7 +78,7 @@ def test_pods_are_told_each_second() -> None:
 
     async def main() -> None:
         link, seen = Heard(), Revisions()
-        reporter = PoolReporter(link, Heard(), seen.of, lambda: seen.pools, lambda: None)
+        reporter = PoolReporter(link, link.tell, Heard(), seen.of, lambda: seen.pools, lambda: None)
         running = asyncio.create_task(reporter.run())
         await asyncio.sleep(1.5)
         assert link.told == []
@@ -101,7 +101,7 @@ def test_of_one_that_died_the_others_say_its_share() -> None:
 
     async def main() -> None:
         link, alive = Heard(), list[int | None]((None,))
-        reporter = PoolReporter(link, Heard(), ROWS.get, lambda: (POOL,), lambda: alive[-1])
+        reporter = PoolReporter(link, link.tell, Heard(), ROWS.get, lambda: (POOL,), lambda: alive[-1])
         running = asyncio.create_task(reporter.run())
         await asyncio.sleep(PERIOD_S / 2)  # between two reports
         for now in (None, 2, 1, None):

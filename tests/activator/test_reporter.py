@@ -49,7 +49,7 @@ def play(
         decider = Decider(kind)
         clock = asyncio.get_running_loop().time
         reporter = Reporter(decider, clock=clock)
-        waker = Waker(reporter, clock=clock)
+        waker = Waker(reporter.poke, clock=clock)
         running = asyncio.create_task(reporter.run())
         try:
             await asyncio.sleep(0.25)

@@ -37,8 +37,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.stand_in = StandIn(
-            self, self.directory, is_heard=lambda: self.is_heard, machine=lambda: self.machine, tell=self.told.append,
-            asked_us=lambda _: int((self.now_s - 3) * 1e6), page=local("activator").page, clock=lambda: self.now_s,
+            self.poke, self.directory, is_heard=lambda: self.is_heard, machine=lambda: self.machine,
+            tell=self.told.append, asked_us=lambda _: int((self.now_s - 3) * 1e6), page=local("activator").page,
+            clock=lambda: self.now_s,
         )  # fmt: skip
 
     async def poke(self, key: VersionKey) -> bool:

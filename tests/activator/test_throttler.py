@@ -14,6 +14,7 @@ from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask, Rank
 from activator.policy.bounds import Bound
 from activator.throttler import Throttler
+from activator.wake import Waker
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.deadline import Deadline
 from contracts.errors import Refused
@@ -33,8 +34,8 @@ AWAY = RestoreFailure(tenant="default", version=VERSION, code="unavailable", sta
 
 
 @dataclass
-class Bell:
-    """Waking, as the throttler asks for it."""
+class Bell(Waker):
+    """A waker that tells nobody."""
 
     rung: list[VersionKey] = field(default_factory=list)
     ringing: set[VersionKey] = field(default_factory=set)

@@ -31,7 +31,7 @@ def test_it_tells_at_once_and_once() -> None:
 
     async def scenario() -> None:
         decider = Decider()
-        waker = Waker(decider)
+        waker = Waker(decider.poke)
         for _ in range(5):
             waker.ensure(KEY)
         began = waker.poked_us(KEY)
@@ -56,7 +56,7 @@ def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest
     async def scenario() -> None:
         decider = Decider()
         decider.is_there = is_there
-        waker = Waker(decider)
+        waker = Waker(decider.poke)
         waker.ensure(KEY)
         async with asyncio.timeout(30):
             while decider.pokes < 3:
@@ -83,7 +83,7 @@ def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
 
     async def main() -> None:
         decider = Failing()
-        waker = Waker(decider, clock=asyncio.get_running_loop().time)
+        waker = Waker(decider.poke, clock=asyncio.get_running_loop().time)
         if is_nudge:
             waker.nudge(KEY, 9.0)
         else:
@@ -104,7 +104,7 @@ def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch
 
     async def scenario() -> None:
         decider, now_s = Decider(), 100.0
-        waker = Waker(decider, clock=lambda: now_s)
+        waker = Waker(decider.poke, clock=lambda: now_s)
         for _ in range(5):
             waker.nudge(KEY, 9.0)
         async with asyncio.timeout(30):
@@ -129,7 +129,7 @@ def test_a_nudge_ends_with_the_start_and_not_with_a_wait() -> None:
 
     async def scenario() -> None:
         decider = Decider()
-        waker = Waker(decider)
+        waker = Waker(decider.poke)
         waker.ensure(KEY)
         waker.nudge(KEY, 9.0)
         assert repr(waker) == "<Waker waking=1 nudging=0>"

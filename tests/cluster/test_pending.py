@@ -175,7 +175,7 @@ def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: Knati
         await it.told(lambda line: line.failures)
         assert it.failures == ["no replica could be started: its image is not to be had"]
         # What an activator makes of it: who has less time is refused at once, and told when to come again.
-        starts: Starts[VersionKey] = Starts()
+        starts = Starts()
         key = VersionKey("default", "m", digest("a"))
         starts.under_way(key, said, now=0.0)
         expected_s = starts.outlook(key, now=10.0).remaining_s

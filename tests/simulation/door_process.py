@@ -148,7 +148,7 @@ class DoorProcess:
         )
         self.reporter = Reporter(ControlSink(client, self.name), backlogs, clock=clocks.monotonic)
         self.poke = _FaultyPoke(self.reporter)
-        self.waker = Waker(self.poke, clock=clocks.monotonic)
+        self.waker = Waker(self.poke.poke, clock=clocks.monotonic)
         self.throttler = Throttler(
             settings.queue, self.waker, longest_rest_s=5.0, clock=clocks.monotonic,
             draw=Random(random.random()).randrange,

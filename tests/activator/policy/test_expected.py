@@ -110,7 +110,7 @@ def test_new_answers_outweigh_old_ones() -> None:
 )
 def test_a_start(stands: bool, starts_at: float | None, now: float, want: float | None) -> None:
     """Of this version alone."""
-    starts: Starts[VersionKey] = Starts()
+    starts = Starts()
     if stands:
         starts.stands(KEY, STANDING)
     if starts_at is not None:
@@ -121,7 +121,7 @@ def test_a_start(stands: bool, starts_at: float | None, now: float, want: float 
 
 def test_what_was_said_ends() -> None:
     """With a replica all of it; with a failure what was said of that start; with a snapshot what it may contradict."""
-    starts: Starts[VersionKey] = Starts()
+    starts = Starts()
     starts.stands(KEY, STANDING)
     starts.under_way(KEY, STARTING, 0.0)
     starts.failed("t", "w")
@@ -166,7 +166,7 @@ def test_the_words_of_an_outlook(outlook: Outlook, want: str) -> None:
 
 def test_start_problem_stands_until_it_is_solved() -> None:
     """It is part of the outlook, beside what else is known. A replica, a removal and a snapshot end it."""
-    starts: Starts[VersionKey] = Starts()
+    starts = Starts()
     problem = StartProblem(reason="no_room", message="all slots are taken")
     starts.stands(KEY, STANDING)
     starts.set_problem(KEY, problem)
