@@ -3,12 +3,11 @@
 from functools import partial
 
 from activator.settings import from_environment
-from service.descriptors import raise_descriptors
 from service.log import configure_logging
 from service.private import keep_secrets
 from service.run import run_service
 from service.settings import log_level
-from service.startup import only_checks, refusing_bad_settings
+from service.startup import only_checks, raise_descriptors, refusing_bad_settings
 
 
 def main() -> None:

@@ -16,9 +16,8 @@ from activator.key_uses import KeyUses
 from activator.oidc import MAX_TOKEN, Tokens
 from activator.policy.guesses import Guesses, Penalty, source_of
 from activator.table import Table
-from contracts.control import Principal, Scope
+from contracts.control import Principal, Scope, allows
 from contracts.errors import Forbidden, Refused, TenantSuspended, Unauthenticated, Unavailable
-from contracts.scopes import allows
 from contracts.traffic_errors import TooManyFailures
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from service.key_pair import load_pair
+from service.certificate import load_pair
 from service.whole_file import write_whole
 
 CA_DAYS: Final = 3650

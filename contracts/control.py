@@ -3,7 +3,7 @@
 What is asked of a runtime is in `jobs`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -31,6 +31,16 @@ class Scope(StrEnum):
     BILLING_READ = "billing:read"
     ADMIN = "admin"  # everything below /admin/v1 but what the next one is for, keys included
     OPERATOR = "operator"  # tenants, and their keys
+
+
+_OF_ADMIN: Final = frozenset((Scope.PUSH, Scope.BILLING_READ))
+# An operator makes keys of any kind, so that to leave them less would only look like it.
+_INCLUDES: Final = {Scope.ADMIN: _OF_ADMIN, Scope.OPERATOR: _OF_ADMIN | {Scope.ADMIN}}
+
+
+def allows(held: Collection[Scope], wanted: Scope) -> bool:
+    """Whether a key with the scopes `held` may do what needs `wanted`."""
+    return wanted in held or any(wanted in _INCLUDES.get(scope, ()) for scope in held)
 
 
 Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest

@@ -1,14 +1,19 @@
-"""What is known of a GPU, and whether work may be left on it. Pure; who asks it is `service/nvml.py`.
+"""What is known of a GPU, whether work may be left on it, and which GPUs CUDA shows to a process.
+
+Pure; who asks and lists them is `service/nvml.py`.
 
 Sources: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors); "GPU Memory Error Management"
 (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), on pending and failed row remapping and the recovery action; and, for
-what a scheduler makes of an XID, NVIDIA's device plugin for Kubernetes (internal/rm/health.go): it and we agree.
+what a scheduler makes of an XID, NVIDIA's device plugin for Kubernetes (internal/rm/health.go): it and we agree; and,
+on environment variables, the "CUDA C++ Programming Guide".
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+_NUMBER: Final = re.compile(r"-?[0-9]{1,9}")
 # Of an application, and the device is as good as before: what the device plugin passes over.
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 # Told, and work goes on: a row that will be remapped at the next reset (63), many corrected errors (92), an error that
@@ -24,6 +29,56 @@ RECOVERIES: Final = {
     7: "a reboot of the system",
 }
 DRAIN_P2P: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A GPU in the order of the PCI bus. None is what it doesn't say."""
+
+    uuid: str | None  # with its GPU-
+    product: str | None
+    is_parted: bool = False  # by MIG
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a process was told: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where not set."""
+
+    devices: str | None = None
+    order: str | None = None
+
+
+def visible(listed: Sequence[Listed], shown: Shown) -> tuple[int, ...]:
+    """Places in the list. All of them where it can't be told: one too many is better than one that is missed."""
+    every = tuple(range(len(listed)))
+    found: set[int] = set()
+    for name in () if shown.devices is None else shown.devices.split(","):
+        if _NUMBER.fullmatch(name := name.strip()):
+            if not _counts_so(listed, shown.order):
+                return every
+            if not 0 <= int(name) < len(listed):
+                break  # CUDA, too, passes over what comes after it
+            found.add(int(name))
+        else:
+            fitting = _beginning(listed, name)
+            if len(fitting) != 1:
+                return every
+            found.add(fitting[0])
+    return tuple(sorted(found)) or every
+
+
+def _counts_so(listed: Sequence[Listed], order: str | None) -> bool:
+    """Whether CUDA's numbers are places in the list: by itself it puts the fastest first, and counts parts by MIG."""
+    products = {each.product for each in listed}
+    is_alike = len(products) == 1 and None not in products
+    return (order == "PCI_BUS_ID" or is_alike) and not any(each.is_parted for each in listed)
+
+
+def _beginning(listed: Sequence[Listed], name: str) -> list[int]:
+    """A UUID may be cut short, as long as it is still one device's."""
+    return [
+        place for place, each in enumerate(listed) if name.startswith("GPU-") and (each.uuid or "").startswith(name)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

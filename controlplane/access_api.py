@@ -7,9 +7,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from msgspec import structs
 from starlette.routing import Route
 
-from contracts.control import KeyUses, Scope
+from contracts.control import KeyUses, Scope, allows
 from contracts.errors import CapacityExceeded, Conflict, ModelNotFound, NotFound
-from contracts.scopes import allows
 from controlplane.access_answers import (
     Keys,
     KeyStatus,

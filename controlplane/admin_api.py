@@ -7,10 +7,9 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from contracts.control import Scope
+from contracts.control import Scope, allows
 from contracts.errors import Conflict, ModelNotFound, NotFound
 from contracts.ladder import Ladder
-from contracts.scopes import allows
 from controlplane.answers import Deleted, DeletedModel, Deploy, Deployed, Models, ModelStatus, Split, Status
 from controlplane.audit import ActorOf
 from controlplane.bodies import answer, read

@@ -15,9 +15,8 @@ from fastapi import Request
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from contracts.audit import AuditChain, AuditReport
-from contracts.control import Principal, Scope
+from contracts.control import Principal, Scope, allows
 from contracts.errors import InvalidRequest, Refused
-from contracts.scopes import allows
 from contracts.secrets import redact
 from contracts.wire import Decoder, Wire, decoder
 from controlplane import schema

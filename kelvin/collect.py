@@ -7,9 +7,9 @@ from typing import Final
 import click
 import msgspec
 
-from contracts.collect import CollectReport, CollectRequest
 from contracts.errors import Refused
 from contracts.names import dns_label
+from contracts.push import CollectReport, CollectRequest
 from contracts.wire import decode, encode
 from kelvin.client import failure_of
 from kelvin.push_calls import Door, open_door

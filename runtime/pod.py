@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from contracts.errors import Refused
-from contracts.gpu import Unhealthy
+from contracts.gpu import Shown, Unhealthy
 from contracts.jobs import Pod
-from contracts.visible_gpus import Shown
 from runtime.gpu_watch import GpuWatch
 from runtime.settings import RuntimeSettings, from_environment, read_parked, read_pod, read_shown
 from service.listener import listen

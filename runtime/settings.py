@@ -8,10 +8,10 @@ from typing import Final
 
 from contracts import settings
 from contracts.errors import Refused
+from contracts.gpu import Shown
 from contracts.jobs import Pod
 from contracts.roles import Role
 from contracts.settings import BadSetting
-from contracts.visible_gpus import Shown
 from contracts.wire import decode
 from runtime.dependencies import WEIGHTS
 from service.inner_settings import ALONE, Between, read_between

@@ -1,4 +1,10 @@
-"""Read certificates from PEM. Whatever is wrong with one raises ValueError; the library has other exceptions, too."""
+"""Certificates in PEM: read, and with their key put into a TLS context.
+
+Whatever is wrong with one that is read raises ValueError; the library has other exceptions, too.
+"""
+
+import os
+import ssl
 
 from cryptography import x509
 
@@ -22,3 +28,21 @@ def alternative_names(leaf: x509.Certificate) -> x509.SubjectAlternativeName:
         return leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except _BAD as error:
         raise ValueError(str(error)) from error
+
+
+def load_pair(context: ssl.SSLContext, pem: bytes) -> None:
+    """Load `pem`: leaf, chain and key. OpenSSL reads files only; these bytes reach no disk.
+
+    Raises ssl.SSLError, also of a key that is another's; ValueError of a locked one.
+    """
+    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, pem)
+        context.load_cert_chain(f"/proc/self/fd/{fd}", password=_refuse)
+    finally:
+        os.close(fd)
+
+
+def _refuse() -> str:
+    """Called for the password of an encrypted key. By itself OpenSSL asks for it at the terminal, and waits."""
+    raise ValueError("the key is encrypted: it must have no password")

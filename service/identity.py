@@ -18,8 +18,7 @@ from typing import Any, Final, cast
 from cryptography import x509
 
 from contracts.roles import Role, role_of
-from service.certificate import alternative_names, read_chain
-from service.key_pair import load_pair
+from service.certificate import alternative_names, load_pair, read_chain
 
 log = logging.getLogger(__name__)
 

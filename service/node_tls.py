@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from service.key_pair import load_pair
+from service.certificate import load_pair
 
 MIN_CHARACTERS: Final = 32
 MAX_SECRETS: Final = 4

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from contracts.gpu import GpuFacts
-from contracts.visible_gpus import Listed, Shown, visible
+from contracts.gpu import GpuFacts, Listed, Shown, visible
 
 log = logging.getLogger(__name__)
 

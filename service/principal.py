@@ -5,9 +5,8 @@ from typing import Final
 
 from starlette.requests import Request
 
-from contracts.control import Principal, Scope
+from contracts.control import Principal, Scope, allows
 from contracts.errors import Forbidden, Refused, Unauthenticated
-from contracts.scopes import allows
 from contracts.wire import decode
 
 HEADER: Final = "x-kelvin-principal"

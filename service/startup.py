@@ -1,5 +1,6 @@
-"""How a process ends that can't start with what it was told."""
+"""How a process starts with all the descriptors that it may have, or ends if it can't start with what it was told."""
 
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,3 +26,9 @@ def refusing_bad_settings() -> Iterator[None]:
     except BadSetting as bad:
         sys.stderr.write(f"{bad}\n")
         sys.exit(BAD_SETTING_STATUS)
+
+
+def raise_descriptors() -> None:
+    """Raise the soft limit of open files to the hard limit. Our own settings bound what opens them."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

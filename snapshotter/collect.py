@@ -15,7 +15,6 @@ from blobstore.file_packs import digest_of_file_pack
 from blobstore.places import decode_index, read_footer
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
-from contracts.collect import CollectReport
 from contracts.errors import Refused, Unavailable
 from contracts.keys import (
     ATTESTATIONS,
@@ -31,6 +30,7 @@ from contracts.keys import (
     last_part,
 )
 from contracts.manifest import decode_manifest
+from contracts.push import CollectReport
 from contracts.traffic_errors import Overloaded
 from snapshotter.jobs import Jobs
 from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose

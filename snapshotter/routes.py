@@ -12,7 +12,7 @@ from contracts.artifact_errors import (
     ProbeFailed,
     StorageQuotaExceeded,
 )
-from contracts.control import Principal, Scope
+from contracts.control import Principal, Scope, allows
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.manifest import Manifest
 from contracts.names import dns_label
@@ -27,7 +27,6 @@ from contracts.push import (
     Plan,
     PlanRequest,
 )
-from contracts.scopes import allows
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import decode, encode
 from service.first import while_asked

@@ -7,12 +7,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from contracts.artifact_errors import ChunkCorrupt, ManifestCorrupt
-from contracts.collect import CollectReport, CollectRequest
 from contracts.control import Scope
 from contracts.errors import NotFound
 from contracts.manifest import Manifest
 from contracts.names import dns_label
-from contracts.push import AttestationList, FsckLine, KeepSeal, Original
+from contracts.push import AttestationList, CollectReport, CollectRequest, FsckLine, KeepSeal, Original
 from contracts.wire import decode, encode
 from service.openapi import OCTETS, described
 from snapshotter.attestations import Attestations
@@ -30,7 +29,7 @@ Collect = Callable[[str, bool], Awaitable[CollectReport]]
 
 
 def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
-    """Routes of `contracts/push.py` (the check) and `contracts/collect.py`."""
+    """Routes of `contracts/push.py` that check and collect."""
     router = APIRouter(prefix="/push/v1")
 
     @router.post("/fsck", **described(FsckLine, media_type=NDJSON, scope=Scope.PUSH))

@@ -3,11 +3,10 @@
 import sys
 from typing import Final
 
-from service.descriptors import raise_descriptors
 from service.log import configure_logging
 from service.run import run_service
 from service.settings import log_level
-from service.startup import only_checks, refusing_bad_settings
+from service.startup import only_checks, raise_descriptors, refusing_bad_settings
 from weightcache.settings import read_settings
 
 SWITCH_S: Final = 0.0005  # for a reader that comes out of a call, beside whoever computes; Python's own is 5 ms

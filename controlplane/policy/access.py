@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from contracts.control import Principal, Scope
+from contracts.control import Principal, Scope, allows
 from contracts.errors import Conflict, Forbidden, InvalidRequest, NotFound, Refused
 from contracts.names import model_for, model_name, owner_of
-from contracts.scopes import allows
 from contracts.secrets import redact
 
 OPERATORS: Final = "default"  # the installation's own tenant: operators belong to it, and it is always there

@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
-from contracts.collect import Condemned, Freed
 from contracts.errors import Refused
 from contracts.keys import condemned_key, draft_key, index_key, manifest_key, pack_key
+from contracts.push import Condemned, Freed
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from contracts.roles import Role
 from contracts.wire import decode, encode
 from controlplane.policy.pool_service import COST, LISTEN_PORT
 from runtime.policy.roles import ORDERS
-from service.by_role import serve_by_role
 from service.identity import Identity, IdentityFiles
+from service.inner import serve_by_role
 from service.listener import listen
 from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import FEATURES, IMAGE, SERVING, SETTINGS, SLICES, Knative, inside

@@ -2,8 +2,7 @@
 
 import pytest
 
-from contracts.control import Scope
-from contracts.scopes import allows
+from contracts.control import Scope, allows
 
 INFER, PUSH, BILLING, ADMIN, OPERATOR = Scope.INFER, Scope.PUSH, Scope.BILLING_READ, Scope.ADMIN, Scope.OPERATOR
 

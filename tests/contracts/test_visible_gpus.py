@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from contracts.visible_gpus import Listed, Shown, visible
+from contracts.gpu import Listed, Shown, visible
 
 ONE = Listed("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "H100")
 TWO = Listed("GPU-8932aaaa-d72c-4106-c12f-20bd9faed9f6", "H100")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.gpu import Degraded, GpuFacts, Healthy, Unhealthy
+from contracts.gpu import Degraded, GpuFacts, Healthy, Shown, Unhealthy
 from contracts.jobs import RuntimeState
-from contracts.visible_gpus import Shown
 from runtime import pod
 from runtime.gpu_watch import GpuWatch
 from runtime.pod_api import build_probes

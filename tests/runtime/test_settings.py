@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from contracts.gpu import Shown
 from contracts.settings import BadSetting
-from contracts.visible_gpus import Shown
 from runtime.settings import read_settings, read_shown
 
 

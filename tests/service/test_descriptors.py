@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RAISES = """
 import resource
-from service.descriptors import raise_descriptors
+from service.startup import raise_descriptors
 raise_descriptors()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from contracts.gpu import GpuFacts, Healthy, judge
-from contracts.visible_gpus import Shown
+from contracts.gpu import GpuFacts, Healthy, Shown, judge
 from service.nvml import opened
 
 pynvml = pytest.importorskip("pynvml")

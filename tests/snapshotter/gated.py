@@ -14,13 +14,12 @@ from blobstore.places import decode_index
 from blobstore.store import BlobStat, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkMissing
-from contracts.collect import CollectReport
 from contracts.control import Registered, TenantLimits, VersionRegistration
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import decode_manifest
 from contracts.problem import code_of
-from contracts.push import CommitRequest, Committing, MissingRequest
+from contracts.push import CollectReport, CommitRequest, Committing, MissingRequest
 from contracts.wire import encode
 from service.signing import Signer
 from service.trust import Trust

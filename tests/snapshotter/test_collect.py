@@ -14,9 +14,8 @@ from blobstore.packs import decode_footer, encode_footer
 from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.attestation import ORIGIN, Claims, Origin
-from contracts.collect import CollectReport
 from contracts.errors import Refused
-from contracts.push import AttestRequest, CommitRequest, MissingRequest
+from contracts.push import AttestRequest, CollectReport, CommitRequest, MissingRequest
 from contracts.traffic_errors import Overloaded
 from contracts.wire import encode
 from service.signing import Signer

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
-from contracts.collect import Condemned
 from contracts.errors import Refused
+from contracts.push import Condemned
 from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
 
 NOW_S, GRACE_S = 10_000.0, 1_000.0
