@@ -33,7 +33,6 @@ from controlplane.keys import KeyStore
 from controlplane.policy.access import Grant, whose
 from controlplane.policy.trail import Action
 from controlplane.registry import Registry
-from controlplane.removal import Removal
 from controlplane.tenants import Tenant, TenantStore
 from controlplane.trail import Trail
 from service.openapi import described
@@ -67,7 +66,7 @@ def internal_routes(access: Access) -> list[Route]:
     ]
 
 
-def router(access: Access, changes: Changes, removal: Removal, clock: Clock, trail: Trail) -> APIRouter:
+def router(access: Access, changes: Changes, clock: Clock, trail: Trail) -> APIRouter:
     """Routes under `/admin/v1`. An answer with a key's secret has `cache-control: no-store`."""
     routes = APIRouter(prefix="/admin/v1")
     tenants, keys = access.tenants, access.keys
@@ -105,7 +104,7 @@ def router(access: Access, changes: Changes, removal: Removal, clock: Clock, tra
 
     @routes.delete("/tenants/{tenant}", **described(None, NotFound, Conflict, status=204, scope=Scope.OPERATOR))
     async def delete(by: Operator, tenant: str, force: bool = False) -> Response:
-        await removal.tenant(by, tenant, force)
+        await changes.delete_tenant(by, tenant, force)
         return nothing()
 
     @routes.get("/keys", **described(Keys, NotFound))

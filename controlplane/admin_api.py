@@ -17,7 +17,6 @@ from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.registry import Registry
-from controlplane.removal import Removal
 from controlplane.running import Running
 from controlplane.status import model_status
 from service.openapi import described
@@ -26,7 +25,7 @@ from service.principal import admin_of
 NO_MODEL: Final = (NotFound, ModelNotFound)  # of a name that is none, and of one that nobody has
 
 
-def router(registry: Registry, running: Running, changes: Changes, removal: Removal, clock: Clock) -> APIRouter:
+def router(registry: Registry, running: Running, changes: Changes, clock: Clock) -> APIRouter:
     """Routes under `/admin/v1`. Each needs the scope `admin` and is about the caller's tenant only, except that
     `/status` also shows the installation to operators.
     """
@@ -75,7 +74,7 @@ def router(registry: Registry, running: Running, changes: Changes, removal: Remo
     @routes.delete("/models/{model}", **described(DeletedModel, *NO_MODEL, Conflict))
     async def delete_model(request: Request, model: str, force: bool = False) -> Response:
         principal = actor_of(request)
-        keys = await removal.model(principal, principal.tenant, model, force)
+        keys = await changes.delete_model(principal, principal.tenant, model, force)
         return answer(DeletedModel(model=model, versions=tuple(key.version for key in keys)))
 
     @routes.delete("/models/{model}/versions/{version}", **described(Deleted, *NO_MODEL, Conflict))

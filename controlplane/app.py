@@ -35,7 +35,6 @@ from controlplane.open_lives import cut_forever
 from controlplane.opening import keep_writing, open_when_there
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.roles import RULES
-from controlplane.removal import Removal
 from controlplane.running import Running
 from controlplane.scaling.knative.cluster import ClusterApi
 from controlplane.settings import LISTEN, Settings
@@ -133,13 +132,12 @@ def compose(inst: Installation, running: Running, backups: Backups) -> ASGIApp:
     app.router.routes.extend(internal_api.usage_routes(ledger, seen, running.outcomes.exited, clock))
     app.router.routes.extend(internal_api.backup_routes(backups))
     app.router.routes.extend(access_api.internal_routes(access))
-    changes = Changes(registry, access.tenants, running.decider, clock)
-    removal = Removal(registry, access.tenants, access.keys, running.replicas, running.decider, clock)
-    app.include_router(admin_api.router(registry, running, changes, removal, clock))
+    changes = Changes(registry, access.tenants, access.keys, running.replicas, running.decider, clock)
+    app.include_router(admin_api.router(registry, running, changes, clock))
     for router in running.routers:
         app.include_router(router)
     app.include_router(access_api.grants_router(registry, access.tenants, clock, trail))
-    app.include_router(access_api.router(access, changes, removal, clock, trail))
+    app.include_router(access_api.router(access, changes, clock, trail))
     app.include_router(audit_api.router(trail, inst.examiner, inst.book))
     app.include_router(billing_api.router(ledger, inst.book, inst.examiner, live_runtimes=running.alive))
     add_description(app, "/admin/v1/openapi.json", "Kelvin: administration", Scope.BILLING_READ)

@@ -1,6 +1,8 @@
 """What changes of models and tenants, by whichever door: in the stores first, then whoever decides is told.
 
-The admin API and a cluster's objects both come by here.
+The admin API and a cluster's objects both come by here. Every step of a deletion may be repeated: what a crash cut off,
+the same call goes on with. The books are not touched: the ledger's rows stay, and so do the store's bytes until a
+collection.
 """
 
 from collections.abc import Mapping
@@ -8,19 +10,22 @@ from dataclasses import dataclass
 
 from controlplane.audit import Actor
 from controlplane.clock import Clock
-from controlplane.facts import ScaleChange, ScaleSettings, changed
+from controlplane.facts import ScaleChange, ScaleSettings, VersionKey, changed
+from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
 from controlplane.registry import Registry
-from controlplane.running import Decider
+from controlplane.running import Decider, Replicas
 from controlplane.tenants import Tenant, TenantStore
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Over the stores and the decider. What takes away is `removal`."""
+    """Over the stores, what runs, and the decider."""
 
     registry: Registry
     tenants: TenantStore
+    keys: KeyStore
+    replicas: Replicas
     decider: Decider
     clock: Clock
 
@@ -57,3 +62,22 @@ class Changes:
         found = await self.tenants.move(by, tenant, TenantState.ACTIVE, self.clock.wall_s())
         self.decider.tick()
         return found
+
+    async def delete_model(self, by: Actor, tenant: str, model: str, force: bool) -> tuple[VersionKey, ...]:
+        """Forget it and drain its replicas; the versions that it had. Raises as `Registry.delete_model`."""
+        is_present = self.replicas.is_present
+        keys = await self.registry.delete_model(by, tenant, model, self.clock.wall_s(), is_present, force)
+        self.decider.stop(tuple(filter(is_present, keys)))
+        return keys
+
+    async def delete_tenant(self, by: Actor, tenant: str, force: bool) -> None:
+        """With `force` its keys are refused first, then its models go, then its keys, then it. Raises Refused:
+        NotFound, Conflict for the operators' tenant, and without `force` for one that is not empty.
+        """
+        if force:
+            await self.tenants.move(by, tenant, TenantState.SUSPENDED, self.clock.wall_s())
+            for model in self.registry.models(tenant):
+                await self.delete_model(by, tenant, model.model, force=True)
+            await self.keys.revoke_all(by, tenant, self.clock.wall_s())
+        await self.tenants.delete(by, tenant, self.clock.wall_s())
+        await self.registry.forget_grantee(tenant)

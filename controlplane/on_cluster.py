@@ -19,7 +19,6 @@ from controlplane.meters import show_pending
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_service import namespace_of
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.removal import Removal
 from controlplane.running import Running
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError
 from controlplane.scaling.knative.declarations import Declarations
@@ -113,12 +112,11 @@ async def on_cluster(
     inst.registry.on_changed = plane.tick
     inst.registry.meanwhile = plane.meanwhile
     tenants = inst.access.tenants
-    changes = Changes(inst.registry, tenants, plane, inst.clock)
-    removal = Removal(inst.registry, tenants, inst.access.keys, pods, plane, inst.clock)
+    changes = Changes(inst.registry, tenants, inst.access.keys, pods, plane, inst.clock)
     declared = Declarations(
         api,
-        DeclaredModels(changes, removal, pods),
-        DeclaredTenants(changes, removal, inst.clock),
+        DeclaredModels(changes),
+        DeclaredTenants(changes),
         inst.clock,
         lambda tenant: namespace_of(tenant, settings.pods),
         settings.namespace,

@@ -19,9 +19,9 @@ def admin_routes() -> set[tuple[str, str]]:
     # Building routers touches nothing: what they act on is needed only when one is called.
     nothing = cast(Any, Nothing())
     routers = (
-        admin_api.router(*[nothing] * 5),
+        admin_api.router(*[nothing] * 4),
         machine_api.router(*[nothing] * 3),
-        access_api.router(*[nothing] * 5),
+        access_api.router(*[nothing] * 4),
         access_api.grants_router(*[nothing] * 4),
         audit_api.router(nothing, nothing, nothing),
         billing_api.router(nothing, nothing, nothing),

@@ -25,7 +25,6 @@ from controlplane.policy.access import TenantState
 from controlplane.policy.declared import TenantFacts, TenantSpec
 from controlplane.policy.knative_service import service_name
 from controlplane.registry import Registry
-from controlplane.removal import Removal
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.knative.cluster import Json, Ref, Upsert
 from controlplane.scaling.knative.declarations import Declarations
@@ -87,12 +86,11 @@ async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIter
     try:
         registry, tenants, decider = Registry(database, feed), TenantStore(database, feed), Told()
         await registry.load()
-        replicas, changes = ReplicaTable(4), Changes(registry, tenants, decider, clock)
-        removal = Removal(registry, tenants, KeyStore(database, feed), replicas, decider, clock)
+        changes = Changes(registry, tenants, KeyStore(database, feed), ReplicaTable(4), decider, clock)
         declarations = Declarations(
             cluster,
-            DeclaredModels(changes, removal, replicas),
-            DeclaredTenants(changes, removal, clock),
+            DeclaredModels(changes),
+            DeclaredTenants(changes),
             clock,
             lambda tenant: f"kelvin-{tenant}",
             "kelvin",

@@ -36,7 +36,6 @@ from controlplane.installation import Installation, book_of, open_installation
 from controlplane.one_machine import one_machine
 from controlplane.open_lives import cut_forever
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.removal import Removal
 from controlplane.running import Running
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
@@ -118,7 +117,6 @@ class Plane:
     inst: Installation
     running: Running
     changes: Changes
-    removal: Removal
     fleet: Fleet
     pool: StandbyPool
     reader: "asyncio.Task[None]"
@@ -212,8 +210,8 @@ class MachineWorld(World):
         inst.tasks.start_loop("lives without an end", lambda: cut_forever(inst.ledger.cut_lives, clock, since_us))
         tenants = inst.access.tenants
         self.plane = plane = Plane(
-            stack, inst, running, Changes(inst.registry, tenants, running.decider, clock),
-            Removal(inst.registry, tenants, inst.access.keys, running.replicas, running.decider, clock),
+            stack, inst, running,
+            Changes(inst.registry, tenants, inst.access.keys, running.replicas, running.decider, clock),
             self.made["Fleet"], self.made["StandbyPool"], self.loop.create_task(self._read(inst), name="feed reader"),
         )  # fmt: skip
 
@@ -471,7 +469,7 @@ class MachineWorld(World):
             key, plane = random.choice(keys), self.plane
             assert plane is not None
             if random.random() < 0.5:
-                await self._try(plane.removal.model(BY, key.tenant, key.model, force=random.random() < 0.7))
+                await self._try(plane.changes.delete_model(BY, key.tenant, key.model, force=random.random() < 0.7))
             else:
                 await self._try(self._delete_version(plane, key))
 

@@ -12,15 +12,12 @@ from contracts.wire import convert
 from controlplane.access_answers import SetLimits
 from controlplane.audit import Actor
 from controlplane.changing import Changes
-from controlplane.clock import Clock
 from controlplane.facts import ScaleChange, VersionKey
 from controlplane.policy import declared as policy
 from controlplane.policy.access import TenantState
 from controlplane.policy.declared import ModelFacts, ModelSpec, TenantFacts, TenantSpec
 from controlplane.policy.lifecycle import VersionState
 from controlplane.registry import Registry
-from controlplane.removal import Removal
-from controlplane.running import Replicas
 
 T = TypeVar("T")
 
@@ -30,8 +27,6 @@ class DeclaredModels:
     """Models and their versions."""
 
     changes: Changes
-    removal: Removal
-    replicas: Replicas
 
     @property
     def registry(self) -> Registry:
@@ -52,7 +47,7 @@ class DeclaredModels:
             scale={field: getattr(model.scale, field) for field in policy.Scale.__struct_fields__},
             is_servable=version is not None and version.state is VersionState.READY,
             versions=len(model.alive),
-            replicas=sum(self.replicas.ready(each.key) for each in model.versions),
+            replicas=sum(self.changes.replicas.ready(each.key) for each in model.versions),
         )
 
     async def do(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
@@ -67,7 +62,7 @@ class DeclaredModels:
 
     async def delete(self, by: Actor, tenant: str, name: str) -> None:
         """With all its versions, whatever runs of it. Raises Refused: ModelNotFound."""
-        await self.removal.model(by, tenant, name, force=True)
+        await self.changes.delete_model(by, tenant, name, force=True)
 
     def versions(self, tenant: str, name: str) -> tuple[VersionKey, ...]:
         """Those that may be asked for."""
@@ -86,7 +81,7 @@ class DeclaredModels:
         return {
             "state": str(version.state),
             "prod": model.aliases.get(DEFAULT_ALIAS) == key.version,
-            "readyReplicas": self.replicas.ready(key),
+            "readyReplicas": self.changes.replicas.ready(key),
         }
 
 
@@ -95,12 +90,10 @@ class DeclaredTenants:
     """Tenants and their limits."""
 
     changes: Changes
-    removal: Removal
-    clock: Clock
 
     async def every(self) -> dict[str, TenantFacts]:
         """What holds of all that there are, by name. Raises Refused(Unavailable)."""
-        found = await self.changes.tenants.all(self.clock.wall_s())
+        found = await self.changes.tenants.all(self.changes.clock.wall_s())
         return {
             tenant.tenant: TenantFacts(
                 tenant.state is TenantState.SUSPENDED,
@@ -112,7 +105,7 @@ class DeclaredTenants:
 
     async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         """Make it where there is none, then what differs. Raises Refused."""
-        now_s, limits = self.clock.wall_s(), policy.given(spec.limits)
+        now_s, limits = self.changes.clock.wall_s(), policy.given(spec.limits)
         _converted(limits, SetLimits, "spec.limits")
         if facts is None:
             await self.changes.tenants.create(by, name, now_s)
@@ -124,7 +117,7 @@ class DeclaredTenants:
 
     async def delete(self, by: Actor, name: str) -> None:
         """Raises Refused: NotFound; Conflict while it has models or keys."""
-        await self.removal.tenant(by, name, force=False)
+        await self.changes.delete_tenant(by, name, force=False)
 
 
 def _converted(given: Mapping[str, object], kind: type[T], what: str) -> T:
