@@ -1,8 +1,5 @@
-"""What a backup says of itself, and what a restore, or a copy into another database, did. The bytes around a backup
-are `controlplane/archive.py`'s.
-"""
+"""What a backup says of itself, and what a restore did. The bytes around a backup are `controlplane/archive.py`'s."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from contracts.audit import AuditChain
@@ -66,42 +63,11 @@ class RestoreReport(Wire, frozen=True):
     aside: str | None  # where what was there before is kept
     took_us: int
     audits: tuple[AuditChain, ...] = ()
+    database: str | None = None  # into which it was restored, as it was named; None: a data directory, or only checked
     unreadable: int = 0  # records of the backup's spools that this program can't read, and that were left out
 
     @property
     def sound(self) -> bool:
         """Whether every chain holds."""
-        return all_hold(self.chains, self.audits)
-
-
-class CopiedTable(Wire, frozen=True):
-    """A table, every row of which came out as it went in."""
-
-    table: str
-    rows: int
-
-
-class CopyReport(Wire, frozen=True):
-    """What a copy of a database put into the other one, as it lies there."""
-
-    database: str  # as it was named
-    tables: tuple[CopiedTable, ...]
-    chains: tuple[RestoredChain, ...]
-    audits: tuple[AuditChain, ...]
-    took_us: int
-
-    @property
-    def rows(self) -> int:
-        """Of all tables."""
-        return sum(each.rows for each in self.tables)
-
-    @property
-    def sound(self) -> bool:
-        """Whether every chain holds."""
-        return all_hold(self.chains, self.audits)
-
-
-def all_hold(chains: Iterable[RestoredChain], audits: Iterable[AuditChain]) -> bool:
-    """Whether nothing in any of them is not what was written."""
-    differences = [*(each.difference for each in chains), *(each.difference for each in audits)]
-    return all(each is None for each in differences)
+        differences = [*(each.difference for each in self.chains), *(each.difference for each in self.audits)]
+        return all(each is None for each in differences)

@@ -2,29 +2,41 @@
 
 Records are on their way from the spools to the database: the spools are read first, the journal's end second, the
 database last. Whatever was durable when the backup began is in one of the parts, and twice is harmless.
+
+`python -m controlplane.backups DATA` writes a backup of an installation that doesn't run to standard output.
 """
 
+import argparse
 import asyncio
 import importlib.metadata
 import os
 import shutil
+import sqlite3
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from sqlalchemy import Connection, select
 
 from contracts.backup import BACKUP_FORMAT, BackupIndex, BackupVersion
 from contracts.errors import Conflict, Refused
+from contracts.settings import BadSetting
 from controlplane import schema
 from controlplane.archive import Packing
 from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, OlderDatabase, pieces_of
+from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import IN_USE, journal_position
-from controlplane.store import Database
+from controlplane.migrations import NewerDatabase
+from controlplane.opening import check_beginnings
+from controlplane.program import reporting
+from controlplane.store import Database, open_database
+from service.private import keep_secrets
 from spool.frame import encode_frame
 from spool.looking import unshipped
 
@@ -99,12 +111,13 @@ class Backups:
         return Moment(made_at_us, waiting, after, versions)
 
     def _journal_end(self, connection: Connection) -> int | None:
-        if self._journal is None:
-            return None
         c = journal_position.c
-        rows = connection.execute(select(c.id, c.position).where(c.id.in_((self._journal.number, IN_USE))))
-        known = {row.id: row.position for row in rows}
-        position = known.get(self._journal.number, None if known else 0)  # see `Ledger._journalize`
+        known = {row.id: row.position for row in connection.execute(select(c.id, c.position))}
+        if self._journal is None:
+            # Nothing runs, or runs without a journal: then none is in use.
+            in_use = known.get(IN_USE, 0)
+            return known.get(in_use) if in_use else None
+        position = known.get(self._journal.number, None if IN_USE in known else 0)  # see `Ledger._journalize`
         if position is not None:
             try:
                 self._journal.check(position)
@@ -169,3 +182,35 @@ def _unshipped(spools: Path) -> bytes:
         for piece in pieces_of(kind + frame.payload):
             frames.append(encode_frame(len(frames) + 1, piece))
     return b"".join(frames)
+
+
+def back_up_stopped(data: Path, out: BinaryIO) -> None:
+    """Write a backup of an installation that doesn't run. Its kelvin.db keeps its schema, so that an older program can
+    go on with it: a copy is brought to this program's.
+
+    Raises BadSetting for a damaged kelvin.db, NewerDatabase, NewerLedger, OSError, sqlite3.Error.
+    """
+    check_beginnings(data / DATABASE)
+    with tempfile.TemporaryDirectory(prefix=DRAFT, dir=data) as draft:
+        copy = Path(draft) / DATABASE
+        with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(data / DATABASE)) as source:
+            source.backup(target)
+        with closing(open_database(copy)) as database:
+            backups = Backups(data, database, None)
+            for piece in backups.pieces(asyncio.run(backups.begin()), data):
+                out.write(piece)
+    out.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The backup on standard output, or one line on standard error and exit status 1."""
+    keep_secrets()
+    parser = argparse.ArgumentParser(prog="python -m controlplane.backups")
+    parser.add_argument("data", type=Path)
+    data = parser.parse_args(arguments).data
+    refusals = (BadSetting, NewerDatabase, NewerLedger, sqlite3.Error)
+    return reporting(lambda: back_up_stopped(data, sys.stdout.buffer), *refusals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -75,7 +75,7 @@ def _open_file(path: Path) -> Database:
     """Open a SQLite file. Raises DBAPIError for a defect, and BadSetting if the file or its write-ahead log is damaged,
     or if a newer program has migrated it.
     """
-    _check_beginnings(path)
+    check_beginnings(path)
     try:
         return open_database(path)
     except (NewerDatabase, NewerLedger) as newer:
@@ -90,7 +90,7 @@ def _open_file(path: Path) -> Database:
         raise _damaged(path, f"{path.name} is damaged ({error.orig})") from error
 
 
-def _check_beginnings(path: Path) -> None:
+def check_beginnings(path: Path) -> None:
     """Refuse what SQLite would silently replace: an emptied or lost database, a write-ahead log with a damaged header,
     a database whose whole content was in a log that is lost.
 

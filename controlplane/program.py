@@ -7,16 +7,20 @@ from contracts.errors import Refused
 from contracts.wire import encode
 
 
-def reporting(work: Callable[[], object], refusal: type[Exception]) -> int:
-    """Do it. Its report as JSON on standard output and 0; or what is refused, as one line on standard error, and 1."""
+def reporting(work: Callable[[], object], *refusals: type[Exception]) -> int:
+    """Do it. Its report, if it has one, as JSON on standard output and 0; or what is refused, as one line on standard
+    error, and 1.
+    """
+    refused_by: tuple[type[Exception], ...] = (*refusals, OSError)
     try:
         report = work()
     except Refused as refused:
         said = refused.failure.message
-    except (refusal, OSError) as error:
+    except refused_by as error:
         said = str(error)
     else:
-        sys.stdout.write(encode(report).decode() + "\n")
+        if report is not None:
+            sys.stdout.write(encode(report).decode() + "\n")
         return 0
     sys.stderr.write(f"{said}\n")
     return 1

@@ -1,7 +1,8 @@
 """`python -m controlplane.restore SOURCE DATA`: a backup, and the journal behind it, as a data directory again.
 
 All is unpacked, put together and verified beside what is there; then names are changed, between two marks. Cut before
-them, nothing has happened; cut between them, `kelvin up` refuses to start, and the same command ends it.
+them, nothing has happened; cut between them, `kelvin up` refuses to start, and the same command ends it. `placing.py`
+does that, and with `--database` puts what was put together into an empty database instead.
 """
 
 import argparse
@@ -9,64 +10,81 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import groupby
 from pathlib import Path
+from typing import Final
 
-from sqlalchemy import delete, func, insert, select, text
+from sqlalchemy import Connection, Engine, delete, func, insert, select, text
 
 from contracts.backup import BackupIndex, RestoreReport
+from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane import schema
 from controlplane.archive import BadBackup, unpack
 from controlplane.backup_place import backups_in
 from controlplane.backups import DATABASE, NAMES, UNSHIPPED
-from controlplane.journal import Entry, entries_after, entry_of, joined, lost_after, payloads_after
+from controlplane.closings import freeze, frozen_report, prices_of
+from controlplane.journal import Closing, Entry, entries_after, entry_of, joined, lost_after, payloads_after
+from controlplane.ledger import append_lifetimes, append_requests, keep_aside
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import IN_USE, UNKNOWN, journal_position
 from controlplane.migrations import NewerDatabase
-from controlplane.placing import STAGING, place
+from controlplane.placing import STAGING, CannotRestore, check_empty, fill, place, place_file
+from controlplane.postgres_place import BadPlace, PostgresPlace, parse_place
 from controlplane.program import reporting
-from controlplane.replay import replay
 from controlplane.store import Database, open_database
 from controlplane.usage_batches import Unreadable
 from controlplane.verify import soundness_of
 from service.private import keep_secrets
 from spool.frame import Frame, decode_frame
 
-
-class CannotRestore(Exception):
-    """Nothing was put in place; the text says why."""
+BATCH: Final = 500  # entries in a transaction
 
 
-def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: bool) -> RestoreReport:
-    """Restore into `data`; without it only check. `source` is a file, or a place with its journal: then the newest
-    backup that is whole. Raises CannotRestore, OSError.
+def restore(
+    source: Path,
+    data: Path | None,
+    *,
+    replace: bool,
+    accept_unsound: bool,
+    database: Path | PostgresPlace | None = None,
+) -> RestoreReport:
+    """Restore into `data`, or the database alone into an empty `database`; without either only check. `source` is a
+    file, or a place with its journal: then the newest backup that is whole. Raises CannotRestore, OSError.
     """
     began_ns = time.monotonic_ns()
-    with _staging(data) as staging:
+    is_checked = data is None and database is None
+    if database is not None:
+        check_empty(database)
+    with _staging(data, database) as staging:
         taken, index, passed_over = _unpacked(source, staging)
-        with closing(_opened(staging / DATABASE)) as database:
-            _check_pages(database)
+        with closing(_opened(staging / DATABASE)) as restored:
+            _check_pages(restored)
             # The journal first: it says whether a record that was unshipped came before or after its month was closed.
             if source.is_dir():
-                replayed, missing = _replay_journal(database, source, index)
+                replayed, missing = _replay_journal(restored, source, index)
             else:
-                replayed, missing = 0, 0 if data is None else _left_out(source, index)
+                replayed, missing = 0, 0 if is_checked else _left_out(source, index)
             waiting = _unshipped(staging / UNSHIPPED, index.made_at_us)
             unreadable = sum(isinstance(entry, Unreadable) for entry in waiting)
-            unshipped = replay(database.engine, waiting) - unreadable
-            with database.engine.begin() as connection:
+            unshipped = replay(restored.engine, waiting) - unreadable
+            with restored.engine.begin() as connection:
                 # The backup's is not where the journal is now. Only a new database has no row at all.
                 c = journal_position.c
                 in_use = connection.execute(select(c.position).where(c.id == IN_USE)).scalar_one_or_none()
                 connection.execute(delete(journal_position))
                 kept = UNKNOWN if in_use is None else in_use
                 connection.execute(insert(journal_position).values(id=IN_USE, position=kept))
-            with database.engine.connect() as connection:
+            with restored.engine.connect() as connection:
                 found = soundness_of(connection)
                 keys = connection.execute(select(func.count()).select_from(schema.keys)).scalar_one()
-        if found.fault is not None and not accept_unsound:
-            raise CannotRestore(found.fault)
+            if found.fault is not None and not accept_unsound:
+                raise CannotRestore(found.fault)
+            if isinstance(database, PostgresPlace):
+                fill(restored.engine, database)
+        if isinstance(database, Path):
+            place_file(staging, database)
         placed, aside = ((), None) if data is None else place(staging, data, replace=replace)
     return RestoreReport(
         source=str(taken),
@@ -82,15 +100,17 @@ def restore(source: Path, data: Path | None, *, replace: bool, accept_unsound: b
         versions=index.versions,
         placed=placed,
         aside=aside,
+        database=None if database is None else str(database),
         took_us=(time.monotonic_ns() - began_ns) // 1000,
     )
 
 
 @contextmanager
-def _staging(data: Path | None) -> Iterator[Path]:
+def _staging(data: Path | None, database: Path | PostgresPlace | None) -> Iterator[Path]:
     """An empty directory of ours, gone afterwards: on the disk that the files are for."""
     if data is None:
-        with tempfile.TemporaryDirectory(prefix="kelvin-check-") as path:
+        beside = database.parent if isinstance(database, Path) else None
+        with tempfile.TemporaryDirectory(prefix=f"{STAGING}-", dir=beside) as path:
             yield Path(path)
         return
     staging = data / STAGING
@@ -165,6 +185,45 @@ def _left_out(file: Path, index: BackupIndex) -> int:
     return sum(1 for _ in payloads_after(file.parent, index.journal_after))
 
 
+def replay(engine: Engine, entries: Iterable[Entry]) -> int:
+    """Enter again what was entered once, in its order. Return how many entries there were.
+
+    What is there already changes nothing, so a journal may reach back further than the database that it is put on.
+    Durable on return, batch by batch; stop at any point and begin again.
+    """
+    count = 0
+    for batch in _batches(entries):
+        with engine.begin() as connection:
+            _enter(connection, batch)
+        count += len(batch)
+    return count
+
+
+def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Of one kind each."""
+    for _, alike in groupby(entries, type):
+        batch: list[Entry] = []
+        for entry in alike:
+            batch.append(entry)
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+def _enter(connection: Connection, batch: list[Entry]) -> None:
+    append_requests(connection, [entry for entry in batch if isinstance(entry, RequestRecord)])
+    append_lifetimes(connection, [entry for entry in batch if isinstance(entry, LifetimeRecord)])
+    if unreadable := [entry for entry in batch if isinstance(entry, Unreadable)]:
+        keep_aside(connection, unreadable)
+    for entry in batch:
+        if isinstance(entry, Closing):
+            report = entry.report
+            if frozen_report(connection, report.tenant, report.month) is None:
+                freeze(connection, prices_of(entry.prices), report)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The report as JSON on standard output, or one line on standard error and exit status 1."""
     keep_secrets()
@@ -173,11 +232,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--replace", action="store_true")
     parser.add_argument("--accept-unsound", action="store_true")
+    parser.add_argument("--database")
+    parser.add_argument("--password-file", type=Path)
     given = parser.parse_args(arguments)
     return reporting(
-        lambda: restore(given.source, given.data, replace=given.replace, accept_unsound=given.accept_unsound),
+        lambda: restore(
+            given.source,
+            given.data,
+            replace=given.replace,
+            accept_unsound=given.accept_unsound,
+            database=_database_of(given.database, given.password_file),
+        ),
         CannotRestore,
     )
+
+
+def _database_of(word: str | None, password_file: Path | None) -> Path | PostgresPlace | None:
+    """The URL of a PostgreSQL, or the name of a file."""
+    if word is None:
+        return None
+    if "://" not in word:
+        return Path(word)
+    try:
+        return parse_place(word, password_file)
+    except BadPlace as bad:
+        raise CannotRestore(f"--database: {bad}") from bad
 
 
 if __name__ == "__main__":

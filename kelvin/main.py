@@ -19,7 +19,6 @@ from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, unreachable
 from kelvin.cluster import cluster_group
 from kelvin.collect import collect_command
-from kelvin.database import copy_command, database_command
 from kelvin.doctor import doctor_command
 from kelvin.explain import explain_command
 from kelvin.export import export_command
@@ -104,7 +103,7 @@ def _target_option(name: str, variable: str, kind: Any, what: str) -> click.Opti
 
 
 _DATA_HELP = "Data directory. [default: $KELVIN_DATA, else kelvin/ in $XDG_DATA_HOME or ~/.local/share]"
-_OF_THIS_MACHINE = (up_command, backup_command, copy_command, doctor_command, restart_command, restore_command)
+_OF_THIS_MACHINE = (up_command, backup_command, doctor_command, restart_command, restore_command)
 
 
 def _located(command: click.Command) -> click.Command:
@@ -139,7 +138,6 @@ for _command in (
     backup_command,
     billing_command,
     collect_command,
-    database_command,
     deploy_command,
     doctor_command,
     explain_command,

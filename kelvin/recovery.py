@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -17,8 +18,9 @@ import httpx
 import msgspec
 
 from contracts.backup import SUFFIX, RestoreReport
+from kelvin.checks.guards import is_running
 from kelvin.client import DoorClosed, failure_of, target
-from kelvin.program import check_stopped, reported
+from kelvin.program import check_stopped, reported, written
 from kelvin.settings import has_postgres
 from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers, data_lock
 from service.private import keep_secrets
@@ -30,8 +32,13 @@ MISSING_EXIT: Final = 2
 _STDOUT: Final = Path("-")
 _NOT_USED: Final = (
     "KELVIN_DATABASE is set: nothing was restored. A backup holds a kelvin.db, and the control plane would not use it. "
-    "Bring that PostgreSQL back by pg_restore, or from its archive; for an installation with a kelvin.db of its own "
-    "unset KELVIN_DATABASE (`--check` looks at a backup all the same)"
+    "Bring that PostgreSQL back by pg_restore, or from its archive. To put the backup's rows into an empty one name it "
+    "by `--database`. For an installation with a kelvin.db of its own unset KELVIN_DATABASE (`--check` looks at a "
+    "backup all the same)"
+)
+_NOT_THERE: Final = (
+    "KELVIN_DATABASE is set, and nothing runs: pg_dump, or the archive of that PostgreSQL, backs it up. For an "
+    "installation with a kelvin.db of its own unset KELVIN_DATABASE"
 )
 
 
@@ -39,7 +46,7 @@ _NOT_USED: Final = (
 @click.argument("to", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backup_command(to: Path, as_json: bool) -> None:
-    """Write registry, ledger and keys of the running installation to FILE, into a directory, or to `-`.
+    """Write registry, ledger and keys of the installation, running or stopped, to FILE, into a directory, or to `-`.
 
     It holds the installation's secrets: the first two keys and the CA's key, as they are. The file is for its owner
     alone (mode 0600). What versions are made of is not in it.
@@ -70,11 +77,33 @@ def _name() -> str:
 
 def _copy(file: BinaryIO) -> tuple[int, str]:
     """Bytes and digest of what came. Raises DoorClosed where it was cut."""
-    run = target().data / "run"
-    if not (run / "control.sock").exists():
-        raise DoorClosed(f"nothing runs in {target().data}; a backup is made of a running installation")
+    data = target().data.absolute()
     size, digest = 0, hashlib.sha256()
-    with contextlib.closing(SocketDirectory(run)) as directory:
+    for piece in _of_running(data) if is_running(data) else _of_stopped(data):
+        file.write(piece)
+        digest.update(piece)
+        size += len(piece)
+    return size, digest.hexdigest()
+
+
+def _of_stopped(data: Path) -> Iterator[bytes]:
+    if has_postgres():
+        raise DoorClosed(_NOT_THERE)
+    if not (data / "kelvin.db").is_file():  # before a lock is made in a directory that is none of ours
+        raise DoorClosed(f"nothing runs in {data}, and it holds no kelvin.db")
+    try:
+        with data_lock(data) as lock:
+            yield from written("controlplane.backups", [str(data)], otherwise="no backup was made", locks=[lock])
+    except AlreadyRunning as error:
+        raise DoorClosed(
+            f"{error}, and its control plane does not answer: `kelvin logs controlplane` says why"
+        ) from error
+    except OSError as error:
+        raise DoorClosed(f"{data} can't be used: {error.strerror}") from error
+
+
+def _of_running(data: Path) -> Iterator[bytes]:
+    with contextlib.closing(SocketDirectory(data / "run")) as directory:
         transport = httpx.HTTPTransport(uds=directory.address("control.sock"))
         with (
             httpx.Client(transport=transport, timeout=SILENCE_S, base_url="http://control") as control,
@@ -85,22 +114,35 @@ def _copy(file: BinaryIO) -> tuple[int, str]:
                 logged = "" if is_said else "; `kelvin logs controlplane` says why"
                 answer.read()
                 raise DoorClosed(failure_of(answer).message + logged)
-            for piece in answer.iter_raw():
-                file.write(piece)
-                digest.update(piece)
-                size += len(piece)
-    return size, digest.hexdigest()
+            yield from answer.iter_raw()
 
 
 @click.command("restore")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.option("--check", is_flag=True, help="Only verify it; the data directory is not touched.")
 @click.option("--replace", is_flag=True, help="Move what is in the data directory aside; store, spools, caches stay.")
-@click.option("--accept-unsound", is_flag=True, help="Also a ledger whose chain does not verify.")
+@click.option("--accept-unsound", is_flag=True, help="Also a ledger or an audit whose chain does not verify.")
+@click.option(
+    "--database",
+    metavar="URL",
+    help="An empty database, in place of the data directory: postgresql://USER@HOST:PORT/DATABASE, or a file's name.",
+)
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Holds the database's password, alone. [default: libpq looks where it always does]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def restore_command(
-    context: click.Context, source: Path, check: bool, replace: bool, accept_unsound: bool, as_json: bool
+    context: click.Context,
+    source: Path,
+    check: bool,
+    replace: bool,
+    accept_unsound: bool,
+    database: str | None,
+    password_file: Path | None,
+    as_json: bool,
 ) -> None:
     """Make a data directory of SOURCE: a backup's file, or the directory of scheduled ones, with the journal behind.
 
@@ -108,10 +150,17 @@ def restore_command(
     journal are missing, or records of the spools can't be read: the rest was restored, and the bill lacks some.
     """
     keep_secrets()
-    if has_postgres() and not check:
-        raise DoorClosed(_NOT_USED)
     options = [word for word, given in (("--replace", replace), ("--accept-unsound", accept_unsound)) if given]
-    if check:
+    if database is not None:
+        if check or replace:
+            raise click.UsageError("--database is for an empty one: it goes with neither --check nor --replace")
+        options += ["--database", database]
+        options += [] if password_file is None else ["--password-file", str(password_file.absolute())]
+    elif password_file is not None:
+        raise click.UsageError("--password-file is for --database")
+    elif has_postgres() and not check:
+        raise DoorClosed(_NOT_USED)
+    if check or database is not None:
         report = _restore([str(source.absolute()), *options])
     else:
         data = target().data.absolute()
@@ -134,8 +183,11 @@ def restore_command(
         lost = "the journal behind it is gone" if report.missing is None else f"{report.missing} entries are missing"
         click.echo(f"the ledger is not whole: {lost}", err=True)
         if source.is_file():
-            place = source.absolute().parent
-            click.echo(f"they are in its journal: `kelvin restore {place} --replace` enters them, too", err=True)
+            again = "--replace`" if database is None else "--database` into another empty one"
+            click.echo(
+                f"they are in its journal: `kelvin restore {source.absolute().parent} {again} enters them, too",
+                err=True,
+            )
     if report.missing != 0 or report.unreadable:
         context.exit(MISSING_EXIT)
 
@@ -155,6 +207,11 @@ def _tell(report: RestoreReport, check: bool) -> None:
     click.echo(f"registry: {report.keys} keys, {len(report.versions)} versions")
     if check:
         click.echo("nothing was put in place")
+        return
+    if report.database is not None:
+        click.echo(f"in place: every row, in {report.database}")
+        if "://" in report.database:
+            click.echo(f"next: `kelvin up` with KELVIN_DATABASE={report.database}, and `kelvin billing verify`")
         return
     click.echo(f"in place: {', '.join(report.placed)}")
     if report.aside is not None:

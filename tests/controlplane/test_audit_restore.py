@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from controlplane.restore import CannotRestore
+from controlplane.placing import CannotRestore
 from tests.controlplane.test_restore import World, back, in_world
 
 

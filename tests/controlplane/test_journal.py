@@ -37,7 +37,7 @@ from controlplane.journal import (
 )
 from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
-from controlplane.replay import replay
+from controlplane.restore import replay
 from controlplane.settings import load
 from controlplane.store import Database, sqlite_engine
 from controlplane.verify import verify_ledger

@@ -15,8 +15,8 @@ from controlplane.journal import entry_of, payload_of
 from controlplane.ledger import append_requests, timeline_of
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.ledger_schema import request_records
-from controlplane.replay import replay
 from controlplane.request_rows import known_requests
+from controlplane.restore import replay
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.billing_ground import BOOK, enter, fresh_engine, good_month, report

@@ -31,10 +31,11 @@ from controlplane.internal_api import backup_routes
 from controlplane.journal import LedgerJournal, lost_after
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
+from controlplane.placing import CannotRestore
 from controlplane.policy.month import month_of
 from controlplane.price_book import default_price_book
 from controlplane.registry import Registry
-from controlplane.restore import CannotRestore, restore
+from controlplane.restore import restore
 from controlplane.store import Database, sqlite_engine
 from spool.disk import segment_name, segments
 from spool.frame import MAX_RECORD_BYTES
@@ -127,9 +128,9 @@ def ids(database: Path) -> list[str]:
         return [row[0] for row in connection.execute("SELECT request_id FROM ledger_requests ORDER BY sequence")]
 
 
-def back(source: Path, data: Path, **more: bool) -> RestoreReport:
+def back(source: Path, data: Path, *, replace: bool = False, accept_unsound: bool = False) -> RestoreReport:
     """Restored, with the options that are given."""
-    return restore(source, data, **{"replace": False, "accept_unsound": False, **more})
+    return restore(source, data, replace=replace, accept_unsound=accept_unsound)
 
 
 @pytest.fixture

@@ -31,10 +31,11 @@ from controlplane.clock import SystemClock
 from controlplane.journal import LedgerJournal
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import chains, closings, conflicts, lifetime_records, request_records
+from controlplane.placing import CannotRestore
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.price_book import default_price_book
-from controlplane.restore import CannotRestore, restore
+from controlplane.restore import restore
 from controlplane.verify import soundness_of
 from spool import Shipper, Spool, recover
 from spool.disk import segment_name, segments

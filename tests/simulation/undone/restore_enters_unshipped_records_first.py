@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from controlplane import restore
 from controlplane.backups import UNSHIPPED
 from controlplane.journal import Entry
-from controlplane.replay import replay
+from controlplane.restore import replay
 from tests.simulation.undone import Undoing
 
 WORLD = "ledger"

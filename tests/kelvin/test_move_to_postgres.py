@@ -1,4 +1,4 @@
-"""`kelvin database copy` from outside: an installation goes on in a PostgreSQL with the keys and the bill it had."""
+"""`kelvin restore --database` from outside: an installation goes on in a PostgreSQL with the keys and bill it had."""
 
 import asyncio
 import json
@@ -64,41 +64,38 @@ async def seen(data: Path) -> tuple[Any, list[KeyRow]]:
 
 
 def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
-    """Refused while it runs, and where the other one isn't empty; the control: before, and in a new database, it
-    works, and what is told of it there is what was told of it here.
+    """A backup of it, running or stopped, becomes an empty database, and what is told of it there is what was told of
+    it here. One that isn't empty is refused.
     """
-    place = postgres.database(migrated=False)
-    words = ("database", "copy", "--to", place.url, "--data", str(data))
+    place, file = postgres.database(migrated=False), data.with_name("stopped.backup")
+    words = ("restore", str(file), "--database", place.url)
 
     def ends(process: Any) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        (data / "run" / "control.sock").unlink(missing_ok=True)
 
     with program(data) as process:
         asyncio.run(used(data))
         before = asyncio.run(seen(data))
-        code, said = kelvin(*words)
-        assert (code, "a control plane runs in" in said) == (1, True), said
         ends(process)
     assert before[0]["total_micros"] > 0
     assert len(before[1]) == 3
     with data_lock(data):
-        code, said = kelvin(*words)
-        assert (code, "is in use by process" in said) == (1, True), said
+        code, said = kelvin("backup", str(file), "--data", str(data))
+        assert (code, "is in use by process" in said, file.exists()) == (1, True, False), said
+    code, said = kelvin("backup", str(file), "--data", str(data))
+    assert code == 0, said
     code, said = kelvin(*words, "--json")
     assert code == 0, said
     report = json.loads(said)
-    assert report["database"] == place.url
-    rows = {each["table"]: each["rows"] for each in report["tables"]}
-    assert (rows["tenants"], rows["keys"], rows["ledger_requests"], rows["versions"]) == (2, 3, 5, 1)
+    assert (report["database"], report["keys"], len(report["versions"])) == (place.url, 3, 1)
     with program(data, database=place.url) as process:
         assert asyncio.run(seen(data)) == before
         ends(process)
     code, said = kelvin(*words)
     assert (code, "is not empty" in said) == (1, True), said
-    code, said = kelvin(*words[:3], postgres.database().url, *words[4:])
-    assert (code, "each as it was" in said, "KELVIN_DATABASE=postgresql://" in said) == (0, True, True), said
+    code, said = kelvin(*words[:3], postgres.database().url, database=place.url)
+    assert (code, "every row" in said, "KELVIN_DATABASE=postgresql://" in said) == (0, True, True), said
 
 
 @pytest.mark.parametrize(
@@ -110,12 +107,38 @@ def test_an_installation_moves(data: Path, postgres: PostgresServer) -> None:
     ],
 )
 def test_what_it_is_told_is_looked_at(tmp_path: Path, url: str, says: str) -> None:
-    """Nothing was copied, it says why, and shows no password. A directory that is none of ours stays as it is."""
-    data = tmp_path / "data"
-    code, said = kelvin("database", "copy", "--to", url, "--data", str(data))
-    assert (code, "holds no kelvin.db" in said, data.exists()) == (1, True, False)
+    """Nothing was restored, it says why, and shows no password."""
+    (tmp_path / "made.backup").touch()
+    code, said = kelvin("restore", str(tmp_path / "made.backup"), "--database", url)
+    assert (code, "nothing was restored" in said, says in said) == (1, True, True), said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("--database", "new.db", "--check"), id="a check"),
+        pytest.param(("--database", "new.db", "--replace"), id="one that is not empty"),
+        pytest.param(("--password-file", __file__), id="a password of nothing"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """As wrong usage."""
+    (tmp_path / "made.backup").touch()
+    assert kelvin("restore", str(tmp_path / "made.backup"), *words, "--data", str(tmp_path / "data"))[0] == 2
+    assert {each.name for each in tmp_path.iterdir()} == {"made.backup"}
+
+
+def test_nothing_is_backed_up_where_there_is_nothing(tmp_path: Path) -> None:
+    """No directory is made, and a kelvin.db that isn't the database is no backup of one."""
+    data, file = tmp_path / "data", tmp_path / "made.backup"
+    code, said = kelvin("backup", str(file), "--data", str(data))
+    assert (code, "holds no kelvin.db" in said, data.exists()) == (1, True, False), said
     data.mkdir()
     (data / "kelvin.db").touch()
-    code, said = kelvin("database", "copy", "--to", url, "--data", str(data))
-    assert (code, "nothing was copied" in said, says in said) == (1, True, True), said
-    assert "hunter2" not in said
+    code, said = kelvin("backup", str(file), "--data", str(data), database="postgresql://kelvin@db/kelvin")
+    assert (code, "pg_dump" in said, "KELVIN_DATABASE" in said) == (1, True, True), said
+    (data / "url").touch()
+    code, said = kelvin("backup", str(file), "--data", str(data))
+    assert (code, "no backup was made" in said, "kelvin.db is empty" in said) == (1, True, True), said
+    assert not file.exists()
