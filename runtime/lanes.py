@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from weightcache.device import CudaLane
-from weightcache.ring import Lane
+from weightcache.device import CudaLane, Lane
 
 
 class Lanes:

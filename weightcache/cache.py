@@ -18,7 +18,7 @@ from weightcache.admissions import Admissions
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
-from weightcache.examine import Examiner
+from weightcache.examine import Examiner, Report, Scrubber, check
 from weightcache.fetching import Fetcher
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
@@ -28,22 +28,18 @@ from weightcache.policy.disk import DiskIndex
 from weightcache.policy.hedging import HedgeRule, Hedging
 from weightcache.policy.host import HostIndex
 from weightcache.policy.line import Line
-from weightcache.policy.rates import Rates
-from weightcache.policy.reload import file_reload, slab_reload
-from weightcache.policy.spare import spare_of
-from weightcache.policy.threads import threads_for
+from weightcache.policy.rates import Rates, file_reload, slab_reload
+from weightcache.policy.spare import spare_of, threads_for
 from weightcache.policy.trust import Policy
 from weightcache.prefetch import Prefetcher
 from weightcache.ranges import Ranges
 from weightcache.remote import StoreTier
 from weightcache.resident import TIERS, Tally
 from weightcache.residents import Residents
-from weightcache.scrub import Report, Scrubber, check
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Source, Verify, is_digest_of
-from weightcache.tags import Recheck, Tags
-from weightcache.verifying import Verifier
+from weightcache.verifying import Recheck, Tags, Verifier
 from weightcache.waiting import Waiting
 
 SETTLE_S: Final = 60.0

@@ -1,13 +1,16 @@
-"""A lease's bytes on a device: one arena, filled through a ring of pinned buffers, held against the host's bytes.
+"""A lease's bytes on a device: one arena, filled through a ring of buffers, held against the host's bytes.
 
-The CPU fills a buffer while the device drains the others; an event tells when a buffer may be filled again. A second
-stream sums up in the device's own memory what arrived, while the next copies run.
+Bytes go through the ring as they become ready: few and large copies, no buffer filled before it was drained. What a
+buffer is, and how a copy out of it runs beside everything else, is the lane's.
+
+Of `CudaLane` the CPU fills a pinned buffer while the device drains the others; an event tells when a buffer may be
+filled again. A second stream sums up in the device's own memory what arrived, while the next copies run.
 """
 
 import ctypes
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -19,8 +22,8 @@ from contracts.errors import Failure, Refused
 from contracts.jobs import SealAttestation
 from contracts.manifest import Manifest
 from weightcache.checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, keys_on, sum_blocks, sums_of
-from weightcache.policy.spans import Span
-from weightcache.ring import SLOT_BYTES, SLOTS, Lane, send_all
+from weightcache.client import Lease
+from weightcache.policy.spans import Span, Spans, completed
 from weightcache.sources import is_digest_of
 from weightcache.tensors import DTYPES
 
@@ -28,6 +31,67 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 2  # a bad copy is not yet bad memory
 STAGERS: Final = 4  # one core copies slower than a device's bus
+
+
+SLOT_BYTES: Final = 32 << 20
+SLOTS: Final = 4
+
+
+class Lane(Protocol):
+    """`slots` buffers of `slot_bytes`, whole blocks each. Called from one thread."""
+
+    @property
+    def slots(self) -> int:
+        """How many copies may be under way."""
+        ...
+
+    @property
+    def slot_bytes(self) -> int:
+        """A multiple of `BLOCK_BYTES`."""
+        ...
+
+    def begin(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The device's memory for so many bytes, and for their sums (blocks, 2). Raises torch.OutOfMemoryError."""
+        ...
+
+    def wait(self, slot: int) -> None:
+        """Until the last copy out of this buffer has ended; at once where there was none."""
+        ...
+
+    def stage(self, slot: int, address: int, nbytes: int) -> None:
+        """Fill the beginning of the buffer with what is at `address` in this process. Blocking."""
+        ...
+
+    def send(self, slot: int, nbytes: int, into: torch.Tensor, sums: torch.Tensor) -> None:
+        """Start to copy the buffer's beginning, and then to sum up what arrived. Copies run in the order of calls."""
+        ...
+
+    def finish(self) -> None:
+        """All copies and sums have ended; the buffers are free."""
+        ...
+
+
+def send_all(lane: Lane, address: int, total: int, ready: Iterable[Span]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The device's copy of `total` bytes at `address`, and its sums; complete on return.
+
+    `ready` gives the parts that may be read, in any order, each once, until that is all: it may block until there are
+    more. A buffer's worth is sent once all of it may be read, so that a part that is late keeps no other waiting.
+    Whatever `ready` raises is raised, after the last copy ended.
+    """
+    arena, sums = lane.begin(total)
+    there, step = Spans(total), 0
+    try:
+        for span in ready:
+            for begin, end in completed(span, there.add(*span), lane.slot_bytes, total):
+                slot = step % lane.slots
+                lane.wait(slot)
+                lane.stage(slot, address + begin, end - begin)
+                lane.send(slot, end - begin, arena[begin:end], sums[begin // BLOCK_BYTES : blocks_of(end)])
+                step += 1
+    finally:
+        lane.finish()
+    assert there.is_whole, "ready ends with all of it"
+    return arena, sums
 
 
 class CudaLane:
@@ -99,45 +163,13 @@ class DeviceWeights:
     checksum: str
 
 
-class Leased(Protocol):
-    """A version's verified bytes, mapped into this process."""
-
-    @property
-    def version(self) -> str:
-        """Its digest."""
-        ...
-
-    @property
-    def manifest(self) -> Manifest:
-        """Checked against it."""
-        ...
-
-    @property
-    def address(self) -> int:
-        """Where the linear space begins."""
-        ...
-
-    @property
-    def total_bytes(self) -> int:
-        """Of it."""
-        ...
-
-    def view(self, offset: int, nbytes: int) -> memoryview:
-        """That part of it, once it may be read."""
-        ...
-
-    def arriving(self) -> Iterator[Span]:
-        """What of it may be read, each part once, as it becomes so. Blocking. Raises `Refused`."""
-        ...
-
-
 def checksum_in(attestations: Iterable[SealAttestation]) -> str | None:
     """What sealing took of the version's bytes; None where no seal says, or they contradict each other."""
     said = {seal.device_checksum for seal in attestations} - {None}
     return said.pop() if len(said) == 1 else None
 
 
-def copy_to_device(lease: Leased, lane: Lane, expected: str | None) -> DeviceWeights:
+def copy_to_device(lease: Lease, lane: Lane, expected: str | None) -> DeviceWeights:
     """Returns when all bytes are there and proved to be. The lease may be closed then. What of it is ready is copied
     while the rest is on its way.
 
@@ -157,14 +189,14 @@ def copy_to_device(lease: Leased, lane: Lane, expected: str | None) -> DeviceWei
     raise Refused(_blamed(lease, sums))
 
 
-def _first_checksum(lease: Leased) -> str:
+def _first_checksum(lease: Lease) -> str:
     """It will be signed: memory that changed since it was verified must not get into it."""
     if (wrong := _wrong_chunk(lease)) is not None:
         raise Refused(ChunkCorrupt(wrong, "host"))
     return checksum_of(lease.view(0, lease.total_bytes))
 
 
-def _wrong_chunk(lease: Leased) -> str | None:
+def _wrong_chunk(lease: Lease) -> str | None:
     """The first chunk that is not what its digest says, on the host."""
     begin = 0
     for chunk in lease.manifest.chunks:
@@ -181,7 +213,7 @@ def _views(manifest: Manifest, arena: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def _blamed(lease: Leased, sums: torch.Tensor) -> Failure:
+def _blamed(lease: Lease, sums: torch.Tensor) -> Failure:
     """Which chunk is wrong: on the device, or on the host since it was verified there. Slow, and rare."""
     there, here = sums.cpu(), sums_of(lease.view(0, lease.total_bytes))
     differing = (there != here).any(dim=1)

@@ -11,12 +11,11 @@ from typing import Final
 
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Failure, Refused
-from weightcache.counters import Counters
+from weightcache.counters import Counters, tell_faults
 from weightcache.peer_tier import Elsewhere, PeerTier
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
 from weightcache.policy.sharing import Limit
 from weightcache.sources import Source, Turn
-from weightcache.telling import tell_faults
 from weightcache.turns import Turns
 from weightcache.verifying import Verifier
 

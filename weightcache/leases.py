@@ -25,11 +25,10 @@ from service.cause import begin
 from service.first import first
 from weightcache.arena import Arena
 from weightcache.counters import Counters
-from weightcache.filling import Filling
 from weightcache.holders import Holder, Holders, credentials
 from weightcache.policy.extents import Place
 from weightcache.policy.spans import merged
-from weightcache.resident import Resident
+from weightcache.resident import Filling, Resident
 from weightcache.residents import Residents
 from weightcache.wire import MAX_MESSAGE_BYTES, LeaseReply, LeaseRequest, SlabFact
 

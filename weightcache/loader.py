@@ -17,8 +17,7 @@ from weightcache.arena import Arena
 from weightcache.fetching import Fetcher
 from weightcache.policy.extents import Place
 from weightcache.policy.host import Reservation
-from weightcache.policy.sharing import FULL_WEIGHT
-from weightcache.policy.wants import Flow, by_position
+from weightcache.policy.sharing import FULL_WEIGHT, Flow, by_position
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,10 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from service.threads import to_the_end
-from weightcache.files import ChunkFiles, Kind, Reading
+from weightcache.files import ChunkFiles, Kind, Reading, Way
 from weightcache.policy.disk import DiskIndex, Key
 from weightcache.policy.healing import FAULTS, Outcome
 from weightcache.policy.sharing import Limit
-from weightcache.reading import Way
 from weightcache.sources import ALL_AT_ONCE, Turn
 from weightcache.verifying import Verdict, Verifier
 

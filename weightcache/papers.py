@@ -7,12 +7,11 @@ from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.errors import Refused
 from contracts.manifest import Manifest, decode_manifest
-from weightcache.counters import Counters
+from weightcache.counters import Counters, tell_faults
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
 from weightcache.remote import StoreTier
-from weightcache.telling import tell_faults
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,20 @@
-"""The port on which other nodes ask for chunks: HTTP/1.1 over mutual TLS, bounded in connections, bytes and time.
+"""What other nodes get from this one: the chunks that may be handed out, and the port on which they are asked for.
 
-Who shows no certificate of a node is not answered by HTTP at all: the handshake fails.
+Handed out are verified chunks of the host tier, and chunks of NVMe that are verified before they leave. They stay in
+place until the block that has them is left, and so much is out at once, not more.
+
+The port speaks HTTP/1.1 over mutual TLS, bounded in connections, bytes and time. Whoever shows no certificate of a node
+is not answered by HTTP at all: the handshake fails.
 """
 
 import asyncio
 import logging
+import mmap
 import re
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
@@ -16,13 +23,17 @@ from aiohttp.web_request import BaseRequest
 from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.names import dns_label
 from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from service.cause import REQUEST_ID, begin
 from service.greeter import CLOSE_S, Greeter
+from weightcache.arena import Arena
 from weightcache.counters import Counters
+from weightcache.nvme import NvmeTier
 from weightcache.peer_group import PeerGroup
 from weightcache.peer_wire import Have
-from weightcache.shelf import Shelf
+from weightcache.policy.healing import ARRIVED
+from weightcache.verifying import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +43,63 @@ PIECE_BYTES: Final = 256 << 10  # encrypted at once: some 0.2 ms of the loop
 STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
 SLOWEST_BYTES_PER_S: Final = 1 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+MAX_OUT: Final = 64  # answers
+MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
+RETRY_S: Final = 1.0
+
+
+class Shelf:
+    """Over the tiers of one agent."""
+
+    def __init__(
+        self, arena: Arena, nvme: NvmeTier, verifier: Verifier, counters: Counters, *,
+        max_out: int = MAX_OUT, max_out_bytes: int = MAX_OUT_BYTES,
+    ) -> None:  # fmt: skip
+        self._arena = arena
+        self._nvme = nvme
+        self._verifier = verifier
+        self._counters = counters
+        self._max_out = max_out
+        self._max_out_bytes = max_out_bytes
+        self.out = 0
+        self.out_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Shelf out={self.out}/{self._max_out} bytes={self.out_bytes}/{self._max_out_bytes}>"
+
+    def has(self, tenant: str, digest: str) -> bool:
+        """Whether it would be handed out."""
+        return self._arena.index.is_ready(tenant, digest) or self._nvme.index.holds((tenant, digest))
+
+    @asynccontextmanager
+    async def taken(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
+        """The chunk's right bytes, read-only. Raises `Refused`: NotFound, Overloaded, Unavailable."""
+        if not self.has(tenant, digest):
+            raise Refused(NotFound("chunk", digest))
+        place = self._arena.index.try_place(tenant, digest)
+        length = self._nvme.index.length((tenant, digest)) if place is None else place.length
+        if self.out >= self._max_out or (self.out and self.out_bytes + length > self._max_out_bytes):
+            self._counters.peer_refusals += 1
+            raise Refused(Overloaded("what other nodes may have at once", self._max_out, RETRY_S, "chunks"))
+        self.out, self.out_bytes = self.out + 1, self.out_bytes + length
+        try:
+            if place is None:
+                with mmap.mmap(-1, length) as memory, memoryview(memory) as view:
+                    read = await self._nvme.fetch(tenant, digest, view)
+                    if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
+                        raise Refused(NotFound("chunk", digest))
+                    with view.toreadonly() as lent:
+                        yield lent
+            else:
+                self._arena.index.pin((place.slab,))
+                try:
+                    yield (await self._arena.view(place)).toreadonly()
+                finally:
+                    self._arena.unpin((place.slab,))
+        finally:
+            self.out, self.out_bytes = self.out - 1, self.out_bytes - length
 
 
 class PeerServer:

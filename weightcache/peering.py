@@ -19,10 +19,9 @@ from weightcache.fetching import WAITS_AT_ONCE
 from weightcache.nvme import NvmeTier
 from weightcache.peer_client import Peer
 from weightcache.peer_group import PeerGroup
-from weightcache.peer_server import PeerServer
+from weightcache.peer_server import PeerServer, Shelf
 from weightcache.peer_tier import READS_AT_ONCE, PeerTier, SharedStore
 from weightcache.settings import PeerSettings
-from weightcache.shelf import Shelf
 from weightcache.sources import Source
 from weightcache.verifying import Verifier
 

@@ -1,11 +1,13 @@
 """A version as the host tier has it: the slabs that its chunks are in, and the papers that go with them.
 
-When it is there, and for how long, is `residents.py`'s.
+Also how its load goes, for those who wait for it. When it is there, and for how long, is `residents.py`'s.
 """
 
+import asyncio
 import fcntl
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +18,8 @@ from contracts.manifest import Manifest
 from weightcache.libc import F_ADD_SEALS, PAPER_SEALS
 from weightcache.policy.extents import Place, extents_of
 from weightcache.policy.host import Reservation
-from weightcache.wire import Layout
+from weightcache.policy.spans import Span, spans_of
+from weightcache.wire import MAX_SPANS, Layout
 
 TIERS: Final = ("host", "nvme", "peer", "store")
 
@@ -94,3 +97,58 @@ def tally_of(reservation: Reservation, tiers: Mapping[str, str]) -> Tally:
         tally.chunks[tier] += 1
         tally.bytes[tier] += reservation.places[digest].length
     return tally
+
+
+class Filling:
+    """Where a version's bytes will be, and which may be read already. Written by the flight, read by any number.
+
+    A chunk is told once it is ready, which is to say verified where it lies. A flight that has to bring the version to
+    another place (something in it was found wrong meanwhile) is told anew from the start.
+    """
+
+    def __init__(self) -> None:
+        self.resident: Resident | None = None  # while it is on its way there
+        self._at: dict[str, tuple[Span, ...]] = {}
+        self._ready: list[Span] = []  # in the order in which they became so
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Filling placed={self.resident is not None} ready={len(self._ready)}>"
+
+    @contextmanager
+    def towards(self, resident: Resident, chunks: Sequence[tuple[str, int]], ready: Iterable[str]) -> Iterator[None]:
+        """While the block brings the version there: its chunks, of which these are ready from the start."""
+        self.resident, self._at, self._ready = resident, spans_of(chunks), []
+        for digest in ready:
+            self._ready += self._at[digest]
+        self._tell()
+        try:
+            yield
+        finally:
+            self.resident = None
+            self._tell()
+
+    def add(self, resident: Resident, digest: str) -> None:
+        """The chunk is ready there."""
+        if self.resident is resident:
+            self._ready += self._at[digest]
+            self._tell()
+
+    async def placed(self) -> Resident:
+        """Where it will be, once that is known."""
+        while self.resident is None:
+            await self._changed.wait()
+        return self.resident
+
+    async def after(self, resident: Resident, count: int) -> tuple[Span, ...]:
+        """What became ready there beyond the first `count` spans, at most `MAX_SPANS` of it, once there is some; none
+        once the version is not on its way there any more.
+        """
+        while self.resident is resident and len(self._ready) == count:
+            await self._changed.wait()
+        return tuple(self._ready[count : count + MAX_SPANS]) if self.resident is resident else ()
+
+    def _tell(self) -> None:
+        """Whoever waits looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()

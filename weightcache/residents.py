@@ -14,13 +14,12 @@ from contracts.manifest import Manifest
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
-from weightcache.filling import Filling
 from weightcache.loader import Loader
 from weightcache.papers import Papers
 from weightcache.policy.host import Reservation
 from weightcache.policy.rates import Rates
 from weightcache.policy.sharing import FULL_WEIGHT, LOW_WEIGHT
-from weightcache.resident import Arrival, Resident, Tally, resident_of, tally_of
+from weightcache.resident import Arrival, Filling, Resident, Tally, resident_of, tally_of
 from weightcache.waiting import Waiting
 from weightcache.wire import MAX_SLABS
 

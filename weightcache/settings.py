@@ -17,7 +17,7 @@ from service.node_tls import read_secrets
 from service.trust import ROOTS
 from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.trust import Policy
-from weightcache.tags import Recheck
+from weightcache.verifying import Recheck
 
 SLAB_BYTES: Final = 256 << 20
 DISK_READS: Final = 12  # of a store that is a directory, two for each chunk: a disk is as busy with these as with more

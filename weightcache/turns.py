@@ -15,8 +15,7 @@ from typing import Final
 from contracts.errors import Refused
 from contracts.traffic_errors import Cancelled
 from weightcache.peer_client import Peer
-from weightcache.policy.sharing import FULL_WEIGHT, Room, Sharing
-from weightcache.policy.wants import Flow, Key, Wants
+from weightcache.policy.sharing import FULL_WEIGHT, Flow, Key, Room, Sharing, Wants
 
 OWNER: Final = "owner"
 

@@ -37,7 +37,7 @@ from tests.weightcache.bench import make_cold as make_cold_files
 from tests.weightcache.kit import TENANT, Version, state_of, wait_for
 from weightcache import client
 from weightcache.checksum import blocks_of
-from weightcache.ring import SLOT_BYTES, SLOTS, send_all
+from weightcache.device import SLOT_BYTES, SLOTS, send_all
 
 RATES = (2e9, 0.5e9)
 SPARE = 3  # slabs

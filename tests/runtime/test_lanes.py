@@ -4,7 +4,7 @@ import torch
 
 from runtime.lanes import Lanes
 from tests.weightcache.lanes import LateLane
-from weightcache.ring import Lane
+from weightcache.device import Lane
 
 DEVICE = torch.device("cuda", 0)
 

@@ -30,7 +30,7 @@ from weightcache.client import acquire
 from weightcache.files import open_direct
 from weightcache.slabs import Slab
 from weightcache.sources import is_digest_of
-from weightcache.tags import Tags
+from weightcache.verifying import Tags
 
 TENSOR_BYTES = 20 << 20
 PACK_CHUNKS = 30

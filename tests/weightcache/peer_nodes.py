@@ -21,8 +21,7 @@ from weightcache.peer_tier import PeerTier, SharedStore
 from weightcache.peer_wire import Have
 from weightcache.policy.healing import Outcome
 from weightcache.policy.ownership import Standing
-from weightcache.policy.sharing import Limit
-from weightcache.policy.wants import by_position
+from weightcache.policy.sharing import Limit, by_position
 from weightcache.sources import ALL_AT_ONCE, Turn
 from weightcache.verifying import Verifier
 

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,30 +15,27 @@ from tests.weightcache.kit import attestation_of, make_version, running, setting
 from tests.weightcache.lanes import LANES, Damage, LateLane
 from weightcache import device as device_module
 from weightcache.checksum import BLOCK_BYTES, checksum_of
-from weightcache.device import checksum_in, copy_to_device
+from weightcache.client import Lease
+from weightcache.device import Lane, checksum_in, copy_to_device
 from weightcache.policy.spans import Span
-from weightcache.ring import Lane
 from weightcache.tensors import tensors
 
 VERSION = make_version(seed=1, pages=(700, 7, 90), chunk_pages=64)
 RIGHT = checksum_of(memoryview(VERSION.linear))
 
 
-@dataclass
-class Host:
+class Host(Lease):
     """A lease whose memory may decay."""
 
-    manifest: Manifest
-    memory: ctypes.Array[ctypes.c_char]
-    version: str = VERSION.id
+    def __init__(self, manifest: Manifest, memory: ctypes.Array[ctypes.c_char]) -> None:
+        self.manifest = manifest
+        self.memory = memory
+        self.version = VERSION.id
+        self.address = ctypes.addressof(memory)
+        self.total_bytes = manifest.total_bytes
 
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self.memory)
-
-    @property
-    def total_bytes(self) -> int:
-        return self.manifest.total_bytes
+    def __repr__(self) -> str:
+        return f"<Host {self.version[:12]}>"
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory).cast("B")[offset : offset + nbytes].toreadonly()

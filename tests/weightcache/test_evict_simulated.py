@@ -7,8 +7,7 @@ import pytest
 
 from weightcache.policy.extents import HUGE_PAGE
 from weightcache.policy.host import HostIndex
-from weightcache.policy.rates import Rates
-from weightcache.policy.reload import ReloadS, slab_reload
+from weightcache.policy.rates import Rates, ReloadS, slab_reload
 
 SLAB = 16 * HUGE_PAGE
 CHUNK = 8 << 20

@@ -13,9 +13,8 @@ from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE
 from tests.weightcache.page_cache import needs_a_disk, refuse_direct
 from weightcache import files
-from weightcache.files import MAX_QUARANTINED, ChunkFiles
+from weightcache.files import MAX_QUARANTINED, ChunkFiles, Way
 from weightcache.policy.healing import Outcome
-from weightcache.reading import Way
 
 BODY = bytes(range(256)) * (2 * PAGE // 256)
 DIGEST = blake3(BODY).hexdigest()

@@ -2,9 +2,8 @@
 
 import asyncio
 
-from weightcache.filling import Filling
 from weightcache.policy.spans import Span
-from weightcache.resident import Resident, SealedFile, Tally
+from weightcache.resident import Filling, Resident, SealedFile, Tally
 from weightcache.wire import MAX_SPANS
 
 CHUNKS = [("a", 4), ("b", 2), ("a", 4), ("c", 1)]

@@ -17,8 +17,7 @@ from weightcache.policy.line import (
     RANGE_BYTES,
     Line,
 )
-from weightcache.policy.sharing import Room, Sharing
-from weightcache.policy.wants import Key, Wants
+from weightcache.policy.sharing import Key, Room, Sharing, Wants
 
 MIB = 1 << 20
 CHUNK = 8 * MIB

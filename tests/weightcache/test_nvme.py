@@ -16,13 +16,11 @@ from contracts.manifest import PAGE
 from tests.weightcache.page_cache import refuse_direct
 from weightcache import libc, nvme, verifying
 from weightcache.counters import Counters
-from weightcache.files import ChunkFiles, Found, Kind
+from weightcache.files import ChunkFiles, Found, Kind, Way
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import DiskIndex
 from weightcache.policy.healing import Outcome
-from weightcache.reading import Way
-from weightcache.tags import Tags
-from weightcache.verifying import Verifier
+from weightcache.verifying import Tags, Verifier
 
 WRONG = 99  # the mark of a page that is not what its name says
 NAMES = [f"{n:02x}" * 32 for n in range(1, 9)]

@@ -19,9 +19,8 @@ from tests.weightcache.kit import HUGE, TENANT, make_version, publish, settings_
 from tests.weightcache.peer_kit import SECRET
 from weightcache.cache import Cache, open_cache
 from weightcache.peer_group import PeerGroup
-from weightcache.peer_server import PeerServer
+from weightcache.peer_server import PeerServer, Shelf
 from weightcache.peer_wire import chunk_path
-from weightcache.shelf import Shelf
 from weightcache.sources import is_digest_of
 from weightcache.verifying import Verifier
 

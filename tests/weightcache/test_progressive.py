@@ -20,10 +20,9 @@ from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_versi
 from tests.weightcache.lanes import LANES, LateLane
 from weightcache.app import HTTP_SOCKET
 from weightcache.client import Lease
-from weightcache.device import copy_to_device
+from weightcache.device import Lane, copy_to_device
+from weightcache.examine import Report
 from weightcache.policy.spans import Spans, spans_of
-from weightcache.ring import Lane
-from weightcache.scrub import Report
 from weightcache.sources import is_digest_of
 
 VERSION = make_version(seed=1, pages=(700, 7, 90), chunk_pages=64)

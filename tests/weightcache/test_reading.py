@@ -15,7 +15,7 @@ import pytest
 from contracts.manifest import PAGE
 from tests.weightcache.page_cache import forget, needs_a_disk, refuse_direct
 from weightcache import libc
-from weightcache.reading import Way, fill
+from weightcache.files import Way, fill
 
 LENGTH = 8 * PAGE
 BODY = random.Random(1).randbytes(LENGTH)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from weightcache.policy.rates import Rate, Rates
-from weightcache.policy.reload import file_reload, slab_reload
+from weightcache.policy.rates import Rate, Rates, file_reload, slab_reload
 
 MIB = 1 << 20
 

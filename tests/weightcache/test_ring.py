@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.weightcache.lanes import HeedlessLane, LateLane, ThreadLane
 from weightcache.checksum import BLOCK_BYTES, fold, sums_of
+from weightcache.device import Lane, send_all
 from weightcache.policy.spans import Span
-from weightcache.ring import Lane, send_all
 
 PAGE = 4096
 

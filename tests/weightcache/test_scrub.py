@@ -31,8 +31,8 @@ from tests.weightcache.kit import (
 )
 from weightcache.app import HTTP_SOCKET
 from weightcache.cache import Cache, open_cache
+from weightcache.examine import BUSY_S, BYTES_PER_S, Scrubber
 from weightcache.policy.healing import Outcome
-from weightcache.scrub import BUSY_S, BYTES_PER_S, Scrubber
 from weightcache.sources import is_digest_of
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)

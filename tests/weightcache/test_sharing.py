@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from weightcache.policy.sharing import MADE_UP_BYTES, Limit, Sharing
-from weightcache.policy.wants import Flow, Key, Wants
+from weightcache.policy.sharing import MADE_UP_BYTES, Flow, Key, Limit, Sharing, Wants
 
 CHUNK = 100
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.policy.spare import Stock, slabs_to_make, spare_of
-from weightcache.policy.threads import threads_for
+from weightcache.policy.spare import Stock, slabs_to_make, spare_of, threads_for
 
 GIB = 1 << 30
 

@@ -16,8 +16,7 @@ from tests.weightcache.kit import TENANT, Version, describe, publish, settings_o
 from weightcache import turns
 from weightcache.cache import Cache, open_cache
 from weightcache.policy import sharing
-from weightcache.policy.sharing import Sharing
-from weightcache.policy.wants import Key, Wants
+from weightcache.policy.sharing import Key, Sharing, Wants
 
 AT_ONCE = 8
 LIMIT_S = 60.0

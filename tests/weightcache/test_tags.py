@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.tags import Tags
+from weightcache.verifying import Tags
 
 TAGS = Tags()
 NAME, OTHER = "0f" * 32, "f0" * 32

@@ -8,8 +8,7 @@ import pytest
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Cancelled
-from weightcache.policy.sharing import Limit
-from weightcache.policy.wants import Key
+from weightcache.policy.sharing import Key, Limit
 from weightcache.sources import Turn
 from weightcache.turns import Turns
 

@@ -1,6 +1,6 @@
 """Who waits for which chunk is known from both ends, and forgotten from both."""
 
-from weightcache.policy.wants import Key, Wants, by_position
+from weightcache.policy.sharing import Key, Wants, by_position
 
 
 def key(name: str) -> Key:

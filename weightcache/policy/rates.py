@@ -4,7 +4,8 @@ A small load teaches what every load takes, a large one how fast bytes come. Whe
 divided among them as it was expected to be. Until something was learned, a tier's figures are guesses.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +15,8 @@ LEAST_SHARE: Final = 1e-3  # of a large load's time that its bytes took, whateve
 LEAST_BYTES_PER_S: Final = 1e3
 MOST_BYTES_PER_S: Final = 1e12
 LEAST_S: Final = 1e-6  # a load that a clock calls shorter took about that
+Holds = Callable[[tuple[str, str]], bool]
+ReloadS = Callable[[str, Iterable[tuple[str, int]]], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +89,20 @@ def expected_s(rates: Mapping[str, Rate], bytes_by_tier: Mapping[str, int]) -> f
     return max(rates[tier].fixed_s for tier in moved) + sum(
         count / rates[tier].bytes_per_s for tier, count in moved.items()
     )
+
+
+def slab_reload(rates: Rates, holds: Holds) -> ReloadS:
+    """Seconds for a tenant's (digest, length) to come back to memory; `holds` says what is on the disk."""
+
+    def seconds(tenant: str, chunks: Iterable[tuple[str, int]]) -> float:
+        by_tier: Counter[str] = Counter()
+        for digest, length in chunks:
+            by_tier["nvme" if holds((tenant, digest)) else "store"] += length
+        return rates.time_s(by_tier)
+
+    return seconds
+
+
+def file_reload(rates: Rates) -> Callable[[int], float]:
+    """Seconds for so many bytes to come back to the disk."""
+    return lambda length: rates.time_s({"store": length})

@@ -1,4 +1,6 @@
-"""Whose chunk a source is asked for next: by shares over the versions that are waited for, not by who came first. Pure.
+"""Who waits for which chunks, and whose chunk a source is asked for next: by shares, not by who came first.
+
+Pure.
 
 Start-time fair queueing with many requests under way (SFQ(D): Goyal, Vin and Cheng, 1996; MSF-SFQ(D): Jin, Chase and
 Kaur, 2004). A part of a version's chunk is tagged with the virtual time at which its share allows it to start; the
@@ -8,15 +10,62 @@ first of a storm, whose chunks took all turns there were, waits until the others
 """
 
 from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from types import MappingProxyType
 from typing import Final, Protocol
-
-from weightcache.policy.wants import Flow, Key, Wants
 
 FULL_WEIGHT: Final = 1.0  # of what somebody waits for
 LOW_WEIGHT: Final = 1 / 16  # of what nobody waits for yet
 MADE_UP_BYTES: Final = 64 << 20  # over its weight, for who has entered and is kept from queueing: by memory, by a peer
+
+Flow = Hashable  # one who waits for a version, for as long as they wait
+Key = tuple[str, str]  # tenant, digest
+
+_NOBODY: Final[Mapping[Flow, int]] = MappingProxyType({})
+
+
+class Wants:
+    """The chunks of a flow, and the flows of a chunk. The one account of it: every source's shares go by it."""
+
+    def __init__(self) -> None:
+        self._by_flow: dict[Flow, Mapping[Key, int]] = {}
+        self._by_key: dict[Key, dict[Flow, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Wants flows={len(self._by_flow)} chunks={len(self._by_key)}>"
+
+    def __contains__(self, flow: Flow) -> bool:
+        return flow in self._by_flow
+
+    def enter(self, flow: Flow, wanted: Mapping[Key, int]) -> None:
+        """It waits for these chunks, in the order of their positions, until `leave`."""
+        assert flow not in self._by_flow
+        self._by_flow[flow] = wanted
+        for key, position in wanted.items():
+            self._by_key.setdefault(key, {})[flow] = position
+
+    def leave(self, flow: Flow) -> None:
+        """It waits no more."""
+        for key in self._by_flow.pop(flow):
+            flows = self._by_key[key]
+            del flows[flow]
+            if not flows:
+                del self._by_key[key]
+
+    def by(self, flow: Flow) -> Mapping[Key, int]:
+        """Positions by chunk."""
+        return self._by_flow[flow]
+
+    def of(self, key: Key) -> Mapping[Flow, int]:
+        """Positions by flow; empty where nobody wants it."""
+        return self._by_key.get(key, _NOBODY)
+
+
+def by_position(digests: Iterable[str], tenant: str) -> dict[Key, int]:
+    """Chunks in the order of their version's linear space, by that order."""
+    return {(tenant, digest): position for position, digest in enumerate(digests)}
 
 
 class Room(Protocol):

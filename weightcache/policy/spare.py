@@ -1,6 +1,17 @@
-"""How many slabs to make now, so that restores find memory ready and never more than the budget's is made. Pure."""
+"""How many threads read, hash and make memory, and how many slabs they make ahead. Pure.
+
+Slabs are made so that restores find memory ready, and never more than the budget's.
+
+Reads and hashes have threads of their own: in one pool chunks fall into step, all reading and then all hashing, and the
+disk stands still meanwhile (measured on two cores: 0.75 of the plain O_DIRECT rate against 0.92).
+"""
 
 from dataclasses import dataclass
+from typing import Final
+
+READS: Final = (8, 16)  # a disk needs some four in flight, whatever the cores, while as many open or close files
+HASHES: Final = (2, 8)  # 7 GB/s each, of tags four times as much: 8 are beyond any disk
+MAKERS: Final = (1, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +38,27 @@ def slabs_to_make(stock: Stock, limit: int, spare: int, at_once: int) -> int:
 def spare_of(host_bytes: int, slab_bytes: int, spare_bytes: int) -> int:
     """Slabs that are kept ready: whole ones, at least one, at most the budget's."""
     return max(1, min(spare_bytes, host_bytes) // slab_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Blocking calls at once, by what they do."""
+
+    read: int
+    hash: int
+    make: int
+
+    @property
+    def chunks(self) -> int:
+        """Loads at once that keep all of them busy: each reader has its next one while the loop looks elsewhere."""
+        return 2 * self.read + self.hash
+
+
+def threads_for(cores: int) -> Threads:
+    """At least what two cores take."""
+    return Threads(read=_within(READS, cores), hash=_within(HASHES, cores // 2), make=_within(MAKERS, cores // 2))
+
+
+def _within(bounds: tuple[int, int], count: int) -> int:
+    low, high = bounds
+    return min(high, max(low, count))
