@@ -28,17 +28,15 @@ from service.unix import SocketDirectory
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.collect import Collector
-from snapshotter.engine import EngineBeside
 from snapshotter.exports import Exports
 from snapshotter.fsck import Fsck
-from snapshotter.jobs import Jobs
+from snapshotter.jobs import EngineBeside, Jobs
 from snapshotter.policy.roles import RULES
 from snapshotter.publish import Publisher
 from snapshotter.pushes import Pushes, PushLimits
-from snapshotter.routes import push_routes
+from snapshotter.routes import inner_routes, push_routes, store_routes
 from snapshotter.settings import LISTEN, SnapshotterSettings
 from snapshotter.staging import Staging
-from snapshotter.store_routes import inner_routes, store_routes
 from telemetry.certificates import describe_certificates
 from telemetry.telemetry import local
 

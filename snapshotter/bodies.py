@@ -21,7 +21,7 @@ LEAST_BYTES_S: Final = 64 << 10  # what a body may be slowed down to on purpose 
 
 
 async def read_body(
-    request: Request, limit: int, timeout_s: float = BODY_S, take: Callable[[int], None] = lambda _: None
+    request: Request, limit: int, take: Callable[[int], None] = lambda _: None, *, timeout_s: float = BODY_S
 ) -> bytearray:
     """Return the whole body, of at most `limit` bytes. It may take `timeout_s` and 1 s for each LEAST_BYTES_S bytes.
 
@@ -52,7 +52,7 @@ async def read_exactly(
     request: Request, nbytes: int, what: str, take: Callable[[int], None] = lambda _: None
 ) -> bytearray:
     """Return a body of exactly `nbytes`. Raises as `read_body`, and `Refused(InvalidRequest)` if it is shorter."""
-    body = await read_body(request, nbytes, take=take)
+    body = await read_body(request, nbytes, take)
     if len(body) != nbytes:
         raise Refused(InvalidRequest(what, f"{len(body)} bytes", f"must have exactly {nbytes}"))
     return body

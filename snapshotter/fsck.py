@@ -40,8 +40,8 @@ from contracts.problem import to_wire
 from contracts.push import AttestationEntry, FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from contracts.traffic_errors import Overloaded
 from snapshotter.attestations import Attestations
-from snapshotter.fsck_packs import NAMED, check_file, check_pack
 from snapshotter.policy.sealing import Sealing, inputs_digest
+from snapshotter.verify import NAMED, check_file, check_pack
 
 _KINDS: Final = (ATTESTATIONS, CONDEMNED, DRAFTS, INDEX, INPUTS, MANIFESTS, PACK_LISTS, PACKS)
 

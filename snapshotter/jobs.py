@@ -1,14 +1,55 @@
-"""What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in."""
+"""What the snapshotter asks of the control plane: run a gate or a sealing job on a standby, and take a version in.
 
-from typing import Any, Final
+A `kelvin engine` whose directory is shared with us may take the jobs instead.
+"""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
 
 from contracts.control import NamedVersions, Registered, TenantLimits, VersionRegistration
-from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
+from contracts.errors import Refused, Unavailable
+from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
+from service.unix import SocketDirectory
 from snapshotter.dependencies import REGISTRY
-from snapshotter.engine import Judge
 
 REGISTRY_S: Final = REGISTRY.timeout_s
+
+
+T = TypeVar("T")
+PEER: Final = "the engine"
+
+
+class Judge(Protocol):
+    """Takes the jobs of a push, at the same paths whoever it is."""
+
+    async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
+        """Raises `Refused`: the job's own refusal, or Unavailable."""
+        ...
+
+
+class EngineBeside:
+    """An engine in `run`, which may come, go and be another one at any time: a connection for each job."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"<EngineBeside {self._run}>"
+
+    async def call(self, method: str, path: str, kind: type[T], *, body: object | None = None, timeout_s: float) -> T:
+        """See `Judge`."""
+        try:
+            directory = SocketDirectory(self._run, is_ours=False)
+        except OSError as error:
+            raise Refused(Unavailable(PEER)) from error
+        with closing(directory):
+            client = ServiceClient(directory, ENGINE, PEER, limit=1)
+            try:
+                return await client.call(method, path, kind, body=body, timeout_s=timeout_s)
+            finally:
+                await client.close()
 
 
 class Jobs:

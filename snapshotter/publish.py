@@ -5,9 +5,12 @@ objects that nothing refers to, never a reference to what is not there. A retry 
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Final
 
 from blake3 import blake3
 
@@ -33,15 +36,31 @@ from contracts.push import CommitStep, Committed
 from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog
 from snapshotter.jobs import Jobs
-from snapshotter.locks import NamedLocks
 from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.layout import group
-from snapshotter.pusher import pushed_by
+from snapshotter.policy.whole_file import Part, parts_of
 from snapshotter.staging import Staging
+from snapshotter.turns import NamedLocks
 from snapshotter.verify import ensure_object, holds, verify_file, verify_pack
-from snapshotter.whole import WholeFileReader
 
 Report = Callable[[CommitStep], None]
+_BLOCK: Final = 8 << 20
+_CHUNKS_HELD: Final = 4
+
+_key_id: ContextVar[str] = ContextVar("pushed_by", default="")
+
+
+def asked_with(key_id: str) -> None:
+    """What this task, and those that it starts, are asked for is asked with that key, as in `service.cause`.
+
+    The key is no part of the plan: that is named by the digest of what it says, whoever sent it.
+    """
+    _key_id.set(key_id)
+
+
+def pushed_by() -> str:
+    """The key's id; empty where no one asked."""
+    return _key_id.get()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +70,68 @@ class UnderWay:
     tenant: str
     version: str
     chunks: frozenset[str]
+
+
+class WholeFileReader:
+    """One pass over the file that `record` keeps: its staged chunks and what lies between, in the file's own order.
+
+    Every chunk is compared with its digest when it is first read, and the whole with the file's digest at the end:
+    bytes that are neither are never visible under its name. Holds a block and a few chunks in memory.
+    """
+
+    def __init__(self, staging: Staging, record: PlanRecord, digests: tuple[str, ...]) -> None:
+        assert record.kept is not None
+        self._staging = staging
+        self._record = record
+        self._kept = record.kept
+        count = len(record.file_digests)
+        self._parts = parts_of(record.chunks[count:], digests[count:], self._kept.size)
+        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._seen: set[str] = set()
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """The file. Raises `Refused`: Conflict where a staged chunk was lost, ArtifactRejected where all of them make
+        another file than was announced.
+        """
+        whole = blake3()
+        block = bytearray()
+        for part in self._parts:
+            block += await self._read(part)
+            if len(block) >= _BLOCK:
+                yield await asyncio.to_thread(_absorbed, whole, block)
+                block = bytearray()
+        last = await asyncio.to_thread(_absorbed, whole, block)
+        if whole.hexdigest() != self._kept.digest:
+            rule = "its tensors and what lies between them do not make the file whose digest was sent"
+            raise Refused(ArtifactRejected(self._kept.path, rule))
+        yield last
+
+    async def _read(self, part: Part) -> bytes:
+        digest = part.digest or self._kept.rest
+        if digest in self._seen and digest not in self._held:  # scattered tensors: not all of their chunk again
+            return await asyncio.to_thread(self._staging.read_part, *self._staged(digest), part.offset, part.length)
+        data = self._held.get(digest) or await self._check_in(digest)
+        self._held.move_to_end(digest)
+        return data[part.offset : part.offset + part.length]
+
+    async def _check_in(self, digest: str) -> bytes:
+        data = await asyncio.to_thread(self._staging.read, *self._staged(digest))
+        if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:
+            await asyncio.to_thread(self._staging.discard, self._record.tenant, digest)
+            raise Refused(Conflict("commit", f"chunk {digest} was lost after it was sent: send it again"))
+        self._seen.add(digest)
+        self._held[digest] = data
+        while len(self._held) > _CHUNKS_HELD:
+            self._held.popitem(last=False)
+        return data
+
+    def _staged(self, digest: str) -> tuple[str, str, str]:
+        return self._record.tenant, self._record.plan_id, digest
+
+
+def _absorbed(whole: blake3, block: bytearray) -> bytes:
+    whole.update(block)
+    return bytes(block)
 
 
 class Publisher:

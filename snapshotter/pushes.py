@@ -31,7 +31,6 @@ from snapshotter.attestations import Attestations
 from snapshotter.catalog import Catalog, lacking
 from snapshotter.commits import Commits
 from snapshotter.jobs import Jobs
-from snapshotter.locks import NamedLocks
 from snapshotter.plans import KeptFile, PlanRecord
 from snapshotter.policy.config import check_tokenizer_fits
 from snapshotter.policy.files import MAX_PATHS, MODULES, is_of_recipe
@@ -44,7 +43,7 @@ from snapshotter.policy.whole_file import Whole
 from snapshotter.publish import Publisher, Report
 from snapshotter.recent import Recent
 from snapshotter.staging import Staging
-from snapshotter.turns import ByteRoom, Turns
+from snapshotter.turns import ByteRoom, NamedLocks, Turns
 
 # A tokenizer of 64 MiB and headers of 100 MB, as base64, with room for paths.
 PLAN_BYTES: Final = 256 << 20

@@ -1,9 +1,14 @@
-"""The push API over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone."""
+"""The snapshotter over HTTP: bodies with limits in, contracts out. The tenant comes from the caller's credential alone.
 
+Routes of a push, of a tenant's objects at rest (check them, free what nothing needs, give them out), and for replicas.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
 
 from contracts.artifact_errors import (
     ArtifactRejected,
@@ -18,22 +23,30 @@ from contracts.manifest import Manifest
 from contracts.names import dns_label
 from contracts.push import (
     CLIENT,
+    AttestationList,
     AttestRequest,
+    CollectReport,
+    CollectRequest,
     CommitRequest,
     Committed,
     Committing,
+    FsckLine,
+    KeepSeal,
     Missing,
     MissingRequest,
+    Original,
     Plan,
     PlanRequest,
 )
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import decode, encode
 from service.first import while_asked
-from service.openapi import described
+from service.openapi import OCTETS, described
 from service.principal import holder_of
+from snapshotter.attestations import Attestations
 from snapshotter.bodies import Lent, read_body, read_exactly
-from snapshotter.pusher import asked_with
+from snapshotter.exports import Exports, check_version
+from snapshotter.publish import Publisher, asked_with
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, Pushes
 
 # 64 hex digits, quotes and a comma for each of 700,000 chunks.
@@ -48,6 +61,11 @@ _OF_COMMITS: Final = (
 _described: Final = partial(described, scope=Scope.PUSH)
 
 _pusher_of = holder_of(Scope.PUSH)
+NDJSON: Final = "application/x-ndjson"
+SMALL_BYTES: Final = 64 << 10
+SEAL_BYTES: Final = 32 << 20  # names of 200,000 tensors
+Fsck = Callable[[str], AsyncIterator[FsckLine]]
+Collect = Callable[[str, bool], Awaitable[CollectReport]]
 
 
 def _pushing_tenant(request: Request) -> str:
@@ -140,5 +158,61 @@ def push_routes(pushes: Pushes) -> APIRouter:
         asked_with(_pusher_of(request).key_id)
         answer = await pushes.commit(tenant, plan_id, wanted, request.query_params.get(CLIENT))
         return Response(encode(answer), 202 if isinstance(answer, Committing) else 200, media_type=JSON)
+
+    return router
+
+
+def store_routes(fsck: Fsck, collect: Collect, exports: Exports, attestations: Attestations) -> APIRouter:
+    """Routes of `contracts/push.py` that check and collect."""
+    router = APIRouter(prefix="/push/v1")
+
+    @router.post("/fsck", **described(FsckLine, media_type=NDJSON, scope=Scope.PUSH))
+    async def check(tenant: Tenant) -> Response:
+        lines = (encode(line) + b"\n" async for line in fsck(tenant))
+        return StreamingResponse(lines, media_type=NDJSON)
+
+    @router.post("/collect", **described(CollectReport, NotFound, takes=CollectRequest, scope=Scope.PUSH))
+    async def free(tenant: NamedTenant, request: Request) -> Response:
+        wish = decode(await read_body(request, SMALL_BYTES), CollectRequest)
+        return Response(encode(await collect(tenant, wish.run)), media_type=JSON)
+
+    @router.get("/manifests/{version}", **described(Manifest, NotFound, ManifestCorrupt, scope=Scope.PUSH))
+    async def manifest(tenant: Tenant, version: str) -> Response:
+        async with exports.turns.take(tenant):
+            return Lent(await exports.manifest(tenant, version), JSON, exports.room, tenant)
+
+    @router.get("/originals/{version}", **described(Original, NotFound, ManifestCorrupt, scope=Scope.PUSH))
+    async def original(tenant: Tenant, version: str) -> Response:
+        async with exports.turns.take(tenant):
+            return Lent(encode(await exports.original(tenant, version)), JSON, exports.room, tenant)
+
+    @router.get("/chunks/{digest}", **described(bytes, NotFound, ChunkCorrupt, scope=Scope.PUSH))
+    async def chunk(tenant: Tenant, digest: str) -> Response:
+        async with exports.turns.take(tenant):
+            return Lent(await exports.chunk(tenant, digest), OCTETS, exports.room, tenant)
+
+    @router.get(
+        "/versions/{version}/attestations",
+        **described(AttestationList, NotFound, ManifestCorrupt, scope=Scope.PUSH),
+    )
+    async def attested(tenant: Tenant, version: str) -> Response:
+        async with exports.turns.take(tenant):
+            await exports.manifest(tenant, version)  # there is one, or it is not found
+            found = await attestations.entries(tenant, version)
+            return Lent(encode(AttestationList(attestations=found)), JSON, exports.room, tenant)
+
+    return router
+
+
+def inner_routes(publisher: Publisher) -> APIRouter:
+    """What replicas ask, over the socket alone: no caller from outside comes here."""
+    router = APIRouter(prefix="/internal/v1")
+
+    @router.post("/seals", status_code=204)
+    async def keep(request: Request) -> Response:
+        found = decode(await read_body(request, SEAL_BYTES), KeepSeal)
+        check_version(found.seal.version)
+        await publisher.add_seal(dns_label(found.tenant, "tenant"), found.seal)
+        return Response(status_code=204)
 
     return router

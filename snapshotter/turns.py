@@ -1,23 +1,55 @@
-"""Bound how many requests do something memory-hungry at once. The others wait a little, then are refused with a time to
-come back.
+"""Bound how many requests do something at once: by name, by number, or by the memory that they take.
 
-`Turns` bounds the number of jobs; it is for work that needs nothing more from a client. `ByteRoom` bounds bytes; it is
-for bodies that are received or sent, so a client that sends nothing holds nothing.
+`NamedLocks` keeps what must not happen twice at once apart, by tenant or version. `Turns` bounds the number of jobs; it
+is for work that needs nothing more from a client. `ByteRoom` bounds bytes; it is for bodies that are received or sent,
+so a client that sends nothing holds nothing. Whoever waits too long is refused with a time to come back.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
-from snapshotter.locks import NamedLocks
 
 TURN_S: Final = 10.0
+
+# Reads the body of a request (see `bodies.py`), and calls its argument with the length of each piece: that may refuse.
+Read = Callable[[Callable[[int], None]], Awaitable[bytearray]]
+
+
+class NamedLocks:
+    """Each is held by one at a time, or by `at_once`. Fair among those who wait for the same name. Keeps nothing of
+    names that nobody holds.
+    """
+
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
+        self._locks: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<NamedLocks {sorted(self._locks)}>"
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Alone with `name` inside, or one of `at_once`; a cancelled waiter leaves the queue."""
+        lock = self._locks.setdefault(name, asyncio.Semaphore(self._at_once))
+        self._users[name] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,14 +57,6 @@ class _Body:
     tenant: str
     nbytes: int = 0
     timeout: asyncio.Timeout | None = None  # while it is on its way and may be cut
-
-
-class Read(Protocol):
-    """Reads the body of a request. See `bodies.py`."""
-
-    async def __call__(self, *, take: Callable[[int], None]) -> bytearray:
-        """Call `take` with the length of each piece; it may refuse it. Raises `Refused`."""
-        ...
 
 
 class ByteRoom:
@@ -63,7 +87,7 @@ class ByteRoom:
             async with AsyncExitStack() as held_turn:
                 try:
                     async with asyncio.timeout(None) as body.timeout:
-                        content = await read(take=partial(self._take, body))
+                        content = await read(partial(self._take, body))
                         if turn is not None:
                             await held_turn.enter_async_context(turn)
                 except TimeoutError:

@@ -18,7 +18,7 @@ from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
 from service.client import ServiceClient
 from service.unix import SocketDirectory
-from snapshotter.engine import EngineBeside
+from snapshotter.jobs import EngineBeside
 from tests.endings import disorder
 from tests.kelvin.pods import was_probed
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until

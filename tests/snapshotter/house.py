@@ -18,8 +18,7 @@ from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
-from snapshotter.engine import EngineBeside
-from snapshotter.jobs import Jobs
+from snapshotter.jobs import EngineBeside, Jobs
 from snapshotter.settings import SnapshotterSettings
 from tests.loops import looping
 from tests.snapshotter.control import FakeControlPlane

@@ -44,7 +44,7 @@ class QuickLoop(asyncio.SelectorEventLoop):
 
 def read(pieces: Sequence[tuple[float, bytes]], limit: int = 1 << 30, timeout_s: float = 10.0) -> bytes:
     with asyncio.Runner(loop_factory=QuickLoop) as runner:
-        return bytes(runner.run(read_body(cast(Request, SlowRequest(pieces)), limit, timeout_s)))
+        return bytes(runner.run(read_body(cast(Request, SlowRequest(pieces)), limit, timeout_s=timeout_s)))
 
 
 SECOND = bytes(LEAST_BYTES_S)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from snapshotter.locks import NamedLocks
+from snapshotter.turns import NamedLocks
 
 
 async def test_locks() -> None:
