@@ -25,10 +25,9 @@ from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, sta
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
-from runtime.accounts import Account
 from runtime.delivery import Delivery, Exchange, watch_connection
 from runtime.engine.interface import Request
-from runtime.orphans import Orphans
+from runtime.orphans import Account, Orphans
 from runtime.policy.credit import Credits
 from runtime.policy.schedule import OWNER
 from runtime.replica import Replica

@@ -1,8 +1,9 @@
 """The composition root of a standby and of the runtime that it may become: what is made of what, and in which order."""
 
 import asyncio
+import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
@@ -15,14 +16,13 @@ from contracts.control import batch_of
 from contracts.errors import Refused
 from contracts.filters import SOCKET
 from contracts.jobs import Bind, GateFacts, GateJob, Pod, SealAttestation, SealJob
+from contracts.push import KeepSeal
 from contracts.roles import Role, Rules
 from runtime import jobs
 from runtime.api import ServingApi
 from runtime.control_api import attach
-from runtime.dependencies import LEDGER
+from runtime.dependencies import LEDGER, SEALS
 from runtime.gpu_watch import GpuWatch
-from runtime.keeping import keep_what_was_recorded, keeper
-from runtime.lanes import Lanes
 from runtime.memory import SPARE_BYTES, bound_memory
 from runtime.metering import MeterPage
 from runtime.orders import Orders, build_orders
@@ -44,14 +44,20 @@ from service.unix import SocketDirectory
 from service.way import Way
 from spool.shipper import Post
 from weightcache import client
-from weightcache.device import checksum_in, copy_to_device
+from weightcache.device import Lanes, checksum_in, copy_to_device
 from weightcache.tensors import tensors
+
+log = logging.getLogger(__name__)
 
 _USAGE: Final = "/internal/v1/usage/requests"
 _SHIP_S: Final = LEDGER.timeout_s
 _WARM_AFTER_S: Final = 0.25  # a standby that was forked for a waiting request is bound by then
 _LAST_FRAMES_S: Final = 5  # for what is answered already and not yet read
 _LAST_RECEIPTS_S: Final = 1.0  # for activators to say that they recorded it; less than the lifeline's grace
+_PROVEN_LOOK_S: Final = 0.5
+_SEAL_PAUSES_S: Final = (1.0, 5.0, 25.0)  # between tries
+_SEAL_S: Final = SEALS.timeout_s
+Keep = Callable[[KeepSeal], Awaitable[None]]
 
 
 async def serve(
@@ -183,6 +189,47 @@ def engines_on(device: torch.device) -> tuple[tuple[str, str], ...]:
     """Return (library, device) of each engine that this process may become. A lease brings the known answers of one."""
     predicting = installed()
     return (engine_of(device),) if predicting is None else (engine_of(device), (predicting, "cpu"))
+
+
+async def keep_what_was_recorded(replica: Replica, keep: Keep) -> None:
+    """Have the snapshotter keep the known answers that this replica recorded, once it gave them again.
+
+    They become a seal of the version, which the snapshotter signs. Nothing waits for it: if it can't be reached, the
+    next start records them anew. Returns once there is nothing to do: all was known before, it is kept, or that was
+    tried often enough.
+    """
+    while True:
+        await asyncio.sleep(_PROVEN_LOOK_S)
+        if not replica.to_prove:
+            break
+    seal = replica.recorded
+    if seal is None:
+        return
+    told = {"tenant": seal.tenant, "version": seal.seal.version}
+    for pause_s in (*_SEAL_PAUSES_S, None):
+        try:
+            await keep(seal)
+        except Refused as refused:
+            log.warning("known answers were not kept", extra={**told, "why": refused.failure.message})
+            if pause_s is None or not refused.failure.retryable:
+                return
+            await asyncio.sleep(pause_s)
+        else:
+            log.info("known answers of this engine are kept", extra=told)
+            return
+
+
+def keeper(way: Way) -> Keep:
+    """Over the way to the snapshotter."""
+
+    async def keep(found: KeepSeal) -> None:
+        client = ServiceClient.by(way, "the snapshotter", limit=1)
+        try:
+            await client.call("POST", "/internal/v1/seals", type(None), body=found, timeout_s=_SEAL_S)
+        finally:
+            await client.close()
+
+    return keep
 
 
 async def _take(replica: Replica, own: Bind) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.gpu import Degraded, GpuFacts, GpuHealth, Healthy, Unhealthy, worst
 from runtime.threads import run_in_thread
@@ -13,24 +13,16 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 5.0
 
 
-class Looks(Protocol):
-    """What is watched: `service.nvml.Gpus`."""
-
-    def look(self) -> tuple[GpuFacts, ...]:
-        """Every device. Blocking."""
-        ...
-
-
 class GpuWatch:
     """Of one process. What it saw last may be read at any time."""
 
-    def __init__(self, gpus: Looks, every_s: float = LOOK_S) -> None:
-        """Looks once, at once."""
-        self._gpus = gpus
+    def __init__(self, look: Callable[[], tuple[GpuFacts, ...]], every_s: float = LOOK_S) -> None:
+        """`look` says how every device is. Blocking, and called once at once."""
+        self._look = look
         self._every_s = every_s
         self.seen: tuple[GpuFacts, ...] = ()
         self.health: GpuHealth = Healthy()
-        self._take(gpus.look())
+        self._take(look())
 
     def __repr__(self) -> str:
         return f"<GpuWatch devices={len(self.seen)} {self.health}>"
@@ -43,7 +35,7 @@ class GpuWatch:
                 told = True
                 on_unhealthy()
             await asyncio.sleep(self._every_s)
-            self._take(await run_in_thread("gpus", self._gpus.look))
+            self._take(await run_in_thread("gpus", self._look))
 
     def _take(self, seen: tuple[GpuFacts, ...]) -> None:
         before, self.seen = self.health, seen

@@ -16,11 +16,10 @@ from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, Probe, SealAttestation, SealJob
 from runtime import decoder
 from runtime.binding import BoundModel
-from runtime.compatibility import check_reading, check_text, check_vocabulary
 from runtime.encoder import sealing as encoder
-from runtime.encoder.codec import EmbeddingCodec
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
+from runtime.encoder.serving import EmbeddingCodec
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Engine
 from runtime.gate import first_line
@@ -28,7 +27,7 @@ from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
 from runtime.screening import Ask, check_filters
-from runtime.tokenizer import TextCodec
+from runtime.tokenizer import TextCodec, check_reading, check_text, check_vocabulary
 from runtime.tokenizer_file import TOKENIZER
 from runtime.weights import Acquire, Weights, device_of, gate_job, pinned_files, prove
 from weightcache.checksum import checksum_of

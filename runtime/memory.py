@@ -1,9 +1,14 @@
-"""Bound the memory of a process that serves or judges a tenant's model.
+"""The memory of a process that serves or judges a tenant's model: bounded, and its heap as a restore wants it.
 
 A model is untrusted: its template, tokenizer or graph may take more memory than the machine has. Then this process has
 to fail or be killed, and not the cache agent, whose memory all models of the machine share.
+
+malloc has one heap, and a part of it that is there before anybody waits for it. A tokenizer's tables are megabytes in
+small and in middling pieces. Where each is new to the process, a start waits for thousands of page faults; glibc also
+gives back what is freed, and maps what is large anew each time (mallopt(3)).
 """
 
+import ctypes
 import resource
 from contextlib import suppress
 from pathlib import Path
@@ -35,3 +40,38 @@ def _data_bytes() -> int:
     """Return what the kernel counts against RLIMIT_DATA: private writable memory, touched or not."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
+
+KEPT_BYTES: Final = 16 << 20
+_LARGE_BYTES: Final = 8 << 20  # from here on it is mapped by itself, and given back when it is freed
+_PIECE: Final = 64 << 10  # below glibc's own limit for mappings, whatever that is at the moment
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+
+_libc: Final = ctypes.CDLL(None)
+_libc.malloc.restype = ctypes.c_void_p
+_libc.malloc.argtypes = (ctypes.c_size_t,)
+_libc.free.argtypes = (ctypes.c_void_p,)
+
+
+def settle_heap() -> None:
+    """In a process without threads, for it and its forks. One heap for all threads: a restore's thread would begin one
+    of its own otherwise, where nothing is kept. Where malloc is not glibc's, nothing is done.
+    """
+    tune = getattr(_libc, "mallopt", None)
+    if tune is not None:
+        tune(_M_ARENA_MAX, 1)
+        tune(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        tune(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
+
+
+def keep_heap(nbytes: int = KEPT_BYTES) -> None:
+    """Touch so many bytes of heap, and free them again. They stay backed by memory.
+
+    So a standby's memory includes them from the start, and a restore that uses them does not wait for page faults.
+    """
+    pieces = [_libc.malloc(_PIECE) for _ in range(nbytes // _PIECE)]
+    for piece in pieces:
+        if piece:
+            ctypes.memset(piece, 0, _PIECE)
+    for piece in pieces:
+        _libc.free(piece)

@@ -10,18 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.meter import METER_BYTES, METER_FILE_BYTES, SEQUENCE_AT, Meter, Phase, encode_meter
 from service.processes import boot_id
 
 RENEWED_NS: Final = 5_000_000_000  # what is lost of a life whose end nobody saw, about
 
-
-class Page(Protocol):
-    """What a meter writes to: `mmap.mmap`, or a bytearray in tests."""
-
-    def __setitem__(self, where: slice, data: bytes, /) -> None: ...
+Page = mmap.mmap | bytearray
 
 
 class MeterPage:

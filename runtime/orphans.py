@@ -8,17 +8,20 @@ something. Where both write, the activator's stands.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
+
+from msgspec import UNSET
 
 from contracts.errors import Refused
-from contracts.usage import Receipt
+from contracts.frames import Counts
+from contracts.traffic_errors import Cancelled
+from contracts.usage import Origin, Receipt, RequestRecord
 from contracts.wire import encode
-from runtime.accounts import Account
 from service.loops import Loops
 from spool import Shipper, Spool, has_owner
 from spool.shipper import Post
@@ -31,13 +34,62 @@ MAX_KEPT: Final = 4096
 FAR_S: Final = 60.0  # after its last request an activator on another host counts as gone
 MAX_FAR: Final = 256
 
+# Makes a record durable. Its argument makes the record of its sequence number, which is returned.
+Append = Callable[[Callable[[int], bytes]], Awaitable[int]]
 
-class Records(Protocol):
-    """Where records become durable."""
 
-    async def append(self, make: Callable[[int], bytes], /) -> int:
-        """Returns the sequence that `make` was given."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A request that has left the engine. `activator` names the spool of whoever owes its record, "" where unknown."""
+
+    request_id: str
+    activator: str
+    tenant: str
+    model: str
+    version: str
+    key_id: str
+    runtime_id: str
+    started_at_us: int
+    ended_at_us: int
+    stream: bool
+    counts: Counts
+    delivered_tokens: int  # the last count that the activator acknowledged
+    once: str = ""  # as the activator would have recorded it; "" for none
+    degraded: str = ""  # as the activator would have recorded it
+
+    def delivered(self, tokens: int) -> "Account":
+        """Return the account with a later acknowledgement. The count never goes down."""
+        return replace(self, delivered_tokens=max(self.delivered_tokens, min(tokens, self.counts.completion_tokens)))
+
+    def answered_elsewhere(self) -> "Account":
+        """Return the account of a request that another replica answered: it charges nothing."""
+        return replace(self, delivered_tokens=0, once="")
+
+    def record(self, source: str, sequence: int) -> RequestRecord:
+        """What is charged: tokens that were acknowledged, not those that were made."""
+        return RequestRecord(
+            request_id=self.request_id,
+            origin=Origin.ORPHAN,
+            source=source,
+            sequence=sequence,
+            tenant=self.tenant,
+            model=self.model,
+            version=self.version,
+            key_id=self.key_id,
+            runtime_id=self.runtime_id,
+            started_at_us=self.started_at_us,
+            ended_at_us=self.ended_at_us,
+            queued_us=0,
+            outcome=Cancelled.code,
+            status=Cancelled.status,
+            stream=self.stream,
+            prompt_tokens=self.counts.prompt_tokens,
+            cached_tokens=self.counts.cached_tokens,
+            completion_tokens=self.delivered_tokens,
+            device_us=self.counts.device_us,
+            once=self.once or UNSET,
+            degraded=self.degraded or UNSET,
+        )
 
 
 @dataclass(slots=True)
@@ -56,18 +108,18 @@ class Orphans:
     def __init__(
         self,
         source: str,
-        records: Records,
+        append: Append,
         lives: Callable[[str], bool],
         grace_s: float = GRACE_S,
         far_s: float = FAR_S,
     ) -> None:
-        """`lives(activator)` returns whether that activator lives."""
+        """`append` writes a record where it is durable. `lives(activator)` returns whether that activator lives."""
         self._source = source
         self._lives = lives
         self._grace_s = grace_s
         self._look_s = min(grace_s, LOOK_S)
         self._far_s = far_s
-        self._records = records
+        self._make_durable = append
         self._kept: dict[str, _Kept] = {}
         self._look: asyncio.TimerHandle | None = None
         self._dead: frozenset[str] = frozenset()  # at the last look
@@ -175,7 +227,7 @@ class Orphans:
 
     async def _append(self, account: Account, level: int, why: str) -> None:
         try:
-            await self._records.append(lambda sequence: encode(account.record(self._source, sequence)))
+            await self._make_durable(lambda sequence: encode(account.record(self._source, sequence)))
             log.log(level, why, extra={"request_id": account.request_id, "tokens": account.delivered_tokens})
         except (Refused, OSError) as error:
             # The request stays counted in the meter page: reconciliation names it.
@@ -212,7 +264,7 @@ class SpooledRecords:
 async def orphanage(directory: Path, source: str, post: Post) -> AsyncIterator[Orphans]:
     """Orphans over a spool of their own, beside those of the activators; left, everything kept is durable."""
     records = SpooledRecords(directory, source, post)
-    orphans = Orphans(source, records, partial(has_owner, directory))
+    orphans = Orphans(source, records.append, partial(has_owner, directory))
     try:
         yield orphans
     finally:

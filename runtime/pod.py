@@ -38,8 +38,8 @@ def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
     had.
     """
     from runtime import app, preload  # after the settings, which pin the libraries' threads
+    from runtime.control_api import build_probes
     from runtime.metering import create_meter_page
-    from runtime.pod_api import build_probes
     from runtime.weights import has_device
 
     preload.imports()
@@ -55,7 +55,7 @@ def run(settings: RuntimeSettings, pod: Pod, shown: Shown) -> int:
     with ExitStack() as ladder:
         directory = ladder.enter_context(closing(SocketDirectory(settings.run)))
         devices = ladder.enter_context(opened_for(pod.device_class, shown))
-        gpus = None if devices is None else GpuWatch(devices)
+        gpus = None if devices is None else GpuWatch(devices.look)
         if _is_unhealthy(gpus):
             return 1
         if (agent := _try_agent(Path(pod.agent) if pod.agent else settings.run, AGENT_S)) is None:

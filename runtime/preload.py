@@ -14,9 +14,9 @@ from contracts.jobs import Bind, GateJob, SealJob
 from contracts.manifest import Manifest
 from contracts.usage import Receipts
 from contracts.wire import decoder
-from runtime import heap
 from runtime.chat_template import ChatTemplate
 from runtime.control_api import build_control_app
+from runtime.memory import settle_heap
 from weightcache.wire import Layout, LeaseReply
 
 # Imported by libraries at their first use.
@@ -40,7 +40,7 @@ def load() -> FastAPI:
 
 def imports() -> None:
     """What the first request would otherwise wait for."""
-    heap.settle()
+    settle_heap()
     torch.set_num_threads(1)  # before any operation could make a pool
     for name in _LATE:
         importlib.import_module(name)

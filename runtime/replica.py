@@ -22,12 +22,11 @@ from contracts.meter import Phase
 from contracts.push import KeepSeal
 from contracts.timeline import Span
 from runtime.engine.interface import Event
-from runtime.handover import Handover
 from runtime.metering import MeterPage
 from runtime.policy.credit import Credits
 from runtime.serving import Kept, Served, Wiring
 from runtime.stream import Streams
-from runtime.threads import run_in_thread
+from runtime.threads import Handover, run_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +232,7 @@ class Replica:
         except Exception:
             self.fail(Internal())
             raise
-        self._serving, self._streams = serving, Streams(serving.thread)
+        self._serving, self._streams = serving, Streams(serving.thread.submit, serving.thread.cancel)
         self.credits = Credits(serving.limits.max_streams)
         self.meter.enter(Phase.IDLE)
         self._move(RuntimeState.READY)

@@ -1,8 +1,11 @@
 """From a version's digest to a replica that can serve it: lease, tensors, model, engine. Blocking; in one thread.
 
-What may go wrong at each step is a `Refused`, after which the process serves nothing.
+What may go wrong at each step is a `Refused`, after which the process serves nothing. A replica that sleeps has no
+engine and no KV cache; it comes back by the same steps, as far as they are needed.
 """
 
+import gc
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,20 +13,20 @@ from typing import Final
 
 import torch
 
-from contracts.errors import Refused
+from contracts.errors import Internal, Refused
 from contracts.jobs import Bind, Probe, SealAttestation
 from contracts.timeline import Span, Stage
 from runtime import decoder
-from runtime.compatibility import check_text
-from runtime.dormant import Dormant
+from runtime.binding import BoundModel
 from runtime.encoder import sealing as encoder
-from runtime.encoder.codec import EmbeddingCodec
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
-from runtime.encoder.serving import EmbeddingServing
+from runtime.encoder.serving import EmbeddingCodec, EmbeddingServing
+from runtime.engine.attention import detach
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Engine
 from runtime.engine.thread import EngineThread
+from runtime.families import SERVED
 from runtime.pinned import PinnedFiles, sampling_defaults
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
@@ -31,8 +34,12 @@ from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.serving import PredictorServing
 from runtime.screening import Ask, Screen, screen_of
 from runtime.serving import Kept, Served, Serving, Wiring
-from runtime.tokenizer import TextCodec
+from runtime.skeleton import Skeleton
+from runtime.tokenizer import TextCodec, check_text
 from runtime.weights import Acquire, Lease, Proven, Weights, bind_proven, binds_unread, device_of, pinned_files
+
+log = logging.getLogger(__name__)
+
 
 # A woken replica's first request comes at once, but on busy cores "at once" takes its time, and a probe that runs alone
 # just before it costs it a whole forward. Where nobody comes, the probe runs alone, and nobody waits for it.
@@ -50,6 +57,78 @@ class _Known:
     proven: Proven
     codec: TextCodec | EmbeddingCodec
     screen: Screen | None
+
+
+class Dormant:
+    """A version whose replica sleeps: its bound model over its weights, or empty and without a lease; and back again.
+
+    Of copies on a device nothing is kept in either case: they are made of the lease. `bound` is None where a model is
+    made anew out of the lease's bytes. One call at a time.
+    """
+
+    def __init__(self, weights: Weights, bound: BoundModel | None, acquire: Acquire) -> None:
+        architecture = weights.lease.manifest.engine.architecture
+        self._skeleton = None if bound is None else Skeleton(SERVED[architecture], bound.module)
+        self._lease = weights.lease
+        self._weights: Weights | None = weights
+        self._renew = weights.renew  # of copies, while there is a lease to make them of
+        self._acquire = acquire
+        self.is_dropped = False
+
+    def __repr__(self) -> str:
+        state = "dropped" if self.is_dropped else "empty" if self._weights is None else "whole"
+        return f"<Dormant {state} {self._lease!r}>"
+
+    def release(self) -> None:
+        """What an engine left on the model is freed, and what is on a device."""
+        if self._skeleton is not None:
+            detach(self._skeleton.module)
+        if self._renew is not None:
+            self._empty()
+        _collect()
+
+    def drop(self) -> None:
+        """Give the lease back. Raises `Refused(Internal)` where something still looks into its memory: that stays
+        mapped then, and the process has to end.
+        """
+        self._empty()
+        _collect()
+        if self._lease.in_use:
+            log.error("something still refers to weights that are to be dropped")
+            raise Refused(Internal())
+        self._renew = None
+        self.is_dropped = True
+        self._lease.close()
+
+    def rouse(self, request: Bind, stamp: Callable[[Stage], None]) -> Weights:
+        """The weights, with the model over them: as they were left, or leased and placed anew. Raises `Refused`."""
+        if self._weights is not None:
+            return self._weights
+        if self._renew is not None:
+            weights = self._renew()
+        else:
+            weights = self._acquire(request.tenant, request.version)
+            weights.lease.until_whole()
+            stamp(Stage.LEASED)
+        if self._skeleton is not None:
+            self._skeleton.fill(weights.tensors)
+            stamp(Stage.BOUND)
+        return weights
+
+    def _empty(self) -> None:
+        if self._weights is None:
+            return
+        if self._skeleton is not None:
+            self._skeleton.empty(self._weights.tensors)
+        self._weights.tensors.clear()  # whoever else has the dictionary has none of its views either
+        self._weights = None
+
+
+def _collect() -> None:
+    """What nothing refers to any more is freed, modules and their cycles included, and goes back to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: Ask | None = None) -> Served:

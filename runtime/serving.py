@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
 from contracts.ceiling import NO_CEILING, Ceiling
-from contracts.errors import Failure, LimitExceeded, Refused
+from contracts.errors import LimitExceeded, Refused
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
 from runtime.answer import Answer, Feed
 from runtime.engine.interface import Engine, Event, GenerationRequest, Request, Sampling
+from runtime.engine.thread import EngineThread
 from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import (
     Ask,
@@ -29,7 +30,6 @@ from runtime.openai_requests import (
 from runtime.pinned import SamplingDefaults
 from runtime.policy.schedule import OWNER
 from runtime.screening import Screen, ScreenedAnswer
-from runtime.stream import Inbox
 from runtime.tokenizer import TextCodec
 from service.fair_lock import FairLock
 
@@ -41,24 +41,6 @@ INLINE_CHARACTERS: Final = 4096
 _PROMPTS_WAITING: Final = 1024  # bounds memory; deadlines bound the wait
 _PROMPTS_WAITING_OF_TENANT: Final = 256
 _LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token whatever its share
-
-
-class EngineThread(Inbox, Protocol):
-    """The engine's thread, as far as the event loop uses it."""
-
-    @property
-    def poisoned(self) -> Failure | None:
-        """Return why it will never serve again; None if it may."""
-        ...
-
-    @property
-    def in_step_s(self) -> float:
-        """Return for how many seconds it has been in a step without progress; 0 while it waits."""
-        ...
-
-    def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
-        """End all requests, then the thread. Return whether it ended in time."""
-        ...
 
 
 class Encoding:

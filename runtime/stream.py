@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
@@ -23,18 +23,6 @@ from runtime.engine.interface import Event, Failed, Finished, Generated, Request
 MAX_TOKENS: Final = 1024
 SLOW_S: Final = 5.0
 MAX_STREAMS: Final = 4096
-
-
-class Inbox(Protocol):
-    """The part of the engine's thread that streams talk to."""
-
-    def submit(self, request: Request) -> None:
-        """Raises `Refused`; otherwise events follow, of which the last is Finished, Failed or Cancelled."""
-        ...
-
-    def cancel(self, request_id: str) -> None:
-        """Unknown and ended ids are ignored."""
-        ...
 
 
 class Stream:
@@ -134,10 +122,17 @@ class Stream:
 
 
 class Streams:
-    """All requests of one replica, from `open` until the engine has let go of them."""
+    """All requests of one replica, from `open` until the engine has let go of them.
 
-    def __init__(self, inbox: Inbox, max_tokens: int = MAX_TOKENS) -> None:
-        self._inbox = inbox
+    `submit` hands a request to the engine's thread, and raises `Refused`; otherwise events follow, of which the last is
+    Finished, Failed or Cancelled. `cancel` ignores unknown and ended ids.
+    """
+
+    def __init__(
+        self, submit: Callable[[Request], None], cancel: Callable[[str], None], max_tokens: int = MAX_TOKENS
+    ) -> None:
+        self._submit = submit
+        self._cancel = cancel
         self._max_tokens = max_tokens
         self._streams: dict[str, Stream] = {}
         self._last = 0
@@ -154,8 +149,8 @@ class Streams:
             raise Refused(Overloaded("this replica", MAX_STREAMS, 1.0, "streams"))
         self._last += 1
         serial = f"{request.request_id}#{self._last}"
-        self._inbox.submit(replace(request, request_id=serial))
-        stream = self._streams[serial] = Stream(serial, self._inbox.cancel, self._max_tokens)
+        self._submit(replace(request, request_id=serial))
+        stream = self._streams[serial] = Stream(serial, self._cancel, self._max_tokens)
         return stream
 
     def dispatch(self, events: list[Event]) -> None:

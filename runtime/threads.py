@@ -1,16 +1,21 @@
-"""Run one blocking call in a thread of its own, from the event loop. The thread never keeps the process alive."""
+"""Between the event loop and threads: one blocking call in a thread of its own, and events from the engine's thread."""
 
 import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
+
+from runtime.engine.interface import Event
 
 T = TypeVar("T")
+MAX_BATCHES: Final = 64  # steps that the loop may be behind; then the engine waits
+_LOOK_S: Final = 1.0
 
 
 async def run_in_thread(name: str, call: Callable[[], T]) -> T:
-    """What `call` returns or raises. Cancelling gives up the wait, not the call.
+    """What `call` returns or raises, in a thread that never keeps the process alive. Cancelling gives up the wait, not
+    the call.
 
     A pool's threads would be joined before the loop may close, however long they take. The thread works for the
     request that the caller works for.
@@ -39,3 +44,37 @@ async def run_in_thread(name: str, call: Callable[[], T]) -> T:
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), name=name, daemon=True).start()
     return await future
+
+
+class Handover:
+    """`post` from the engine's thread, delivery on the loop, in order. A loop that is behind slows the engine down."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Callable[[list[Event]], None],
+        max_batches: int = MAX_BATCHES,
+    ) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._places = threading.BoundedSemaphore(max_batches)
+        self._closed = False
+
+    def post(self, events: list[Event]) -> None:
+        """In the engine's thread. Returns when there is room for more, or nobody listens any longer."""
+        while not self._places.acquire(timeout=_LOOK_S):
+            if self._closed:
+                return
+        try:
+            self._loop.call_soon_threadsafe(self._take, events)
+        except RuntimeError:  # the loop is closed
+            self._closed = True
+
+    def close(self) -> None:
+        """From now on events are lost, and the engine never waits."""
+        self._closed = True
+
+    def _take(self, events: list[Event]) -> None:
+        self._places.release()
+        if not self._closed:
+            self._deliver(events)

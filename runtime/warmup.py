@@ -13,12 +13,12 @@ import torch
 from contracts.frames import Counts
 from contracts.jobs import GateFacts
 from contracts.manifest import ENGINE_INTERFACE, Engine, Limits, Manifest
-from runtime import heap
 from runtime.answer import Answer
 from runtime.binding import BoundModel, bind, parse_config, skeleton
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Finished, Generated, GenerationRequest, Sampling
 from runtime.families import SERVED
+from runtime.memory import keep_heap
 from runtime.openai_answers import Heading, renderer_for
 from runtime.openai_requests import ChatPrompt, decode_chat
 from runtime.predictor.session import installed
@@ -78,7 +78,7 @@ class WarmUp:
     @property
     def steps(self) -> Sequence[Callable[[], None]]:
         """Short ones: a bind may have to wait for one of them."""
-        return (self._text, self._model, self._engine, heap.keep)
+        return (self._text, self._model, self._engine, keep_heap)
 
     def _text(self) -> None:
         config = {"chat_template": _TEMPLATE}

@@ -14,8 +14,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
 from contracts.manifest import Manifest
-from runtime.binding import DTYPES, BoundModel, How, bind, may_read, move
-from runtime.comparing import compare
+from runtime.binding import DTYPES, BoundModel, How, bind, compare, may_read, move
 from runtime.families import SERVED
 from runtime.pinned import PinnedFiles
 from runtime.skeleton import Skeleton

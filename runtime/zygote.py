@@ -2,6 +2,9 @@
 
 No event loop, no threads, no device: one blocking poll over its lifeline, a wake-up for signals and a SEQPACKET socket.
 Started as `python -m runtime.zygote`; the standby's own life begins in `standby.py`.
+
+A standby is forked twice, so that its parent is whoever reaps orphans, and known by a pidfd that names no other.
+Forking copies one thread: a lock that another held stays locked for ever in the child. So there must be no other.
 """
 
 import gc
@@ -13,14 +16,15 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
 
-from contracts.errors import Failure, Internal, Refused
+from contracts.errors import Conflict, Failure, Internal, Refused
 from contracts.names import dns_label
 from contracts.problem import WireFailure, to_wire
 from contracts.traffic_errors import Overloaded
 from contracts.wire import Wire, decode, encode
-from runtime.forking import count_threads, fork_orphan
 from runtime.settings import RuntimeSettings, from_environment
 from service.log import configure_logging
 from service.processes import is_orphaned
@@ -34,6 +38,7 @@ SOCKET: Final = "zygote.sock"
 MAX_MESSAGE: Final = 4096
 MAX_CONNECTIONS: Final = 16
 ACCEPT_PAUSE_S: Final = 0.1
+BIRTH_S: Final = 10.0  # how long the process between may take: two forks of a large process on a busy machine
 
 
 class Fork(Wire, frozen=True, tag_field="op", tag="fork"):
@@ -155,6 +160,86 @@ def _reply(connection: socket.socket, reply: Reply, *fds: int) -> bool:
         socket.send_fds(connection, [encode(reply)], fds)
         return True
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """The process that was born. `pidfd` is the holder's to close."""
+
+    pid: int
+    pidfd: int
+
+
+def count_threads() -> int:
+    """Threads of this process, also those that Python knows nothing of."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def fork_orphan() -> Orphan | None:
+    """Fork a process whose parent has ended. Return its handle here, and None in the new process, where all signals are
+    still blocked.
+
+    Raises `Refused`: Conflict if this process has more than one thread, Internal if the fork fails or no descriptor is
+    left.
+    """
+    try:
+        if (threads := count_threads()) != 1:
+            raise Refused(Conflict("fork", f"this process has {threads} threads, and must have 1"))
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise Refused(Internal()) from error
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        between = os.fork()
+        if between == 0 and _fork_and_tell(near, far):
+            return None
+        far.close()
+        orphan = _receive(near, between)
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise Refused(Internal()) from error
+    finally:
+        near.close()
+        far.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return orphan
+
+
+def _fork_and_tell(near: socket.socket, far: socket.socket) -> bool:
+    """In the process between: returns (True) only in the orphan; between ends here, whatever happens."""
+    pid = -1
+    try:
+        near.close()
+        pid = os.fork()
+        if pid == 0:
+            return True
+        # Not reaped before this process has ended, so the pid is nobody else's yet.
+        socket.send_fds(far, [b"%d" % pid], [os.pidfd_open(pid)])
+        _end(0)
+    except BaseException:
+        if pid > 0:
+            os.kill(pid, signal.SIGKILL)  # nobody would ever know of it
+        _end(1)
+
+
+def _end(status: int) -> NoReturn:
+    """Leave without the parent's exit handlers, buffers and `finally` blocks."""
+    os._exit(status)
+
+
+def _receive(near: socket.socket, between: int) -> Orphan:
+    """What the process between tells; it is dead and reaped afterwards, told or not."""
+    near.settimeout(BIRTH_S)
+    try:
+        message, fds, _, _ = socket.recv_fds(near, 32, 1)
+    except OSError:
+        os.kill(between, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(between, 0)
+    if not message or not fds:
+        raise OSError("the process between ended without a birth")
+    return Orphan(int(message), fds[0])
 
 
 @contextmanager

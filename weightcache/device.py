@@ -10,7 +10,7 @@ filled again. A second stream sums up in the device's own memory what arrived, w
 import ctypes
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 2  # a bad copy is not yet bad memory
 STAGERS: Final = 4  # one core copies slower than a device's bus
-
 
 SLOT_BYTES: Final = 32 << 20
 SLOTS: Final = 4
@@ -152,6 +151,39 @@ def copy_in_parts(threads: ThreadPoolExecutor, to: int, address: int, nbytes: in
     ]
     for part in parts:
         part.result()
+
+
+class Lanes:
+    """One lane per device, kept for the process's life.
+
+    It is made while the process is parked, or by its first restore if that comes sooner: page-locking memory and a
+    first use of CUDA take longer than many a restore. Only forked processes get here; the zygote touches no device.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[torch.device], Lane] = CudaLane,
+        count: Callable[[], int] = torch.cuda.device_count,  # by NVML where torch finds it: makes no context
+    ) -> None:
+        self._make = make
+        self._count = count
+        self._lanes: dict[torch.device, Lane] = {}
+
+    @property
+    def has_device(self) -> bool:
+        """Whether this machine has one."""
+        return self._count() > 0
+
+    def prepare(self) -> None:
+        """A step of a parked standby's warm-up."""
+        if self.has_device:
+            self.to(torch.device("cuda", 0))
+
+    def to(self, device: torch.device) -> Lane:
+        """The lane to the device."""
+        if device not in self._lanes:
+            self._lanes[device] = self._make(device)
+        return self._lanes[device]
 
 
 @dataclass(frozen=True, slots=True)

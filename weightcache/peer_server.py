@@ -44,7 +44,6 @@ STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
 SLOWEST_BYTES_PER_S: Final = 1 << 20
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
-
 MAX_OUT: Final = 64  # answers
 MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
 RETRY_S: Final = 1.0

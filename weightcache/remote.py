@@ -27,7 +27,6 @@ from weightcache.sources import ALL_AT_ONCE, Turn
 
 log = logging.getLogger(__name__)
 
-
 VERSIONS_EXPECTED: Final = 64
 BATCH: Final = 64  # indexes that are read at once
 OUT_OF_REACH: Final = 8  # unavailable packs; above that the store itself counts as unavailable

@@ -1,18 +1,40 @@
-"""An encoder, bound and ready: from a body to sequences for its engine."""
+"""An encoder, bound and ready: from a body to text, to token ids by its tokenizer's verified bytes, to its engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from contracts.artifact_errors import ArtifactRejected
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.errors import Refused
 from contracts.jobs import Bind, SealAttestation
 from contracts.manifest import Kind, Limits
 from contracts.timeline import Span
-from runtime.encoder.codec import EmbeddingCodec
 from runtime.engine.interface import EmbeddingRequest, Engine
+from runtime.engine.thread import EngineThread
 from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, decode_embeddings, too_long
+from runtime.pinned import PinnedFiles
 from runtime.policy.schedule import OWNER
-from runtime.serving import INLINE_CHARACTERS, Encoding, EngineThread, Kept, Prepared
+from runtime.serving import INLINE_CHARACTERS, Encoding, Kept, Prepared
+from runtime.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
+
+
+class EmbeddingCodec:
+    """One version's tokenizer. Thread-safe: encoding does not change it."""
+
+    def __init__(self, files: PinnedFiles, vocab_size: int) -> None:
+        """Raises `Refused(ArtifactRejected)` where it does not load, or has ids that the model lacks."""
+        self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
+        self.vocab_size = vocab_size
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.longest_token = max(map(len, vocabulary), default=1)
+        highest = max(vocabulary.values())
+        if highest >= vocab_size:
+            raise Refused(ArtifactRejected(TOKENIZER, f"has id {highest}, the model {vocab_size} rows"))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """With the special tokens that the tokenizer puts around it."""
+        return encode_text(self._tokenizer, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,20 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 import torch
 
 from contracts.artifact_errors import ProbeFailed
-from contracts.errors import CapacityExceeded, Failure, Internal, InvalidRequest, Refused
+from contracts.errors import CapacityExceeded, Failure, Internal, InvalidRequest, LimitExceeded, Refused
 from contracts.jobs import GateFacts, Probe
 from contracts.traffic_errors import Overloaded
 from runtime import probe as known_answers
 from runtime.binding import BoundModel
-from runtime.engine.admission import Room, judge
-from runtime.engine.attention import AttentionBackend
-from runtime.engine.batch import Piece
+from runtime.engine.attention import AttentionBackend, DeviceLost, ModelRunner
+from runtime.engine.batch import LiveSequence, Piece, slots_of
 from runtime.engine.interface import (
     Cancelled,
     Event,
@@ -29,13 +30,12 @@ from runtime.engine.interface import (
     Generated,
     GenerationRequest,
     Request,
+    Sampling,
 )
-from runtime.engine.runner import DeviceLost, ModelRunner
 from runtime.engine.sampler import Choice, choose
 from runtime.engine.sdpa import SdpaBackend
-from runtime.engine.sequence import LiveSequence, slots_of
 from runtime.engine.varlen import VarlenBackend, find_varlen, serves
-from runtime.policy.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from runtime.policy.blocks import BLOCK_SIZE, BlockPool, blocks_for, worst_case_tokens
 from runtime.policy.schedule import CPU_BUDGET, CUDA_BUDGET, OWNER, Budget, divide, plan
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,47 @@ def make_backend(facts: GateFacts, blocks: int, dtype: torch.dtype, device: torc
     if varlen is None or not serves(facts, dtype, torch.cuda.get_device_capability(device)):
         return SdpaBackend(facts, blocks, dtype, device)
     return VarlenBackend(facts, blocks, dtype, device, varlen)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The most that one request may be."""
+
+    vocab_size: int
+    max_positions: int
+    kv_blocks: int
+
+
+def judge(request: GenerationRequest, room: Room) -> Failure | None:
+    """Why the request can never run here, or None. First reason wins."""
+    prompt, sampling = request.prompt_ids, request.sampling
+    if not prompt:
+        return InvalidRequest("prompt", "[]", "must hold a token")
+    # On a device an id outside the embedding would be an error of the whole context, not of the request.
+    if min(prompt) < 0 or max(prompt) >= room.vocab_size:
+        stranger = next(token for token in prompt if not 0 <= token < room.vocab_size)
+        return InvalidRequest("prompt", str(stranger), f"must be a token id from 0 to {room.vocab_size - 1}")
+    if (fault := _sampling_fault(sampling)) is not None:
+        return fault
+    total = len(prompt) + sampling.max_tokens
+    if total > room.max_positions:
+        return LimitExceeded("prompt plus max_tokens", total, room.max_positions, "tokens")
+    need = blocks_for(worst_case_tokens(len(prompt), sampling.max_tokens))
+    if need > room.kv_blocks:
+        return CapacityExceeded("KV blocks for prompt plus max_tokens", need, room.kv_blocks)
+    return None
+
+
+def _sampling_fault(sampling: Sampling) -> InvalidRequest | None:
+    if sampling.max_tokens < 1:
+        return InvalidRequest("max_tokens", str(sampling.max_tokens), "must be 1 or more")
+    if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
+        return InvalidRequest("temperature", str(sampling.temperature), "must be 0 or more")
+    if not 0 < sampling.top_p <= 1:
+        return InvalidRequest("top_p", str(sampling.top_p), "must be over 0 and at most 1")
+    if sampling.top_k < 0:
+        return InvalidRequest("top_k", str(sampling.top_k), "must be 0 (off) or more")
+    return None
 
 
 class ModelEngine:
@@ -80,7 +121,7 @@ class ModelEngine:
         if total < 1:
             raise Refused(CapacityExceeded("KV bytes", (1 + probe_blocks) * block_bytes, kv_bytes))
         backend = make_backend(facts, total + probe_blocks, bound.config.dtype, device)
-        self._runner = ModelRunner(bound, backend, device)
+        self._runner = ModelRunner(bound.module, backend, device)
         self._device = device
         self._version = version
         self._budget = budget or (CUDA_BUDGET if device.type == "cuda" else CPU_BUDGET)

@@ -93,11 +93,6 @@ class EngineThread:
                 self._wake.notify()
 
     @property
-    def inside(self) -> int:
-        """Requests submitted whose last event has not been handed out."""
-        return len(self._inside)
-
-    @property
     def in_step_s(self) -> float:
         """Return for how many seconds the engine has been in a step without finishing a layer; 0 while it waits."""
         since_s = self._turning_since_s

@@ -10,10 +10,11 @@ from contracts.manifest import Kind, Limits
 from contracts.signature import Signature
 from contracts.timeline import Span
 from runtime.engine.interface import Engine, PredictionRequest
+from runtime.engine.thread import EngineThread
 from runtime.open_inference import PredictionAnswer, PredictionAsk, decode_prediction
 from runtime.policy.schedule import OWNER
 from runtime.predictor.arrays import Arrays, as_array
-from runtime.serving import Encoding, EngineThread, Kept, Prepared
+from runtime.serving import Encoding, Kept, Prepared
 
 INLINE_BYTES: Final = 16_384  # larger bodies are decoded beside the loop
 

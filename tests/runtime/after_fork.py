@@ -18,8 +18,8 @@ def main() -> None:
 
     control = preload.load()
     from runtime import app, standby
-    from runtime.forking import count_threads, fork_orphan
     from runtime.metering import create_meter_page
+    from runtime.zygote import count_threads, fork_orphan
     from service.log import configure_logging
     from service.run import run_service
     from service.unix import SocketDirectory

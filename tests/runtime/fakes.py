@@ -183,7 +183,7 @@ async def bench(
     meter = create_meter_page(tmp_path / "meters", "x")
     replica = Replica("x", meter, fake_work(engine, failure=failure, screen=screen), step_s=step_s)
     records = MemoryRecords()
-    orphans = Orphans("x", records, lambda source: source == LIVES, grace_s)
+    orphans = Orphans("x", records.append, lambda source: source == LIVES, grace_s)
     control = probes or build_control_app()
     attach(control, replica)
     api = ServingApi(replica, orphans, control, in_pod=probes is not None)

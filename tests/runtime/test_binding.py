@@ -19,8 +19,7 @@ from torch import nn
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime import binding
-from runtime.binding import BoundModel, How, bind, fuse, parse_config, skeleton
-from runtime.comparing import compare
+from runtime.binding import BoundModel, How, bind, compare, fuse, parse_config, skeleton
 from runtime.engine.attention import ATTENTION
 from runtime.families import SERVED
 from tests.runtime.engine.models import (

@@ -6,8 +6,7 @@ import pytest
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from runtime.compatibility import check_text, check_vocabulary
-from runtime.tokenizer import TextCodec
+from runtime.tokenizer import TextCodec, check_text, check_vocabulary
 from tests.runtime.vocabularies import files
 
 CODEC = TextCodec(files())

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PREAMBLE = """
 import os, select, signal, sys, threading
 from contracts.errors import Refused
-from runtime.forking import count_threads, fork_orphan
+from runtime.zygote import count_threads, fork_orphan
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 from contracts.gpu import Degraded, GpuFacts, Healthy, Shown, Unhealthy
 from contracts.jobs import RuntimeState
 from runtime import pod
+from runtime.control_api import build_probes
 from runtime.gpu_watch import GpuWatch
-from runtime.pod_api import build_probes
 from tests.runtime.engine.scripted import ScriptedEngine
 from tests.runtime.fakes import DEADLINE_S, Bench, saying
 from tests.runtime.scenes import play
@@ -35,7 +35,7 @@ class Scripted:
 def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
     """Nothing new comes; the answer that is under way is finished; the metrics say which device and why it is."""
     gpu, engine = Scripted(GOOD), ScriptedEngine(saying("hello"), paced=True)
-    watch = GpuWatch(gpu, every_s=0.01)
+    watch = GpuWatch(gpu.look, every_s=0.01)
 
     async def asked(each: Bench, path: str) -> tuple[int, str]:
         async with each.session.get(f"http://rt{path}") as answer:
@@ -68,7 +68,7 @@ def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, read
 def test_what_was_unhealthy_is_not_trusted_again() -> None:
     """By the same process; one that is degraded may be well again."""
     gpu = Scripted(GpuFacts("GPU 0", xids=(94,)))
-    watch = GpuWatch(gpu)
+    watch = GpuWatch(gpu.look)
     found = [watch.health]
     for facts in (GOOD, LOST, GOOD):
         gpu.facts = facts

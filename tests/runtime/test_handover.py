@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from contracts.frames import Counts
-from runtime import handover as module
+from runtime import threads as module
 from runtime.engine.interface import Event, Generated
-from runtime.handover import Handover
+from runtime.threads import Handover
 
 
 def _batch(number: int) -> list[Event]:

@@ -8,7 +8,7 @@ import pytest
 # Takes 8 MiB in pieces as a tokenizer's tables are, in a thread of its own, as a restore does.
 TAKE = """
 import ctypes, json, resource, sys, threading
-from runtime import heap
+from runtime import memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 taken = []
@@ -22,9 +22,9 @@ def in_a_thread(what):
     thread.start()
     thread.join()
 if "settle" in sys.argv:
-    heap.settle()
+    memory.settle_heap()
 if "keep" in sys.argv:
-    in_a_thread(heap.keep)
+    in_a_thread(memory.keep_heap)
 in_a_thread(take)
 print(json.dumps(taken[0]))
 """

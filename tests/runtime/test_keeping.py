@@ -13,8 +13,8 @@ from contracts.artifact_errors import ProbeFailed
 from contracts.errors import Failure, NotFound, Refused, Unavailable
 from contracts.jobs import Bind, SealAttestation
 from contracts.push import KeepSeal
-from runtime import keeping
-from runtime.keeping import keep_what_was_recorded
+from runtime import app
+from runtime.app import keep_what_was_recorded
 from runtime.metering import create_meter_page
 from runtime.replica import Replica, Work
 from runtime.serving import Serving, Wiring
@@ -72,8 +72,8 @@ async def replica_with(
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_S", 0.001)
-    monkeypatch.setattr(keeping, "_PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr(app, "_PROVEN_LOOK_S", 0.001)
+    monkeypatch.setattr(app, "_SEAL_PAUSES_S", (0.001, 0.001))
 
 
 async def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 import torch
 
-from runtime.lanes import Lanes
 from tests.weightcache.lanes import LateLane
-from weightcache.device import Lane
+from weightcache.device import Lane, Lanes
 
 DEVICE = torch.device("cuda", 0)
 

@@ -15,8 +15,7 @@ from contracts.frames import Counts
 from contracts.usage import Receipt, RequestRecord
 from contracts.wire import decode, encode
 from runtime import orphans as module
-from runtime.accounts import Account
-from runtime.orphans import Orphans, orphanage
+from runtime.orphans import Account, Orphans, orphanage
 from spool import recover
 from tests.runtime.fakes import MemoryRecords
 
@@ -47,7 +46,7 @@ def _account(request_id: str, delivered: int = 0, activator: str = "activator-de
 async def test_an_orphan_is_written_after_a_moment() -> None:
     """Not at once: a DELETE may be on its way. What was acknowledged meanwhile counts."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, _lives, grace_s=0.02)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=0.02)
     orphans.keep(_account("a", 2), lost=True)
     for name, tokens in (("a", 5), ("a", 4), ("b", 4)):
         orphans.take(Receipt(request_id=name, completion_tokens=tokens))
@@ -77,7 +76,7 @@ async def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> No
 
     loop = asyncio.get_running_loop()
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, lives, grace_s=60)
+    orphans = Orphans("rt1", records.append, lives, grace_s=60)
     orphans.keep(_account("a", 2), lost=lost)
     began_s = loop.time()
     await asyncio.sleep(3.5 * module.LOOK_S)  # its death was seen, once
@@ -92,7 +91,7 @@ async def test_of_one_that_dies_it_is_written_soon(dies: bool, lost: bool) -> No
 async def test_one_that_is_recorded_is_not_written() -> None:
     """Its activator's record is durable; the other one's is owed by nobody else."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
     orphans.keep(_account("a"), lost=True)
     orphans.keep(_account("b"), lost=True)
     for name in ("a", "nobody"):
@@ -104,7 +103,7 @@ async def test_one_that_is_recorded_is_not_written() -> None:
 async def test_what_was_answered_elsewhere_is_written_at_once_with_nothing_delivered() -> None:
     """By whoever did the work: its activator's record names the other replica. Nobody else's is touched."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
     for name in ("a", "b"):
         orphans.keep(replace(_account(name, 2, LIVE), once="digest"), lost=False)
     orphans.disown("a")
@@ -130,7 +129,7 @@ async def test_what_is_claimed_waits_for_as_long_as_its_activator_lives() -> Non
         return False
 
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, lives, grace_s=0.001)
+    orphans = Orphans("rt1", records.append, lives, grace_s=0.001)
     orphans.keep(_account("a"), lost=True)
     orphans.claimed("a")
     orphans.keep(_account("lost"), lost=True)
@@ -158,7 +157,7 @@ async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_req
 ) -> None:
     """Its spool is not here to be looked at."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=far_s)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=0.001, far_s=far_s)
     orphans.heard_from_afar("activator-far")
     orphans.keep(_account("far", activator="activator-far"), lost=False)
     orphans.keep(_account("dead"), lost=False)
@@ -172,7 +171,7 @@ async def test_an_activator_on_another_host_lives_for_a_while_after_its_last_req
 async def test_activators_on_other_hosts_are_bounded() -> None:
     """The one that was heard longest ago is forgotten, and then looked for here."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, _lives, grace_s=0.001, far_s=3600.0)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=0.001, far_s=3600.0)
     for number in range(module.MAX_FAR):
         orphans.heard_from_afar(f"activator-{number}")
     orphans.heard_from_afar("activator-new")
@@ -187,7 +186,7 @@ async def test_activators_on_other_hosts_are_bounded() -> None:
 async def test_the_pending_are_bounded() -> None:
     """One more than may wait, and the oldest is written at once."""
     records = MemoryRecords()
-    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
     for number in range(module.MAX_KEPT + 1):
         orphans.keep(_account(f"r{number}"), lost=True)
     async with asyncio.timeout(30):
@@ -208,7 +207,7 @@ async def test_a_disk_that_fails_loses_the_record_and_nothing_else() -> None:
             return await super().append(make)
 
     records = Failing()
-    orphans = Orphans("rt1", records, _lives, grace_s=60)
+    orphans = Orphans("rt1", records.append, _lives, grace_s=60)
     orphans.keep(_account("a"), lost=True)
     await orphans.flush()
     orphans.keep(_account("b"), lost=True)

@@ -12,7 +12,7 @@ from contracts.jobs import Bind, RuntimeReport, RuntimeState
 from contracts.timeline import Span, Stage
 from contracts.wire import decode
 from runtime.app import _drain_with
-from runtime.pod_api import HANGS, build_probes
+from runtime.control_api import HANGS, build_probes
 from runtime.serving import Served, Wiring
 from runtime.settings import RuntimeSettings
 from tests.runtime.engine.scripted import ScriptedEngine

@@ -8,8 +8,7 @@ import torch
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
-from runtime.binding import How
-from runtime.comparing import compare
+from runtime.binding import How, compare
 from runtime.families import SERVED
 from runtime.skeleton import Skeleton
 from tests.runtime.engine.models import CONFIGS, TinyModel, tiny

@@ -139,7 +139,8 @@ async def test_a_last_event_always_has_room() -> None:
 
 async def test_a_refusal_opens_nothing() -> None:
     """What the engine does not take leaves no trace."""
-    streams = Streams(Inbox(Overloaded("x", 1, 1.0)))
+    inbox = Inbox(Overloaded("x", 1, 1.0))
+    streams = Streams(inbox.submit, inbox.cancel)
     with pytest.raises(Refused):
         streams.open(REQUEST)
     assert len(streams) == 0
@@ -149,7 +150,7 @@ async def test_a_refusal_opens_nothing() -> None:
 async def test_the_same_request_twice_is_two_streams() -> None:
     """Each under a serial of its own."""
     inbox = Inbox()
-    streams = Streams(inbox)
+    streams = Streams(inbox.submit, inbox.cancel)
     first, second = streams.open(REQUEST), streams.open(REQUEST)
     assert first.serial != second.serial
     streams.dispatch([_token(second.serial)])
@@ -160,7 +161,7 @@ async def test_the_same_request_twice_is_two_streams() -> None:
 async def test_the_end_of_the_engine_is_everyones() -> None:
     """Every stream learns it, and the replica counts as empty."""
     inbox = Inbox()
-    streams = Streams(inbox)
+    streams = Streams(inbox.submit, inbox.cancel)
     stream = streams.open(REQUEST)
     streams.end_all(Internal())
     assert stream.abandoned == Internal()
@@ -178,7 +179,7 @@ steps = st.lists(
 async def test_the_table_holds_what_the_engine_holds(actions: list[tuple[str, int]]) -> None:
     """After any sequence of events, streams are there from `open` to the engine's last event and no longer."""
     inbox = Inbox()
-    streams = Streams(inbox, max_tokens=4)
+    streams = Streams(inbox.submit, inbox.cancel, max_tokens=4)
     live: dict[str, Stream] = {}
     for action, which in actions:
         serial = list(live)[which % len(live)] if live else "nobody"

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from contracts.errors import Refused
 from runtime import tokenizer_file
-from runtime.compatibility import check_reading
+from runtime.tokenizer import check_reading
 from runtime.tokenizer_file import LARGE, is_read_alike, read_tokenizer
 from tests.runtime.vocabularies import byte_level, metaspace
 

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from runtime import binding
-from runtime.binding import How
-from runtime.comparing import compare
+from runtime.binding import How, compare
 from runtime.restore import restore
 from runtime.serving import Serving, Wiring
 from runtime.weights import Weights, bind_weights, pinned_files

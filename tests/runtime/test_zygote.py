@@ -17,8 +17,7 @@ import pytest
 
 from contracts.errors import Internal
 from runtime import zygote
-from runtime.forking import Orphan
-from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, Zygote
+from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, Orphan, Zygote
 from service.unix import SocketDirectory
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 

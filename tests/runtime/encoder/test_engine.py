@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from contracts.artifact_errors import ProbeFailed
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded
 from contracts.traffic_errors import Overloaded
-from runtime.comparing import compare
+from runtime.binding import compare
 from runtime.encoder import probe as known_answers
 from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import read_recipe

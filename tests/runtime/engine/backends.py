@@ -11,8 +11,7 @@ import torch
 
 from contracts.jobs import GateFacts
 from runtime.engine.attention import AttentionBackend
-from runtime.engine.batch import Batch, Piece, build
-from runtime.engine.sequence import slots_of
+from runtime.engine.batch import Batch, Piece, build, slots_of
 from runtime.policy.blocks import blocks_for
 
 FACTS = GateFacts(

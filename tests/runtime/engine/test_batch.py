@@ -2,8 +2,7 @@
 
 import torch
 
-from runtime.engine.batch import Piece, build
-from runtime.engine.sequence import slots_of
+from runtime.engine.batch import Piece, build, slots_of
 from tests.runtime.engine.models import CPU
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine import sdpa, sequence
+from runtime.engine import batch, sdpa
 from runtime.engine.interface import Event, Finished, Generated
 from runtime.policy.schedule import Budget
 from tests.runtime.engine.models import (
@@ -137,8 +137,8 @@ def test_wrong_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shared_blocks_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: sequences that write to one another's blocks go wrong."""
-    own = sequence.slots_of
-    monkeypatch.setattr(sequence, "slots_of", lambda blocks, device: own(range(len(blocks)), device))
+    own = batch.slots_of
+    monkeypatch.setattr(batch, "slots_of", lambda blocks, device: own(range(len(blocks)), device))
     machine = engine()
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt)) is None

@@ -7,9 +7,8 @@ import torch
 from msgspec.structs import replace
 
 from runtime.engine import core
-from runtime.engine.batch import Piece, build
+from runtime.engine.batch import Piece, build, slots_of
 from runtime.engine.sdpa import SdpaBackend
-from runtime.engine.sequence import slots_of
 from runtime.engine.varlen import VarlenBackend, find_varlen, index_of, serves, takes_what_is_needed
 from runtime.policy.schedule import Budget
 from tests.runtime.engine.backends import FACTS, LENGTHS, STEPS, Replay, reference_varlen
