@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from blobstore.retrying import Retry, RetryBudget
-from blobstore.s3_calls import RangeCalls
 from blobstore.s3_client import (
     delete,
     head,
@@ -22,7 +21,7 @@ from blobstore.s3_client import (
     why_hopeless,
 )
 from blobstore.s3_place import S3Place
-from blobstore.s3_reads import Halt, get_beginning, get_range
+from blobstore.s3_reads import Halt, RangeCalls, get_beginning, get_range
 from blobstore.s3_upload import PART_BYTES, Uploads
 from blobstore.store import (
     BlobShort,

@@ -1,14 +1,19 @@
 """Reading bytes of an object in S3: ranged GETs whose head is held against what was asked for, and whose body is whole.
 
-Blocking, in a thread of the store's pool; a `Halt` ends it from another thread at once.
+A GET blocks, in a thread of the store's pool; a `Halt` ends it from another thread at once. Reads are given up at once,
+though a thread may have to wait for an endpoint's silence to end: a read that is told to end while its body arrives is
+interrupted, and waited for, as it has the caller's memory. One that waits for an answer's head can't be, but will not
+touch the memory any more: it is left to its thread.
 """
 
+import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from blobstore.s3_client import status_of, translated
 from blobstore.s3_place import S3Place
@@ -19,6 +24,8 @@ from blobstore.store import BlobShort, BlobUnavailable
 _PIECE_BYTES: Final = 1 << 20
 _WORTH_BYTES: Final = 256 << 10  # that a cut answer brought: the next one begins after them
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
+T = TypeVar("T")
+STRAYS: Final = 8  # are left to themselves at once: they take up threads of the store
 
 
 class Halted(Exception):
@@ -184,3 +191,49 @@ def _fill(body: Any, into: memoryview, halt: Halt) -> None:
         if count == 0:
             raise _Cut(f"an answer of S3 ended after {done} of {into.nbytes} bytes", done)
         done += count
+
+
+class RangeCalls:
+    """Runs calls that each read under a `Halt`."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._strays: set[Future[object]] = set()
+
+    def __repr__(self) -> str:
+        return f"<RangeCalls strays={len(self._strays)}>"
+
+    async def run(self, calls: Sequence[Callable[[], T]], halt: Halt) -> list[T]:
+        """The results, in order. Once one raises or the caller is cancelled, the others are halted; when this returns
+        or raises, nothing writes to the memory of any. Of several errors the first is raised.
+        """
+        futures = [self._threads.submit(call) for call in calls]
+        works = [asyncio.wrap_future(future) for future in futures]
+        failure: BaseException | None = None
+        running = set(works)
+        while running and not (failure is not None and self._may_leave(halt, len(running))):
+            try:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError as error:
+                failure = error  # it matters more than what a call said
+                halt.set()
+                continue
+            for error_of_one in [work.exception() for work in done]:  # each is seen
+                if error_of_one is not None and failure is None:
+                    failure = error_of_one
+                    halt.set()
+        if failure is None:
+            return [work.result() for work in works]
+        self._leave([future for future in futures if not future.done()])
+        for work in running:
+            work.cancel()  # nobody hears of it any more
+        raise failure
+
+    def _may_leave(self, halt: Halt, running: int) -> bool:
+        return halt.is_quiet and len(self._strays) + running <= STRAYS
+
+    def _leave(self, futures: Sequence[Future[T]]) -> None:
+        for future in futures:
+            stray: Future[object] = future  # type: ignore[assignment]  # a set of any kind
+            self._strays.add(stray)
+            stray.add_done_callback(self._strays.discard)

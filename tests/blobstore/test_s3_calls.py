@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from blobstore import s3_calls
-from blobstore.s3_calls import RangeCalls
-from blobstore.s3_reads import Halt, Halted
+from blobstore import s3_reads
+from blobstore.s3_reads import Halt, Halted, RangeCalls
 
 
 class Endpoint:
@@ -108,7 +107,7 @@ async def test_control_without_waiting(threads: ThreadPoolExecutor, monkeypatch:
 
 async def test_so_many_are_left(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take up threads: the next one waits, until one of them has ended."""
-    monkeypatch.setattr(s3_calls, "STRAYS", 1)
+    monkeypatch.setattr(s3_reads, "STRAYS", 1)
 
     calls = RangeCalls(threads)
     first, second, third = (Endpoint(Halt()) for _ in range(3))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blobstore import s3_calls
+from blobstore import s3_reads
 from blobstore.s3 import S3Store
 from blobstore.store import BlobUnavailable
 from tests.blobstore.s3_world import World
@@ -98,6 +98,6 @@ def test_given_up_before_the_head(world: World) -> None:
 
 def test_control_without_strays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no thread may be left to itself, it waits for as long as the endpoint is silent."""
-    monkeypatch.setattr(s3_calls, "STRAYS", 0)
+    monkeypatch.setattr(s3_reads, "STRAYS", 0)
     world.plant("t/a", LARGE)
     assert not asyncio.run(give_up(world, world.store(), bytearray(len(LARGE)), 0.2))
