@@ -6,29 +6,14 @@ of ids instead would cost more, and cannot tell a broken byte from an unfinished
 
 import codecs
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from tokenizers import Tokenizer
 
 from contracts.wire import decode_lenient
 
 _METASPACE: Final = "▁"
 _MAX_ID: Final = 2**32 - 1  # what the library can be asked for
-
-
-class Vocabulary(Protocol):
-    """The part of a `tokenizers.Tokenizer` that turning ids into text needs."""
-
-    @property
-    def decoder(self) -> Any:
-        """Its decoder, whose state is JSON; None where there is none."""
-        ...
-
-    def id_to_token(self, id: int) -> str | None:
-        """The token as the vocabulary spells it."""
-        ...
-
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        """Tokens outside the model proper, by id; each knows whether it is `special`."""
-        ...
 
 
 class UnsupportedDecoder(ValueError):
@@ -38,7 +23,7 @@ class UnsupportedDecoder(ValueError):
 class TokenBytes:
     """What each token of a vocabulary contributes to the text, as bytes. Special tokens contribute nothing."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Tokenizer) -> None:
         """Raises `UnsupportedDecoder`."""
         self._vocabulary = vocabulary
         self._spell, self.strips_first_space = _speller(vocabulary.decoder)

@@ -26,7 +26,7 @@ from runtime.gate import first_line
 from runtime.pinned import PinnedFiles
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
-from runtime.screening import Ask, check_filters
+from runtime.screening import FilterProcess, check_filters
 from runtime.tokenizer import TextCodec, check_reading, check_text, check_vocabulary
 from runtime.tokenizer_file import TOKENIZER
 from runtime.weights import Acquire, Weights, device_of, gate_job, pinned_files, prove
@@ -49,7 +49,7 @@ def seal(
     device_class: str = "cpu",
     *,
     for_devices: bool = False,
-    filters: Ask | None = None,
+    filters: FilterProcess | None = None,
 ) -> SealAttestation:
     """Raises `Refused`: what is wrong with the draft, in the words of whatever found it. With `for_devices` it says
     what a device has to find that is given the bytes; it takes 0.65 s of a core per GB.

@@ -32,7 +32,7 @@ from runtime.policy.blocks import BLOCK_SIZE
 from runtime.predictor import sealing as predictor
 from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.serving import PredictorServing
-from runtime.screening import Ask, Screen, screen_of
+from runtime.screening import FilterProcess, Screen, screen_of
 from runtime.serving import Kept, Served, Serving, Wiring
 from runtime.skeleton import Skeleton
 from runtime.tokenizer import TextCodec, check_text
@@ -131,7 +131,7 @@ def _collect() -> None:
         torch.cuda.empty_cache()
 
 
-def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: Ask | None = None) -> Served:
+def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: FilterProcess | None = None) -> Served:
     """Raises `Refused`. On return the engine's thread runs, and the replica may be called ready."""
     spans, stamp = _clock(wiring)
     torch.set_num_threads(request.threads)

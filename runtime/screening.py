@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import structs
 
@@ -52,22 +52,6 @@ _TRY_S: Final = FILTERS.timeout_s
 _TEXTS: Final = ("content", "name")  # of a message, as a template sees it
 
 
-class Ask(Protocol):
-    """Answers questions about texts."""
-
-    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
-        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`. Repeating it is harmless."""
-        ...
-
-    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
-        """Ask from a thread other than the event loop's. As `ask`."""
-        ...
-
-    def passed_unseen(self, texts: int) -> None:
-        """Count texts that went on without an answer, as their policy allows."""
-        ...
-
-
 class FilterProcess:
     """The filters' process, over its socket. It may restart at any time: an unanswered question is repeated within its
     deadline. Of one tenant AT_ONCE questions are there at once, the others wait here: refused and repeated there, they
@@ -82,15 +66,18 @@ class FilterProcess:
         self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
-        """See `Ask`."""
+        """Ask from a thread other than the event loop's. As `ask`."""
         asking = asyncio.run_coroutine_threadsafe(self.ask(question, timeout_s), self._loop)
         return asking.result(timeout_s + _SLACK_S)
 
     def passed_unseen(self, texts: int) -> None:
-        """See `Ask`. The count goes out with the next question that is answered."""
+        """Count texts that went on without an answer, as their policy allows. The count goes out with the next question
+        that is answered.
+        """
         self._unseen += texts
 
     async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
+        """Ask on behalf of a guest, or of the version's own tenant (""). Raises `Refused`. Repeating it is harmless."""
         if not self._unseen:
             return await self._ask(question, timeout_s, guest)
         unseen, self._unseen = self._unseen, 0
@@ -132,7 +119,7 @@ class Screen:
     """One version's filters."""
 
     policy: FilterPolicy
-    filters: Ask
+    filters: FilterProcess
 
     async def prompt(self, prompt: Prompt, field: str, guest: str = "") -> tuple[Prompt, bool]:
         """Return the prompt for the model, and whether some of it passed unfiltered. Raises `Refused`: ContentFiltered,
@@ -228,7 +215,7 @@ class ScreenedAnswer:
         return replace(self._answer.show(said, passed.text, reason), unfiltered=passed.unseen)
 
 
-def screen_of(files: PinnedFiles, filters: Ask | None) -> Screen | None:
+def screen_of(files: PinnedFiles, filters: FilterProcess | None) -> Screen | None:
     """A version's filters, None where it pins none. Raises `Refused(ArtifactRejected)`, also where the installation has
     no filters: such a version is not served without."""
     if FILE not in files:
@@ -239,7 +226,7 @@ def screen_of(files: PinnedFiles, filters: Ask | None) -> Screen | None:
     return Screen(policy, filters)
 
 
-def check_filters(files: PinnedFiles, kind: Kind, filters: Ask | None) -> None:
+def check_filters(files: PinnedFiles, kind: Kind, filters: FilterProcess | None) -> None:
     """Before a version exists: are its filters there, and do they know what it asks of them? Raises `Refused`."""
     if (screen := screen_of(files, filters)) is None:
         return

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from contracts.errors import Refused, Unavailable
 from contracts.filters import Findings, Question
 from filters.pii import look
+from runtime.screening import FilterProcess
 
 
 @dataclass
-class Looking:
+class Looking(FilterProcess):
     """The filters in this process: the same looking, without a socket. `away` is how many questions get no answer."""
 
     away: int = 0
