@@ -6,6 +6,7 @@ from typing import Final
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.errors import Refused
+from contracts.keys import draft_key, manifest_key
 from contracts.manifest import Manifest, decode_manifest
 from weightcache.counters import Counters, tell_faults
 from weightcache.files import Kind
@@ -89,9 +90,9 @@ class Papers:
         return await self._nvme.try_read_paper(tenant, version, Kind.MANIFESTS)
 
     async def _stored(self, tenant: str, version: str) -> bytes | None:
-        for kind in ("manifests", "drafts", "manifests"):  # published meanwhile, its draft is gone
+        for key_of in (manifest_key, draft_key, manifest_key):  # published meanwhile, its draft is gone
             try:
-                return await self._store.read(f"{tenant}/{kind}/{version}")
+                return await self._store.read(key_of(tenant, version))
             except BlobNotFound:
                 continue
         return None
