@@ -20,12 +20,11 @@ from contracts.push import KeepSeal
 from contracts.roles import Role, Rules
 from runtime import jobs
 from runtime.api import ServingApi
-from runtime.control_api import attach
+from runtime.control_api import Orders, attach, build_orders
 from runtime.dependencies import LEDGER, SEALS
 from runtime.gpu_watch import GpuWatch
 from runtime.memory import SPARE_BYTES, bound_memory
 from runtime.metering import MeterPage
-from runtime.orders import Orders, build_orders
 from runtime.orphans import Orphans, orphanage
 from runtime.policy.roles import ORDERS, RULES
 from runtime.predictor.session import installed

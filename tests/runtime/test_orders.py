@@ -12,7 +12,7 @@ import pytest
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import Bind, Parked, RuntimeState, Take
 from contracts.traffic_errors import DeadlineExceeded
-from runtime.orders import Orders
+from runtime.control_api import Orders
 from runtime.replica import Replica
 from runtime.serving import Served, Wiring
 from tests.runtime.engine.scripted import ScriptedEngine
