@@ -13,6 +13,7 @@ _VERSION_PREFIX: Final = re.compile(r"[0-9a-f]{12,64}")
 _DEVICE_CLASS: Final = re.compile(r"[ -~]{1,64}")  # what the meter page and the ledger hold
 DEVICE_CLASS_RULE: Final = "must be 1 to 64 printable ASCII characters"
 DIGEST_HEX: Final = 64
+_DIGEST: Final = re.compile(rf"[0-9a-f]{{{DIGEST_HEX}}}")
 KEPT: Final = 512  # references that were read: callers name the same few
 DEFAULT_ALIAS: Final = "prod"
 # First segments of our own paths: the path form of a tenant of that name would never be read as one.
@@ -22,6 +23,11 @@ RESERVED_TENANTS: Final = frozenset({"admin", "push", "v1", "v2"})
 def is_dns_label(value: str) -> bool:
     """Return whether `value` can be the name of a tenant or model."""
     return _LABEL.fullmatch(value) is not None
+
+
+def is_digest(text: str) -> bool:
+    """Return whether the text is a digest, as versions and chunks are named by: all of it, in lower case."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def dns_label(value: str, field: str) -> str:

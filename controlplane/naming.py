@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from contracts.errors import Conflict, InvalidRequest, NotFound, Refused
-from contracts.names import DIGEST_HEX
+from contracts.names import DIGEST_HEX, is_digest
 from controlplane.facts import Model, Version
 from controlplane.policy.lifecycle import VersionState
 
@@ -13,7 +13,7 @@ MIN_PREFIX: Final = 12
 
 def check_digest(version: str) -> None:
     """Raises Refused(InvalidRequest) for what is no whole one."""
-    if len(version) != DIGEST_HEX or not set(version) <= set("0123456789abcdef"):
+    if not is_digest(version):
         raise Refused(InvalidRequest("version", repr(version[:80]), f"must be {DIGEST_HEX} hex digits"))
 
 

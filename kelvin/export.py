@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -20,7 +19,7 @@ from blake3 import blake3
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Chunk, Manifest, decode_manifest
-from contracts.names import parse_reference
+from contracts.names import is_digest, parse_reference
 from contracts.problem import code_of
 from contracts.push import AttestationEntry, AttestationList, Original
 from contracts.wire import decoder
@@ -34,7 +33,6 @@ from service.whole_file import sync
 from snapshotter.policy.files import SINGLE_FILE
 
 RECEIVERS: Final = 4
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 RESOLVE_S: Final = 60.0
 FORMATS: Final = ("safetensors", "tensors")
 
@@ -179,14 +177,9 @@ def _check_files(manifest: Manifest, scratch: Path) -> None:
             raise Refused(ChunkCorrupt(found, "transit"))
 
 
-def is_digest(reference: str) -> bool:
-    """Whether it is all of a version's digits, and names no model."""
-    return _DIGEST.fullmatch(reference) is not None
-
-
 def resolve(door: Door, reference: str) -> str:
     """The version that `M`, `M@prod` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
-    if is_digest(reference):
+    if is_digest(reference):  # and no model's name
         return reference
     named = parse_reference(reference)
     answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)

@@ -6,7 +6,7 @@ import threading
 import click
 
 from contracts.errors import Refused
-from contracts.names import dns_label
+from contracts.names import dns_label, is_digest
 from controlplane.policy.knative_service import (
     FEATURES,
     IMAGE_RULE,
@@ -20,7 +20,7 @@ from controlplane.policy.knative_service import (
     service,
 )
 from kelvin.client import failure_of, json_of
-from kelvin.export import ExportCalls, is_digest, resolve
+from kelvin.export import ExportCalls, resolve
 from kelvin.policy.configuration import DEFAULTS
 from kelvin.push_calls import Patience, open_door
 from kelvin.runtime import device_class_option

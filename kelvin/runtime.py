@@ -1,7 +1,6 @@
 """Parts of an installation by themselves, as pods run them: `kelvin runtime`, `kelvin cache` and `kelvin engine`."""
 
 import os
-import re
 import socket
 import sys
 import tempfile
@@ -15,17 +14,16 @@ import click
 
 from contracts.errors import Refused
 from contracts.jobs import Bind, Parked
-from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class
+from contracts.names import DEVICE_CLASS_RULE, dns_label, is_device_class, is_digest
 from kelvin.client import DoorClosed
 from kelvin.settings import agent_environment, chosen_data, load_engine, load_pod
 from kelvin.supervisor.lock import AlreadyRunning
 
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _NAME: Final = 40  # characters of the host's name that go into the runtime's
 
 
 def _version(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not _DIGEST.fullmatch(value):
+    if value is not None and not is_digest(value):
         raise click.BadParameter(f"{value[:80]!r}: must be 64 lowercase hexadecimal digits")
     return value
 

@@ -1,7 +1,6 @@
 """Versions on their way out: a manifest, and chunks that were compared with their digests, for who exports them."""
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -17,6 +16,7 @@ from contracts.artifact_errors import ChunkCorrupt, ManifestMissing, PackCorrupt
 from contracts.errors import NotFound, Refused
 from contracts.keys import index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
+from contracts.names import is_digest
 from contracts.push import Original
 from snapshotter.attestations import absence_of
 from snapshotter.catalog import Catalog
@@ -26,12 +26,11 @@ from snapshotter.turns import ByteRoom, Turns
 AT_ONCE: Final = 16
 ROOM_BYTES: Final = 768 << 20  # of answers while they are sent, half of it one tenant's
 _TENANTS_KEPT: Final = 16
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def check_version(version: str) -> None:
     """Raises `Refused(NotFound)` for what is no digest: no version has such a name."""
-    if _DIGEST.fullmatch(version) is None:
+    if not is_digest(version):
         raise Refused(NotFound("version", version[:80]))
 
 
@@ -64,7 +63,7 @@ class Exports:
 
     async def chunk(self, tenant: str, digest: str) -> bytes:
         """Return a chunk of the tenant. Raises `Refused`: NotFound (others' chunks too), ChunkCorrupt, Unavailable."""
-        if _DIGEST.fullmatch(digest) is None:
+        if not is_digest(digest):
             raise Refused(NotFound("chunk", digest[:80]))
         data = await self._read(tenant, self._places.get(tenant, {}).get(digest))
         if data is None:  # packed since, or its pack was collected and it lies elsewhere

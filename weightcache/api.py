@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from contracts.errors import InvalidRequest, NotFound, Refused, Unavailable
 from contracts.forecast import TierRate, Whereabouts
 from contracts.manifest import Digest
-from contracts.names import dns_label
+from contracts.names import dns_label, is_digest
 from contracts.wire import Wire, decode, encode
 from service.failures import install_failure_handlers, problem_response
 from weightcache.cache import Cache
@@ -163,7 +163,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.get("/v1/whereabouts")
     async def whereabouts(request: Request) -> Response:
         named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
-        if not _is_digest(named["version"]):
+        if not is_digest(named["version"]):
             raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
         own(dns_label(named["tenant"], "tenant"), named["version"])
         tally = await cache.whereabouts(named["tenant"], named["version"])
@@ -210,10 +210,6 @@ def damages_of(cache: Cache, leases: LeaseServer) -> tuple[Damaged, ...]:
     """Chunks that were found wrong in memory, where processes live that may have them mapped."""
     found = ((each, leases.pids_with(each.digest, each.place)) for each in cache.examiner.damages())
     return tuple(Damaged(tenant=each.tenant, chunk=each.digest, pids=pids) for each, pids in found if pids)
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
 def state_of(cache: Cache, leases: LeaseServer) -> State:

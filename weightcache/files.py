@@ -10,7 +10,6 @@ Kernels take back a few pages of files that are in use: what lacks no more than 
 import errno
 import fcntl
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -22,13 +21,13 @@ from typing import Final
 
 from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE
+from contracts.names import is_digest
 from weightcache import libc
 from weightcache.policy.healing import Outcome
 
 STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
 MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
 FEW: Final = 8  # one page in so many
 
@@ -145,7 +144,7 @@ class ChunkFiles:
     def scan(self) -> Iterator[Found]:
         """All files that are named as chunks, whatever is in them; one that comes or goes meanwhile may be missing."""
         for path in self._two_below(None, lambda name: len(name) == 2):
-            if not path.name.startswith(path.parts[-2]) or _DIGEST.fullmatch(path.name) is None:
+            if not path.name.startswith(path.parts[-2]) or not is_digest(path.name):
                 continue
             try:
                 status = path.stat()

@@ -10,7 +10,6 @@ is not answered by HTTP at all: the handshake fails.
 import asyncio
 import logging
 import mmap
-import re
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from aiohttp import web
 from aiohttp.web_request import BaseRequest
 
 from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
-from contracts.names import dns_label
+from contracts.names import dns_label, is_digest
 from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
@@ -42,7 +41,6 @@ IDLE_S: Final = 75.0  # a kept connection without a question
 PIECE_BYTES: Final = 256 << 10  # encrypted at once: some 0.2 ms of the loop
 STALL_S: Final = 5.0  # without a piece taken, then the reader is cut
 SLOWEST_BYTES_PER_S: Final = 1 << 20
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 MAX_OUT: Final = 64  # answers
 MAX_OUT_BYTES: Final = 512 << 20  # of chunks; a larger one goes alone
@@ -209,7 +207,7 @@ class PeerServer:
 
 
 def _digest(text: str) -> str:
-    if _DIGEST.fullmatch(text) is None:
+    if not is_digest(text):
         raise Refused(InvalidRequest("digest", repr(text[:80]), "must be 64 hexadecimal digits"))
     return text
 

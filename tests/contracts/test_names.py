@@ -8,6 +8,7 @@ from contracts.names import (
     RESERVED_TENANTS,
     ModelReference,
     dns_label,
+    is_digest,
     model_for,
     model_name,
     owner_of,
@@ -106,3 +107,21 @@ def test_what_is_no_models_name(value: str) -> None:
     """The field and the whole value are named, and what is too much of it."""
     with pytest.raises(Refused, match=f"models='{value}': must be MODEL or OWNER/MODEL.*without the alias"):
         model_name(value, "models")
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        pytest.param("0123456789abcdef" * 4, True, id="64 digits"),
+        pytest.param("a" * 63, False, id="one less"),
+        pytest.param("a" * 65, False, id="one more"),
+        pytest.param("A" * 64, False, id="upper case"),
+        pytest.param("g" * 64, False, id="other letters"),
+        pytest.param("٣" * 64, False, id="other digits"),
+        pytest.param("a" * 64 + "\n", False, id="a line's end"),
+        pytest.param("", False, id="nothing"),
+    ],
+)
+def test_is_digest(text: str, want: bool) -> None:
+    """All of a digest, and nothing else."""
+    assert is_digest(text) is want
