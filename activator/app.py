@@ -58,9 +58,10 @@ from activator.settings import ActivatorSettings
 from activator.shared_answers import SharedAnswers
 from activator.shares import Room
 from activator.sinks import choose_sink
+from activator.slots import Peers
 from activator.stand_in import StandIn
 from activator.table import Table
-from activator.throttler import Peers, Throttler
+from activator.throttler import Throttler
 from activator.timelines import Timelines
 from activator.under_way import UnderWay
 from activator.usage import Endings, Usage, poster

@@ -22,8 +22,7 @@ from activator.policy.ask import Ask
 from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
 from activator.proxy import Declined, Lost, Upstream
 from activator.second import Second, speaks
-from activator.slots import NoSlotInTime, Slot
-from activator.throttler import Throttler
+from activator.throttler import NoSlotInTime, Slot, Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, ModelNotFound, Refused
 from contracts.frames import Counts, End, Frame, FrameKind

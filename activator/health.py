@@ -86,7 +86,7 @@ def describe(
     help = "Replicas that other activators use, too, by whether this one prefers them."
     page.read(
         "kelvin_shared_replicas", help, Kind.GAUGE, ("preferred",),
-        lambda: {("yes" if is_preferred else "no",): count for is_preferred, count in throttler.preferences().items()},
+        lambda: {("yes" if preferred else "no",): count for preferred, count in throttler.slots.preferences().items()},
     )  # fmt: skip
     help = "Since the control plane was last heard."
     page.read("kelvin_feed_age_seconds", help, Kind.GAUGE, (), lambda: _age(last.age_s()))

@@ -1,52 +1,31 @@
 """Which replicas serve which version, and what has failed, as the feed tells it: who waits is woken, or refused."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import inf
-from typing import Protocol
 
 from activator.breakers import Breakers
 from activator.keys import VersionKey
 from activator.line import Line, Replica, next_waiter
 from activator.policy.expected import Starts
+from activator.slots import Slots, key_of
 from activator.wake import Waker
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, ModelNotFound, RemoteFailure
 
 
-class Keeper(Protocol):
-    """Keeps the lines, and gives slots out."""
-
-    def line_of(self, key: VersionKey) -> Line:
-        """The version's, which may be new."""
-        ...
-
-    def grant(self, key: VersionKey, line: Line) -> None:
-        """Give what is free to who is next."""
-        ...
-
-    def tidy(self, key: VersionKey, line: Line) -> None:
-        """Forget it where nobody waits and nothing serves."""
-        ...
-
-    def is_wanted(self, key: VersionKey) -> bool:
-        """Whether requests wait for a first replica."""
-        ...
-
-
 class Roster:
-    """Of all versions. `lines` are the keeper's; `clock` is monotonic seconds."""
+    """Of all versions. `clock` is monotonic seconds."""
 
     def __init__(
         self,
-        lines: Mapping[VersionKey, Line],
-        keeper: Keeper,
+        slots: Slots,
         starts: Starts,
         breakers: Breakers,
         waker: Waker,
         clock: Callable[[], float],
     ) -> None:
-        self._lines = lines
-        self._keeper = keeper
+        self._lines = slots.lines
+        self._slots = slots
         self._starts = starts
         self._breakers = breakers
         self._waker = waker
@@ -96,7 +75,7 @@ class Roster:
             key = key_of(row)
             if self._where.get(row.runtime_id, key) != key:
                 self.remove(row.runtime_id)
-            line = self._keeper.line_of(key)
+            line = self._slots.line_of(key)
             known = line.replicas.get(row.runtime_id)
             if known is None:
                 line.replicas[row.runtime_id] = Replica(row, int(self._clock() * 1e6), self._waker.poked_us(key))
@@ -105,7 +84,7 @@ class Roster:
             else:
                 known.row = row
             line.review_s = -inf
-            self._keeper.grant(key, line)
+            self._slots.grant(key, line)
             if not line.is_asleep:
                 self._waker.rest(key)
                 self._waker.calm(key.tenant, key.version)
@@ -124,9 +103,9 @@ class Roster:
         gone.gone = True  # its requests end by their own connections
         line.pace.lost(self._clock(), gone.running)
         line.shares.owner_running -= gone.owner_running
-        if self._keeper.is_wanted(key):
+        if self._slots.is_wanted(key):
             self._waker.ensure(key)
-        self._keeper.grant(key, line)  # shares of fewer slots are other ones
+        self._slots.grant(key, line)  # shares of fewer slots are other ones
 
     def _fail(self, failed: RestoreFailure) -> None:
         failure: Failure = RemoteFailure(
@@ -154,9 +133,4 @@ class Roster:
             waiter, ask = found
             line.waiting.settle(ask, 0)
             waiter.granted.set_result(failure)
-        self._keeper.tidy(key, line)
-
-
-def key_of(row: ReplicaRow) -> VersionKey:
-    """The version that a replica serves."""
-    return VersionKey(row.tenant, row.model, row.version)
+        self._slots.tidy(key, line)

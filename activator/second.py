@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from activator.exchange import now_us
 from activator.failings import blame, failure_of
 from activator.proxy import Declined, Lost, Upstream
-from activator.slots import Slot
-from activator.throttler import Throttler
+from activator.throttler import Slot, Throttler
 from contracts.frames import Frame, FrameKind
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Refuse and count queued requests that are shed. `policy/shed.py` chooses them, `throttler.py` the moment."""
+"""Refuse and count queued requests that are shed. `policy/shed.py` chooses them, `slots.py` the moment."""
 
 import asyncio
 from collections import Counter, deque

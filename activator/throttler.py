@@ -1,34 +1,26 @@
-"""Give each request a slot at a replica of its version, in fair order, and assign slots that come free to waiting
-requests.
+"""Give each request a slot at a replica of its version: at once, after a wait, or refuse it.
 
-Each step runs on one event loop without an await in between: this is the one writer of every version's slots. Decisions
-are made elsewhere: `policy/admission.py` whether a request may wait, `policy/fair.py` whose turn it is, `shedding.py`
-who leaves a full queue, `slots.py` which replica a request gets, `roster.py` which replicas serve, `wake.py` when the
-decider is told, `policy/expected.py` when a slot is expected.
+Decisions are made elsewhere: `policy/admission.py` whether a request may wait, `slots.py` who is next and which replica
+it gets, `roster.py` which replicas serve, `wake.py` when the decider is told, `policy/expected.py` when a slot is
+expected.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf
 
 from activator.breakers import INTEGRITY, LONGEST_S, Breakers, Resting
 from activator.keys import VersionKey
 from activator.line import Line, Replica, Waiter
 from activator.policy.admission import AdmissionFacts, Admit, Hold, QueueLimits, Shed, decide
 from activator.policy.ask import Ask, Rank
-from activator.policy.crowd import Crowd
 from activator.policy.expected import Outlook, Pace, Starts, comes_too_late, for_caller, wait_s
-from activator.policy.fair import FairQueue, Place, cost
-from activator.policy.held_quota import RENEW_S
 from activator.policy.shed import Reason, ends_in_s
-from activator.policy.slot_shares import SlotShares
 from activator.policy.traffic import Standing
-from activator.roster import Roster, key_of
+from activator.roster import Roster
 from activator.shedding import Shedding
-from activator.slots import NoSlotInTime, Slot, take_other, take_slot
+from activator.slots import ALONE, Peers, Slots, key_of
 from activator.wake import Waker
 from contracts.control import Feed
 from contracts.deadline import Deadline
@@ -36,13 +28,73 @@ from contracts.errors import Failure, Refused
 from contracts.traffic_errors import DeadlineExceeded, DeadlineTooShort
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The activators that share the replicas, by their names."""
+class NoSlotInTime(Exception):
+    """No slot came until it had to, and no start is what is waited for."""
 
-    me: str = ""
-    names: Callable[[], tuple[str, ...]] = tuple  # of all, this one included, in order; () where nobody knows
-    prefer: bool = True  # whether each prefers some of the replicas
+
+class Slot:
+    """One request's place at a replica. `tokens`: what it has taken, for its holder to say; None: as estimated."""
+
+    __slots__ = ("_again_by_s", "_ask", "_came_s", "_deadline", "_key", "_replica", "_throttler", "tokens")
+
+    def __init__(
+        self,
+        throttler: "Throttler",
+        key: VersionKey,
+        ask: Ask,
+        deadline: Deadline,
+        came_s: float,
+        again_by_s: float | None = None,
+        held: Replica | None = None,
+    ) -> None:
+        self._throttler = throttler
+        self._key = key
+        self._ask = ask
+        self._deadline = deadline
+        self._came_s = came_s
+        self._again_by_s = again_by_s
+        self._replica = held
+        self.tokens: int | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """Whose slot it is, while it is held."""
+        assert self._replica is not None
+        return self._replica
+
+    async def __aenter__(self) -> "Slot":
+        self._replica = await self._throttler.acquire(self._key, self._ask, self._deadline, self._again_by_s)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+    async def exchange(self) -> None:
+        """Give this slot back, because its full replica refused the request, and wait for another one at the request's
+        former place in the queue. Raises as entering.
+        """
+        replica, self._replica, self.tokens = self.replica, None, None
+        self._replica = await self._throttler.take_again(
+            self._key, replica, self._ask, self._deadline, self._came_s, self._again_by_s
+        )
+
+    def release(self) -> None:
+        """Give the slot back. Idempotent."""
+        replica, self._replica = self._replica, None
+        if replica is not None:
+            self._throttler.slots.release(self._key, replica, self._ask, self.tokens)
+
+    def outrun(self, told: "asyncio.Task[None] | None") -> None:
+        """Give the slot back once `told` is done (None: now), without settling: another slot of the same request
+        answers.
+        """
+        replica, self._replica = self._replica, None
+        if replica is None:
+            return
+        if told is None:
+            self._throttler.slots.give_back(self._key, replica, self._ask, 0)
+        else:
+            told.add_done_callback(lambda _: self._throttler.slots.give_back(self._key, replica, self._ask, 0))
 
 
 class Throttler:
@@ -54,28 +106,25 @@ class Throttler:
         waker: Waker,
         *,
         longest_rest_s: float = LONGEST_S,
-        peers: Peers = Peers(),
+        peers: Peers = ALONE,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = random.randrange,
     ) -> None:
         self._limits = limits
         self._waker = waker
-        self._peers = peers
         self._clock = clock
-        self._draw = draw
-        self._lines: dict[VersionKey, Line] = {}
         self._starts = Starts()
         self.resting = Resting(longest_rest_s, clock, self._reopen)
         self.breakers = Breakers(longest_rest_s)
         self.shedding = Shedding(limits)
-        self._everyone: Crowd[Place[Waiter]] = Crowd(limits.in_all)
-        self.loads = self._everyone.loads
+        self.slots = Slots(limits, self.shedding, peers, clock, draw)
+        self._lines = self.slots.lines
+        self.loads = self.slots.loads
         self.refusals = 0  # requests that full replicas refused
-        self._roster = Roster(self._lines, self, self._starts, self.breakers, waker, clock)
+        self._roster = Roster(self.slots, self._starts, self.breakers, waker, clock)
 
     def __repr__(self) -> str:
-        running = sum(replica.running for line in self._lines.values() for replica in line.replicas.values())
-        return f"<Throttler versions={len(self._lines)} running={running} queued={self.loads.in_all.entries}>"
+        return f"<Throttler {self.slots!r}>"
 
     def slot(self, key: VersionKey, ask: Ask, deadline: Deadline, again_by_s: float | None = None) -> Slot:
         """Return a block that holds a slot of some replica.
@@ -90,16 +139,8 @@ class Throttler:
         """Return a slot of another replica than `than` if one is free now, else None. The replica has no failures. The
         caller must end the slot.
         """
-        line = self._lines.get(key)
-        if line is None:
-            return None
-        self._count_request(key, line, ask)
-        if not line.may_take(ask.tenant, ask.weight) or (other := take_other(line, than, ask.tenant)) is None:
-            return None
-        now = self._clock()
-        line.pace.took(now)
-        _send(line, other, now)
-        return Slot(self, key, ask, deadline, now, held=other)
+        replica = self.slots.try_take_other(key, ask, than)
+        return None if replica is None else Slot(self, key, ask, deadline, self._clock(), held=replica)
 
     def has_several(self, key: VersionKey) -> bool:
         """Whether the version has more than one replica."""
@@ -118,11 +159,6 @@ class Throttler:
             return Standing.ASLEEP
         has_room = any(each.is_open and each.running < each.row.max_streams for each in line.replicas.values())
         return Standing.ROOM if has_room and not len(line.waiting) else Standing.FULL
-
-    def is_wanted(self, key: VersionKey) -> bool:
-        """Whether requests wait for a first replica."""
-        line = self._lines.get(key)
-        return line is not None and len(line.waiting) > 0 and line.is_asleep
 
     def outlook(self, key: VersionKey, ask: Ask, deadline: Deadline) -> Outlook:
         """Return what a request that waits for a slot is told."""
@@ -177,8 +213,8 @@ class Throttler:
         if code is not None and (opened or code in INTEGRITY):
             self.breakers.failed(replica.row.tenant, replica.row.version, code, self._clock())
         if opened and (line := self._lines.get(key := key_of(replica.row))) is not None:
-            self.grant(key, line)  # shares of fewer slots are other ones
-            if self.is_wanted(key):
+            self.slots.grant(key, line)  # shares of fewer slots are other ones
+            if self.slots.is_wanted(key):
                 self._waker.ensure(key)
 
     def report_ended(self, replica: Replica) -> None:
@@ -194,17 +230,17 @@ class Throttler:
         now = self._clock()
         replica.credit.taken(credit, now)
         if replica.most is not None or (credit is not None and credit < replica.row.max_streams):
-            self._review(replica, replica.running, now)
+            self.slots.review(replica, replica.running, now)
             line = self._lines.get(key := key_of(replica.row))
             if line is not None and len(line.waiting):
-                self.grant(key, line)
+                self.slots.grant(key, line)
 
     def report_full(self, replica: Replica, credit: int) -> None:
         """Record that the replica refused a request, whose slot is not given back yet, because it is full."""
         self.refusals += 1
         now = self._clock()
         replica.credit.refused(credit, now)
-        self._review(replica, replica.running - 1, now)
+        self.slots.review(replica, replica.running - 1, now)
 
     def report_answered(self, replica: Replica) -> None:
         """Record that the replica answered. That clears its version too, because a faulty one fails before its first
@@ -218,14 +254,14 @@ class Throttler:
         now = self._clock()
         if self.breakers and self.is_asleep(key):
             self.breakers.check(key, now, self._why(key, ask))
-        line = self.line_of(key)
+        line = self.slots.line_of(key)
         if now >= line.review_s:
             if line.waiting:
-                self.grant(key, line)  # a slot that is free now is theirs
+                self.slots.grant(key, line)  # a slot that is free now is theirs
             else:
-                self._review_all(line, now)
+                self.slots.review_all(line, now)
         if line.waiting:
-            self._count_request(key, line, ask)
+            self.slots.count_request(key, line, ask)
         else:
             if now >= line.shares.ends_s:
                 line.shares.refresh(now, 0)
@@ -237,9 +273,9 @@ class Throttler:
             case Admit():
                 line.waiting.pass_by(ask)
                 line.pace.took(now)
-                return self._take_slot(line, ask, now)
+                return self.slots.take(line, ask, now)
             case Shed(failure):
-                self.tidy(key, line)
+                self.slots.tidy(key, line)
                 raise Refused(failure)
             case Hold(until_s, full):
                 self._check_time(key, line, ask, until_s, now)
@@ -247,7 +283,7 @@ class Throttler:
                 if full is None:
                     line.waiting.put(waiter, ask, until_s)
                 elif not self.shedding.try_enter(line, waiter, ask):
-                    self.tidy(key, line)
+                    self.slots.tidy(key, line)
                     raise Refused(full)
                 return await self._wait(key, line, ask, waiter, again_by_s)
 
@@ -258,63 +294,17 @@ class Throttler:
 
         The request came at `came_s`. It returns to its former place in the queue, also if the queue is full by now.
         """
-        line, until_s = self.line_of(key), min(deadline.at_s, came_s + self._limits.wait_s)
+        line, until_s = self.slots.line_of(key), min(deadline.at_s, came_s + self._limits.wait_s)
         waiter = _waiter(came_s, until_s)
         line.waiting.put_first(waiter, ask, until_s)
-        self.give_back(key, replica, ask, 0)
+        self.slots.give_back(key, replica, ask, 0)
         return await self._wait(key, line, ask, waiter, again_by_s)
-
-    def release(self, key: VersionKey, replica: Replica, ask: Ask, tokens: int | None) -> None:
-        """Give back the slot of `ask`, which took `tokens` (None: as estimated). The next waiting request has it on
-        return.
-        """
-        line = self._lines.get(key)
-        if line is not None and tokens is not None:
-            line.waiting.settle(ask, tokens)
-        self.give_back(key, replica, ask, cost(ask.tokens) if tokens is None else tokens)
-
-    def give_back(self, key: VersionKey, replica: Replica, ask: Ask, took: int) -> None:
-        """Give back the slot without settling in the queue: that is done already, or another slot of the request does
-        it.
-        """
-        assert replica.running > 0
-        replica.running -= 1
-        is_owner = ask.tenant == key.tenant
-        replica.owner_running -= is_owner
-        if replica.breaker is not None:
-            replica.breaker.leave(ask)
-        line = self._lines.get(key)
-        if line is not None:
-            if not replica.gone:
-                line.shares.owner_running -= is_owner
-                line.pace.came_back(self._clock(), cost(ask.tokens), took)
-            if len(line.waiting) or not line.replicas:
-                self.grant(key, line)
-
-    def _count_request(self, key: VersionKey, line: Line, ask: Ask) -> None:
-        """Count a new request in the slot shares, and give out the slots that this frees for others."""
-        if self._clock() >= line.shares.ends_s:
-            self.grant(key, line)  # begins the next window first: it would forget the request
-        if line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant)):
-            self.grant(key, line)
 
     def check_integrity(self) -> None:
         """No line has both a free slot and a waiter who may have it; loads add up; every replica is where it is said to
         be.
         """
-        total = 0
-        for key, line in self._lines.items():
-            line.waiting.check_integrity()
-            total += len(line.waiting)
-            line.shares.check_integrity()
-            for tenant in line.waiting.tenants():
-                weight = line.waiting.weight_of(tenant)
-                assert not line.may_take(tenant, weight), f"{key} has a free slot, and {tenant} waits for it"
-            running = sum(replica.running for replica in line.replicas.values())
-            assert line.pace.running == running
-            assert line.shares.owner_running == sum(each.owner_running for each in line.replicas.values())
-            assert all(replica.running >= 0 for replica in line.replicas.values())
-        assert total == self.loads.in_all.entries
+        self.slots.check_integrity()
         self._roster.check_integrity()
 
     def _check_time(self, key: VersionKey, line: Line, ask: Ask, until_s: float, now: float) -> None:
@@ -330,14 +320,14 @@ class Throttler:
             return
         if asleep:
             self._waker.nudge(key, expected_s)
-        self.tidy(key, line)
+        self.slots.tidy(key, line)
         self.shedding.refused(Reason.LATE, ask)
         raise Refused(DeadlineTooShort(expected_s, left_s, asleep))
 
     async def _wait(self, key: VersionKey, line: Line, ask: Ask, waiter: Waiter, again_by_s: float | None) -> Replica:
         """Wait for the slot of a request that is in the queue. Whatever fails here takes it out."""
         try:
-            self._grant_later(key, line)
+            self.slots.grant_later(key, line)
             if line.is_asleep:
                 self.breakers.enter(key, waiter, waiter.came_s)
                 self._waker.ensure(key)
@@ -374,110 +364,18 @@ class Throttler:
         if line.waiting.discard(waiter):
             granted.cancel()
         elif granted.done() and not granted.cancelled() and isinstance(given := granted.result(), Replica):
-            self.release(key, given, ask, 0)
-        if not self.is_wanted(key):
+            self.slots.release(key, given, ask, 0)
+        if not self.slots.is_wanted(key):
             self._waker.rest(key)
-        self.tidy(key, line)
-
-    def grant(self, key: VersionKey, line: Line) -> None:
-        """Assign free slots to the next waiting requests."""
-        now = self._clock()
-        if now >= line.review_s:
-            self._review_all(line, now)
-        line.shares.refresh(now, line.waiting.waiting_of(key.tenant))
-        if len(line.waiting):
-            self.shedding.sweep(line, now)
-        while len(line.waiting) and line.free and (found := self.shedding.next_in_time(line, now)) is not None:
-            line.pace.took(now)
-            found[0].granted.set_result(self._take_slot(line, found[1], now))
-        self._grant_later(key, line)
-        self.tidy(key, line)
-
-    def _grant_later(self, key: VersionKey, line: Line) -> None:
-        """Grant again when requests that wait may have a slot without any other event: in the next window of the
-        shares, where a slot is free that is reserved for the owner, and when a replica may have more from here.
-        """
-        if not len(line.waiting):
-            return
-        now = self._clock()
-        due_s = now + line.shares.refresh_in_s(now) if line.free else inf
-        if any(replica.most is not None and not replica.is_closed for replica in line.replicas.values()):
-            due_s = min(due_s, line.review_s)
-        if due_s < line.due_s:
-            if line.due is not None:
-                line.due.cancel()
-            line.due_s = due_s
-            line.due = asyncio.get_running_loop().call_later(max(0.0, due_s - now), self._grant_due, key, line)
-
-    def _grant_due(self, key: VersionKey, line: Line) -> None:
-        line.due_s, line.due = inf, None
-        if self._lines.get(key) is line:
-            self.grant(key, line)
-
-    def tidy(self, key: VersionKey, line: Line) -> None:
-        """Forget the version's queue if it has neither replicas nor waiting requests."""
-        if not line.replicas and not len(line.waiting) and self._lines.get(key) is line:
-            del self._lines[key]  # whoever leaves late may hold an older line of the same version
-
-    def line_of(self, key: VersionKey) -> Line:
-        """Return the version's queue. Creates it if needed."""
-        line = self._lines.get(key)
-        if line is None:
-            queue: FairQueue[Waiter] = FairQueue(self._everyone, self._limits.per_version)
-            line = self._lines[key] = Line(queue, SlotShares(key.tenant))
-        return line
-
-    def _take_slot(self, line: Line, ask: Ask, now: float) -> Replica:
-        replica = take_slot(line, ask, self._draw)
-        _send(line, replica, now)
-        if replica.breaker is not None:
-            replica.breaker.enter(ask, now)
-        return replica
-
-    def preferences(self) -> dict[bool, int]:
-        """Return the number of replicas that this activator prefers, and of the others; {} without other activators."""
-        if self._members < 2:
-            return {}
-        every = [replica.is_preferred for line in self._lines.values() for replica in line.replicas.values()]
-        return {True: sum(every), False: len(every) - sum(every)}
-
-    @property
-    def _members(self) -> int:
-        return max(1, len(self._peers.names()))
-
-    def _review(self, replica: Replica, running: int, now: float) -> None:
-        """Decide how many requests the replica may have, because it told a credit."""
-        again_s = replica.review(self._members, running, now)
-        if (line := self._lines.get(key_of(replica.row))) is not None:
-            line.review_s = min(line.review_s, again_s)
-
-    def _review_all(self, line: Line, now: float) -> None:
-        """Decide how many requests each replica may have, and which of them are preferred."""
-        members = self._members
-        line.review_s = now + RENEW_S
-        for replica in line.replicas.values():
-            line.review_s = min(line.review_s, replica.review(members, replica.running, now))
-        if not self._peers.prefer:
-            return
-        slots = {name: each.row.max_streams for name, each in line.replicas.items() if not each.row.draining}
-        near = line.subset.choose(self._peers.names(), slots, self._peers.me, line.pace.running, now)
-        if near is not None:
-            for name, replica in line.replicas.items():
-                replica.is_preferred = name in near
+        self.slots.tidy(key, line)
 
     def _reopen(self, replica: Replica) -> None:
         key = key_of(replica.row)
         line = self._lines.get(key)
         if line is not None:
-            self.grant(key, line)
+            self.slots.grant(key, line)
             if not line.is_asleep:
                 self._waker.rest(key)
-
-
-def _send(line: Line, replica: Replica, now: float) -> None:
-    """Record that a request goes to the replica, and how many it is told that this activator wants there."""
-    replica.credit.sent(now)
-    replica.wants = replica.running + -(-len(line.waiting) // len(line.replicas))
 
 
 def _waiter(came_s: float, until_s: float) -> Waiter:

@@ -9,7 +9,8 @@ from activator.keys import VersionKey
 from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound
-from activator.throttler import Peers, Throttler
+from activator.slots import Peers
+from activator.throttler import Throttler
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from runtime.policy.credit import Credits

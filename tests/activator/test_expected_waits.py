@@ -97,7 +97,7 @@ def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
         assert await _refused(throttler, 1.0) == DeadlineTooShort(1.5, 1.0, True)
         throttler.apply(READY)
         assert not bell.nudged
-        assert repr(throttler) == "<Throttler versions=1 running=0 queued=0>"
+        assert repr(throttler.slots) == "<Slots versions=1 running=0 queued=0>"
         throttler.check_integrity()
 
     asyncio.run(scenario())
@@ -123,7 +123,7 @@ def test_what_one_more_would_wait() -> None:
         for _ in range(LEAST):
             replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
             clock.now_s += 2.0
-            throttler.release(KEY, replica, ASK, None)
+            throttler.slots.release(KEY, replica, ASK, None)
         asks = [ASK, ASK, msgspec.structs.replace(ASK, rank=Rank.BATCH), msgspec.structs.replace(ASK, tenant="other")]
         tasks = [asyncio.ensure_future(throttler.acquire(KEY, ask, Deadline(500.0))) for ask in asks]
         await _turns()
@@ -163,7 +163,7 @@ def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
         for _ in range(LEAST):
             replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
             clock.now_s += 2.0
-            throttler.release(KEY, replica, ASK, None)
+            throttler.slots.release(KEY, replica, ASK, None)
         assert clock.now_s == 100.0
         running = await throttler.acquire(KEY, ASK, Deadline(500.0))
         assert await _refused(throttler, 0.1) is None, "nobody waits before it"
@@ -176,7 +176,7 @@ def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
         assert await _refused(throttler, 8.5) is None
         assert await _refused(throttler, 2.0) is None, "it is served before those that have more time"
         assert not bell.nudged
-        throttler.release(KEY, running, ASK, None)
+        throttler.slots.release(KEY, running, ASK, None)
         assert await asyncio.gather(*waiting[:1])
         for task in (*waiting[1:], later):
             task.cancel()

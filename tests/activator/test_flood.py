@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from activator import throttler as module
+from activator import slots as module
 from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound

@@ -11,8 +11,7 @@ from activator.policy.admission import QueueLimits
 from activator.policy.affinity import read_affinity
 from activator.policy.ask import Ask
 from activator.policy.bounds import Bound
-from activator.slots import NoSlotInTime
-from activator.throttler import Throttler
+from activator.throttler import NoSlotInTime, Throttler
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from tests.activator.control import VERSION, replica_row
@@ -42,9 +41,9 @@ class Ground:
             taken.append((ask, await self.take(ask)))
         ask, replica = taken.pop()
         for other, where in taken:
-            self.throttler.release(KEY, where, other, 0)
+            self.throttler.slots.release(KEY, where, other, 0)
         self.throttler.report_failed(replica, "replica_lost")
-        self.throttler.release(KEY, replica, ask, 0)
+        self.throttler.slots.release(KEY, replica, ask, 0)
         assert replica.breaker is not None
         self.now_s += replica.breaker.remaining_s(self.now_s)
         replica.breaker.state(self.now_s)
@@ -89,10 +88,10 @@ def test_who_tries_and_leaves_makes_room() -> None:
         replica = await ground.take(first)
         waiting = asyncio.create_task(ground.take(second))
         await asyncio.sleep(0)
-        ground.throttler.release(KEY, replica, before, None)
+        ground.throttler.slots.release(KEY, replica, before, None)
         await asyncio.sleep(0)
         assert not waiting.done(), "one tries still"
-        ground.throttler.release(KEY, replica, first, 0)
+        ground.throttler.slots.release(KEY, replica, first, 0)
         assert await waiting is replica
 
     asyncio.run(scenario())
@@ -113,7 +112,7 @@ def test_who_may_wait_for_so_long_is_told(removed: tuple[str, ...], draining: bo
         ground = Ground("a")
         replica = await ground.take(ask := ask_of())
         ground.throttler.report_failed(replica)
-        ground.throttler.release(KEY, replica, ask, 0)
+        ground.throttler.slots.release(KEY, replica, ask, 0)
         rows = (msgspec.structs.replace(replica_row("a", 4), draining=True),) if draining else ()
         ground.throttler.apply(Feed(revision=2, full=False, replicas=rows, removed_replicas=removed))
         deadline = Deadline.after(60.0, ground.now_s)
@@ -142,12 +141,12 @@ def test_a_slot_that_comes_as_the_time_ends_is_used_or_given_back() -> None:
         waiting = asyncio.create_task(ground.throttler.acquire(KEY, last := ask_of(), deadline, ground.now_s + 60.0))
         await asyncio.sleep(0)
         ask, replica = held.pop()
-        ground.throttler.release(KEY, replica, ask, 0)
+        ground.throttler.slots.release(KEY, replica, ask, 0)
         if is_cancelled:
             waiting.cancel()
             await asyncio.wait((waiting,))
         else:
-            ground.throttler.release(KEY, await waiting, last, 0)
+            ground.throttler.slots.release(KEY, await waiting, last, 0)
         assert replica.running == 3
         ground.throttler.check_integrity()
 

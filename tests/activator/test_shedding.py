@@ -57,7 +57,7 @@ class Ground:
         for _ in range(LEAST):
             replica = await self.throttler.acquire(KEY, ask, Deadline(1e6))
             self.clock.now_s += 2.0
-            self.throttler.release(KEY, replica, ask, None)
+            self.throttler.slots.release(KEY, replica, ask, None)
         return await self.throttler.acquire(KEY, ask, Deadline(1e6))
 
     async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
@@ -208,7 +208,7 @@ async def _overtaken(ground: Ground) -> list["asyncio.Task[Replica]"]:
     third = await ground.ask(in_s=5.5)
     assert not second.done()
     ground.clock.now_s += 1.0
-    ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
+    ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), None)
     await _turns(2)
     assert first.done()
     assert not second.done()  # who has a slot goes first
@@ -241,7 +241,7 @@ async def _told_by_rounds(ground: Ground) -> list[int]:
     """
     holding = await ground.paced()
     tasks = [await ground.ask(in_s=20.0 - 0.1 * number) for number in range(30)]
-    ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
+    ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), None)
     await _turns(2)
     ground.throttler.check_integrity()
     late = 29 - ground.throttler.loads.in_all.entries - 1  # nobody who is told later stands there
@@ -277,7 +277,7 @@ def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
         hasty = await ground.ask(in_s=3.9)
         patient = [await ground.ask()] if another else []
         ground.clock.now_s += 2.0
-        ground.throttler.release(KEY, holding, Ask("t", 10, 10), None)
+        ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), None)
         await _turns()
         if another:
             assert isinstance(_failure(hasty), DeadlineTooShort)
@@ -352,7 +352,7 @@ def test_version_without_open_replicas_keeps_its_queue(away: str) -> None:
         else:
             ground.throttler.report_failed(holding)
         ground.clock.now_s += 1.0  # beyond the next sweep
-        ground.throttler.release(KEY, holding, Ask("t", 10, 10), 0)
+        ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), 0)
         await _turns(4)
         assert not stays.done()
         newcomer = await ground.ask()

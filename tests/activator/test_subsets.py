@@ -14,7 +14,8 @@ from activator.policy.ask import Ask
 from activator.policy.bounds import Bound
 from activator.policy.held_quota import RENEW_S
 from activator.shared_store import RedisStore, open_store
-from activator.throttler import Peers, Throttler
+from activator.slots import Peers
+from activator.throttler import Throttler
 from contracts.control import Feed
 from contracts.deadline import Deadline
 from tests.activator.control import replica_row
@@ -45,7 +46,7 @@ class Door:
 
     @property
     def preferred(self) -> set[str]:
-        return {name for name, each in self.throttler.line_of(KEY).replicas.items() if each.is_preferred}
+        return {name for name, each in self.throttler.slots.line_of(KEY).replicas.items() if each.is_preferred}
 
     async def come(self, many: int = 1, ask: Ask = ASK) -> set[str]:
         """So many requests, which stay inside; where they are."""
@@ -59,7 +60,7 @@ class Door:
 
     def leave(self, many: int) -> None:
         for replica in self.inside[:many]:
-            self.throttler.release(KEY, replica, ASK, 10)
+            self.throttler.slots.release(KEY, replica, ASK, 10)
         del self.inside[:many]
 
     async def one_by_one(self, many: int, ask: Ask = ASK) -> set[str]:
@@ -69,7 +70,7 @@ class Door:
             found: set[str] = set()
             for _ in range(many):
                 found |= await self.come(ask=ask)
-                self.throttler.release(KEY, self.inside.pop(), ASK, 10)
+                self.throttler.slots.release(KEY, self.inside.pop(), ASK, 10)
         return found
 
 
@@ -105,7 +106,7 @@ def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
         assert near <= one.preferred
         assert len(one.preferred) == 3
         for name in FEW:
-            one.throttler.report_began(one.throttler.line_of(KEY).replicas[name], SLOTS)
+            one.throttler.report_began(one.throttler.slots.line_of(KEY).replicas[name], SLOTS)
         assert await one.come(len(FEW) * SLOTS) == set(FEW)
         one.leave(len(FEW) * SLOTS)
         assert await one.one_by_one(20) <= one.preferred
@@ -124,7 +125,7 @@ def test_one_that_has_many_at_once_prefers_none() -> None:
             for _ in range(3):
                 one.clock.now_s += RENEW_S
                 await one.come()
-                one.throttler.release(KEY, one.inside.pop(), ASK, 10)
+                one.throttler.slots.release(KEY, one.inside.pop(), ASK, 10)
             return len(one.preferred)
 
         await one.come(len(FEW) - 2)

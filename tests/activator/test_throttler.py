@@ -100,7 +100,7 @@ def test_waiters_are_served_in_order_as_capacity_rises() -> None:
         throttler.apply(_feed(replica_row("b", 1)))
         await _turns()
         assert order == [0, 1, 2]
-        throttler.release(KEY, tasks[0].result(), ASK, None)
+        throttler.slots.release(KEY, tasks[0].result(), ASK, None)
         await _turns()
         assert order == [0, 1, 2, 3]
         throttler.check_integrity()
@@ -198,7 +198,7 @@ def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> N
         waiting = asyncio.create_task(_take(throttler))
         await _turns()
         throttler.apply(Feed(revision=2, failures=(FAILED,)))
-        throttler.release(KEY, first, ASK, None)
+        throttler.slots.release(KEY, first, ASK, None)
         assert await waiting is first
 
     asyncio.run(scenario())
@@ -256,7 +256,7 @@ def test_a_replica_that_closes_takes_nobody(feed: Feed) -> None:
         await _turns()
         assert not waiting.done()
         assert bell.rung == [KEY]
-        throttler.release(KEY, running, ASK, None)
+        throttler.slots.release(KEY, running, ASK, None)
         await _turns()
         assert not waiting.done()
         throttler.apply(_feed(replica_row("b", 1)))
@@ -274,7 +274,7 @@ def test_a_lost_replica_rests_for_a_moment() -> None:
         throttler.apply(_feed(replica_row("a", 4)))
         replica = await _take(throttler)
         throttler.report_failed(replica)
-        throttler.release(KEY, replica, ASK, None)
+        throttler.slots.release(KEY, replica, ASK, None)
         assert throttler.is_asleep(KEY)
         assert await _take(throttler, 5.0) is replica  # after a second
 
@@ -314,7 +314,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
         elif what == "release":
             for task in [t for t in tasks if t.done() and not t.cancelled() and t.exception() is None][:1]:
                 tasks.remove(task)
-                throttler.release(KEY, task.result(), ASK, None)
+                throttler.slots.release(KEY, task.result(), ASK, None)
         elif what == "add":
             throttler.apply(_feed(replica_row(f"r{which % 3}", 1 + which % 2)))
         elif what == "remove":
@@ -333,7 +333,7 @@ async def _storm(steps: list[tuple[str, int]]) -> None:
         task.cancel()
     for task in tasks:
         with suppress(asyncio.CancelledError, Refused):
-            throttler.release(KEY, await task, ASK, None)
+            throttler.slots.release(KEY, await task, ASK, None)
     await _turns()
     throttler.apply(_feed(full=True))
     throttler.apply(_feed(replica_row("last", 3)))
@@ -359,7 +359,7 @@ def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         holding = await _take(throttler)
         waiting = asyncio.create_task(_take(throttler))
         await _turns()
-        throttler.release(KEY, holding, ASK, None)
+        throttler.slots.release(KEY, holding, ASK, None)
         waiting.cancel()
         await _turns()
         return holding.running
@@ -378,7 +378,7 @@ def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
         holding = await _take(throttler)
         first, second = (asyncio.create_task(_take(throttler)) for _ in range(2))
         await _turns()
-        throttler.release(KEY, holding, ASK, None)
+        throttler.slots.release(KEY, holding, ASK, None)
         first.cancel()
         assert await asyncio.wait_for(second, 1) is holding
         throttler.check_integrity()
@@ -386,7 +386,7 @@ def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
         third, fourth = (asyncio.create_task(_take(throttler)) for _ in range(2))
         await _turns()
         third.cancel()
-        throttler.release(KEY, holding, ASK, None)
+        throttler.slots.release(KEY, holding, ASK, None)
         assert await asyncio.wait_for(fourth, 1) is holding
         throttler.check_integrity()
 

@@ -162,7 +162,7 @@ def test_who_leaves_is_given_nothing(leaves_first: bool) -> None:
         await turns.come("leaves", Ask("t", 10, 1000))
         if leaves_first:
             turns.tasks[0].cancel()
-        turns.throttler.release(KEY, replica, ASK, None)
+        turns.throttler.slots.release(KEY, replica, ASK, None)
         turns.tasks[0].cancel()
         await _turns()
         assert turns.order == []

@@ -198,7 +198,7 @@ def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
         ask = Ask("default", 10, 100, weight=weight)
         owner = asyncio.ensure_future(throttler.acquire(KEY, ask, deadline))
         await asyncio.sleep(0)
-        throttler.release(KEY, held[0], guest, 100)
+        throttler.slots.release(KEY, held[0], guest, 100)
         throttler.check_integrity()
         await asyncio.sleep(0)
         assert owner.done()
@@ -256,7 +256,7 @@ def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -> None
 
         sys.setprofile(count)
         try:
-            throttler.release(KEY, replica, asks[0], 100)
+            throttler.slots.release(KEY, replica, asks[0], 100)
         finally:
             sys.setprofile(None)
         throttler.check_integrity()

@@ -107,7 +107,7 @@ def versions_that_are_wanted_are_asked_for(world: "DoorWorld") -> None:
     """While callers wait for a start, the decider is told again and again."""
     for door in world.doors:
         for key, since_s in door.wanted_since_s.items():
-            if not door.throttler.is_wanted(key):
+            if not door.throttler.slots.is_wanted(key):
                 continue
             silent_s = world.loop.time() - max(since_s, door.poke.poked_s.get(key, 0.0), world.disturbed_s)
             assert silent_s <= ASKED_AGAIN_S, f"a version is wanted, and nobody asked for it in {silent_s:.1f} s"

@@ -309,6 +309,6 @@ class DoorProcess:
         """Note since when versions are wanted."""
         while True:
             now_s = asyncio.get_running_loop().time()
-            wanted = {key for key in self._control.versions if self.throttler.is_wanted(key)}
+            wanted = {key for key in self._control.versions if self.throttler.slots.is_wanted(key)}
             self.wanted_since_s = {key: self.wanted_since_s.get(key, now_s) for key in wanted}
             await asyncio.sleep(LOOK_S)
