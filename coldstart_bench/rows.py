@@ -1,24 +1,19 @@
-"""The figures of `kelvin bench cold` and `pool`: medians beside the floor of the same run, and what they have to show.
-
-Pure.
-"""
+"""The figures of `kelvin bench cold`: medians beside the floor of the same run, and what they have to show. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, ratio
+from coldstart_bench.report import Figures, Verdict, align, at_most, cell, ratio
 from coldstart_bench.statistics import median_of
 
 FLOOR, KELVIN, UNPROBED = "floor", "kelvin", "kelvin without its probe"
-OWN, WAITING = "a Service of its own", "a pod that waits"
 AFTER: Final = frozenset({"done"})  # stages behind the first token
 MEDIUM_BYTES: Final = 400_000_000  # from "0.5 GB" up; below it, what any start costs is most of it
 TIMES: Final = {"host": 1.35, "nvme": 1.25}
 BOUND_S: Final = 0.050
 BEYOND_MIB: Final = 256.0
-POOL_TIMES: Final = 5.0
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -68,13 +63,6 @@ class ColdFigures(Figures, frozen=True):
     rows: tuple[Row, ...]
     stages: tuple[StageRow, ...] = ()
     footprints: tuple[Footprint, ...] = ()
-
-
-class PoolFigures(Figures, frozen=True):
-    """Both ways to a first token."""
-
-    size_bytes: int
-    rows: tuple[Row, ...]
 
 
 Measured = Mapping[tuple[int, str, str], Sequence[float]]  # (size_bytes, tier, system) -> seconds
@@ -145,14 +133,6 @@ def time_to_bound_s(stages: Sequence[StageRow]) -> float | None:
     """The stages up to `bound`, of one size and tier; None where no start had it."""
     names = [row.stage for row in stages]
     return sum(row.median_s for row in stages[: names.index("bound") + 1]) if "bound" in names else None
-
-
-def judge_pool(found: PoolFigures) -> tuple[Verdict, ...]:
-    """How much sooner the first token comes; it does not decide."""
-    medians = {row.system: row.median_s for row in found.rows}
-    times = ratio(medians.get(OWN), medians.get(WAITING))
-    claim = "first token from zero, a pod's start to a bind"
-    return (at_least(claim, times, POOL_TIMES, "", found.size_bytes, decides=False),)
 
 
 def stage_table(stages: Sequence[StageRow], rows: Sequence[Row]) -> str:

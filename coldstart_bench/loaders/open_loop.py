@@ -20,8 +20,7 @@ import uvloop
 
 from coldstart_bench.loaders.front_load import context
 from coldstart_bench.processes import load_of, try_spent
-from coldstart_bench.traffic.answers import Answer, said
-from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Payload, Plan, Ran, Reader, Sent
+from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Answer, Payload, Plan, Ran, Reader, Sent, said
 from contracts.wire import decoder
 
 OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coldstart_bench import integrity, rows
+from coldstart_bench import integrity, pool
 
 pytestmark = pytest.mark.deep
 
@@ -56,7 +56,7 @@ def test_a_small_storm(tmp_path: Path) -> None:
 def test_a_small_pool(tmp_path: Path) -> None:
     """Both ways in each round, with the same token; a bind is the sooner one."""
     found = bench(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
-    own, waiting = (next(row for row in found["rows"] if row["system"] == name) for name in (rows.OWN, rows.WAITING))
+    own, waiting = (next(row for row in found["rows"] if row["system"] == name) for name in (pool.OWN, pool.WAITING))
     assert (own["n"], waiting["n"], found["failures"]) == (2, 2, [])
     assert own["median_s"] > waiting["median_s"]
     assert found["verdicts"][0]["value"] == pytest.approx(own["median_s"] / waiting["median_s"])

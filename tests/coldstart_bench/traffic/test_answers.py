@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart_bench.traffic.answers import Answer, said
+from coldstart_bench.traffic.exchange import Answer, said
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
 JSON = b'{"choices":[{"text":"w1"}]}'

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from coldstart_bench.traffic.trace_source import (
+from coldstart_bench.traffic.trace import (
     BadTrace,
     Due,
     Row,

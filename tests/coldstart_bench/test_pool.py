@@ -2,7 +2,8 @@
 
 import pytest
 
-from coldstart_bench.rows import OWN, WAITING, PoolFigures, judge_pool, rows_of
+from coldstart_bench.pool import OWN, WAITING, PoolFigures, judge
+from coldstart_bench.rows import rows_of
 
 SIZE = 100_000_000
 
@@ -18,5 +19,5 @@ SIZE = 100_000_000
 )
 def test_judge(seconds: dict[str, list[float]], want: tuple[float | None, bool | None]) -> None:
     rows = rows_of({(SIZE, "store", system): each for system, each in seconds.items()})
-    (verdict,) = judge_pool(PoolFigures(SIZE, rows))
+    (verdict,) = judge(PoolFigures(SIZE, rows))
     assert (verdict.value, verdict.passed) == want
