@@ -6,11 +6,9 @@ what is behind share another one. Systems are measured in turn within each round
 """
 
 import json
-import os
-import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +20,25 @@ import msgspec
 from coldstart_bench import front_tools
 from coldstart_bench.certificates import make_certificate
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.front_rows import KELVIN, NGINX, UPSTREAM, FrontFigures, Streams, Take, judge, rows_of, table
+from coldstart_bench.front_tools import LITELLM, RAY, Take
 from coldstart_bench.installation import free_port
 from coldstart_bench.patience import remaining
 from coldstart_bench.processes import processor_us
 from coldstart_bench.programs import PeerFailed, Program
-from coldstart_bench.report import Failed
+from coldstart_bench.report import Failed, Figures, Verdict, align, at_least, at_most, cell
 from coldstart_bench.services import activator
+from coldstart_bench.statistics import median_of
+from coldstart_bench.traffic.behind import cores, keys_for
 
+UPSTREAM, NGINX, KELVIN = "upstream alone", "nginx", "kelvin"
+SYSTEMS: Final = (UPSTREAM, NGINX, KELVIN, RAY, LITELLM)
+ADDED_MS: Final = 1.0
+OF_NGINX: Final = 0.10
+OF_RAY: Final = 8.0
+OF_LITELLM: Final = 25.0
+RATE: Final = 3000.0
+CORE_SHARE: Final = 0.25
+CAME: Final = 0.98
 Loader = Literal["wrk", "own"]
 
 STREAMS: Final = 64
@@ -42,6 +51,126 @@ _PATH: Final = "/v1/chat/completions"
 _MESSAGES: Final = [{"role": "user", "content": "hi"}]
 CORES_NOTE: Final = "the loader and what is behind share one core, whoever is in front has another one"
 ONE_CORE_NOTE: Final = "one core for all: rates say nothing"
+
+
+class FrontRow(msgspec.Struct, frozen=True):
+    """One system at so many connections: medians of the rounds; what is beside another is of each round."""
+
+    connections: int
+    system: str
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    n: int
+    bad: int
+    added_p50_ms: float | None  # over the upstream alone
+    ratio_to_nginx: float | None  # of rates
+    kelvin_ratio: float | None  # our rate to this one's
+    processor_us: float | None  # a request
+
+
+class Streams(msgspec.Struct, frozen=True):
+    """Streams that are read while they are said."""
+
+    streams: int
+    tokens_per_s: float  # of each, as the upstream says them
+    seconds: float
+    tokens: int  # that came
+    core_share: float  # of the process in front
+
+    @property
+    def came(self) -> float:
+        """The part of what was said in that time."""
+        return self.tokens / (self.streams * self.tokens_per_s * self.seconds)
+
+
+class FrontFigures(Figures, frozen=True):
+    """Figures of all systems that are installed."""
+
+    rows: tuple[FrontRow, ...]
+    streams: Streams
+    unrecorded: int  # answers without a usage record
+    loader: str
+
+
+Taken = Mapping[tuple[int, str], Sequence[Take]]  # (connections, system) -> one of each round
+
+
+def rows_of(taken: Taken) -> tuple[FrontRow, ...]:
+    """In order of connections, systems as they are listed."""
+    places = sorted(taken, key=lambda place: (place[0], SYSTEMS.index(place[1])))
+    return tuple(_row(taken, *place) for place in places if taken[place])
+
+
+def _row(taken: Taken, connections: int, system: str) -> FrontRow:
+    own = taken[connections, system]
+    alone, nginx, ours = (taken.get((connections, each), ()) for each in (UPSTREAM, NGINX, KELVIN))
+    added = [(mine.p50_us - other.p50_us) / 1000 for mine, other in zip(own, alone, strict=False)]
+    beside = [mine.rate / other.rate for mine, other in zip(own, nginx, strict=False) if other.requests]
+    kelvin = [our.rate / mine.rate for mine, our in zip(own, ours, strict=False) if mine.requests]
+    spent = [take.processor_us / take.requests for take in own if take.processor_us is not None and take.requests]
+    return FrontRow(
+        connections,
+        system,
+        median_of([take.rate for take in own]).median,
+        median_of([take.p50_us / 1000 for take in own]).median,
+        median_of([take.p99_us / 1000 for take in own]).median,
+        len(own),
+        sum(take.bad for take in own),
+        _median(added) if system != UPSTREAM else None,
+        _median(beside) if system != NGINX else None,
+        _median(kelvin) if system != KELVIN else None,
+        _median(spent),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median_of(values).median if values else None
+
+
+def judge(found: FrontFigures) -> tuple[Verdict, ...]:
+    """Whether all was answered and recorded decides; the state is the number of connections."""
+    ours = {row.connections: row for row in found.rows if row.system == KELVIN}
+    one, some = ours.get(1), ours.get(16)
+    added = None if one is None else one.added_p50_ms
+    beside = None if some is None else some.ratio_to_nginx
+    rate = None if some is None else some.requests_per_s
+    over = {row.system: row.kelvin_ratio for row in found.rows if row.connections == 16}
+    streams, state = found.streams, str(found.streams.streams)
+    bad = sum(row.bad for row in found.rows)
+    silent = sum(row.requests_per_s == 0 for row in found.rows) + (not streams.tokens)
+    return (
+        at_most("milliseconds added to the median", added, ADDED_MS, "1", decides=False),
+        at_least("rate to that of nginx as a TLS proxy", beside, OF_NGINX, "16", decides=False),
+        at_least("rate to that of Ray Serve", over.get(RAY), OF_RAY, "16", decides=False),
+        at_least("rate to that of LiteLLM", over.get(LITELLM), OF_LITELLM, "16", decides=False),
+        at_least("requests a second through one core", rate, RATE, "16", decides=False),
+        at_most("share of a core for streams", streams.core_share, CORE_SHARE, state, decides=False),
+        at_least("share of their tokens that came", streams.came, CAME, state, decides=False),
+        at_most("loads and streams without any answer", silent, 0),
+        at_most("requests that were not answered right", bad, 0),
+        at_most("answers without a usage record", found.unrecorded, 0),
+    )
+
+
+def table(found: FrontFigures) -> str:
+    """Return the figures as the text that a person reads."""
+    rows = [("conns", "system", "requests/s", "p50", "p99", "added", "/ nginx", "kelvin /", "cpu")]
+    for row in found.rows:
+        beside = (
+            cell(row.added_p50_ms, "{:.3f}ms", none=""),
+            cell(row.ratio_to_nginx, "{:.3f}x", none=""),
+            cell(row.kelvin_ratio, "{:.2f}x", none=""),
+            cell(row.processor_us, "{:.0f}us", none=""),
+        )
+        waits = f"{row.requests_per_s:.0f}", f"{row.p50_ms:.3f}ms", f"{row.p99_ms:.3f}ms"
+        rows.append((str(row.connections), row.system, *waits, *beside))
+    streams = found.streams
+    read = (
+        f"{streams.streams} streams of {streams.tokens_per_s:g} tokens/s: {streams.core_share:.3f} of a core, "
+        f"{streams.came:.3f} of their tokens came"
+    )
+    return "\n".join([f"load: {found.loader}", *align(rows, left=2), read])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +207,8 @@ class _Run:
     def __init__(self, plan: FrontPlan, wrk: str | None, scratch: Path, stack: ExitStack) -> None:
         self._plan = plan
         self._scratch = scratch
-        self._key = f"kv-benchbenchbe-{secrets.token_hex(21)}"
-        cores = sorted(os.sched_getaffinity(0))
-        self._front, self._rest = cores[0], cores[-1]
+        self._key = keys_for((KELVIN,))[KELVIN]
+        self._front, self._rest = cores()
         data = scratch / "data"
         (data / "run").mkdir(parents=True, mode=0o700)
         with front_tools.on_core(self._rest):

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from coldstart_bench.certificates import make_certificate
-from coldstart_bench.front_rows import LITELLM, RAY, Take
 from coldstart_bench.programs import LOADERS, PeerFailed
 from coldstart_bench.services import service
 
 BEYOND_S: Final = 60.0  # what a loader takes beside the load itself
+RAY, LITELLM = "Ray Serve", "LiteLLM"
 _FLOOR: Final = "coldstart_bench.loaders.floor_front"
 _ANSWER_S: Final = 5.0
 _PEER_ENVIRONMENT: Final = {
@@ -32,6 +34,22 @@ _PEER_ENVIRONMENT: Final = {
     "LITELLM_LOG": "ERROR",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no wait for a network that may not be there
 }
+
+
+class Take(msgspec.Struct, frozen=True):
+    """A few seconds of load: requests that were answered, how long it took, and what their wait was."""
+
+    requests: int
+    us: int
+    p50_us: int
+    p99_us: int
+    bad: int  # connections and answers that were not as they should be
+    processor_us: int | None = None  # of the process in front, where it is ours
+
+    @property
+    def rate(self) -> float:
+        """Answers a second."""
+        return self.requests / self.us * 1e6
 
 
 def unpacked() -> Path:

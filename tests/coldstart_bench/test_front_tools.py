@@ -10,8 +10,7 @@ import pytest
 
 from coldstart_bench import front_tools
 from coldstart_bench.certificates import make_certificate
-from coldstart_bench.front_rows import LITELLM, RAY
-from coldstart_bench.front_tools import Place
+from coldstart_bench.front_tools import LITELLM, RAY, Place
 from coldstart_bench.installation import InstallationFailed, free_port
 
 # In LiteLLM's place: it takes the words and the file that LiteLLM is given, and is ready at its second answer.

@@ -6,21 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from coldstart_bench.front import connections_of
-from coldstart_bench.front_rows import (
+from coldstart_bench.front import (
     KELVIN,
-    LITELLM,
     NGINX,
-    RAY,
     UPSTREAM,
     FrontFigures,
     FrontRow,
     Streams,
-    Take,
+    connections_of,
     judge,
     rows_of,
     table,
 )
+from coldstart_bench.front_tools import LITELLM, RAY, Take
 from coldstart_bench.report import Report
 
 READ = Streams(streams=64, tokens_per_s=50.0, seconds=10.0, tokens=32_000, core_share=0.2)
