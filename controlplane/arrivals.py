@@ -14,8 +14,8 @@ from sqlalchemy import Column, Connection, Dialect, String, Table, delete, inser
 from contracts.usage import LifetimeRecord, RequestRecord
 from contracts.wire import encode
 from controlplane.chains import Chains
+from controlplane.closings import Closed
 from controlplane.ledger_schema import conflicts, received, sources
-from controlplane.months import Closed
 from controlplane.nul import without_nul
 from controlplane.policy.chain import Kind
 from controlplane.policy.ranges import Range, add_to_ranges, covers

@@ -1,5 +1,9 @@
-"""Closed months: prices and bill as they were when the month was closed, the last link of its chain."""
+"""Closed months: prices and bill as they were when the month was closed, the last link of its chain; and where what
+comes too late is booked instead.
+"""
 
+from collections import defaultdict
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +15,29 @@ from controlplane.chains import Chains
 from controlplane.journal import Closing
 from controlplane.ledger_schema import CLOSING_VALUES, closings
 from controlplane.policy.chain import Kind
+from controlplane.policy.month import month_after, month_of
 from controlplane.policy.rating import PriceBook
+
+
+class Closed:
+    """The closed months of these tenants, as one transaction sees them."""
+
+    def __init__(self, connection: Connection, tenants: Collection[str]) -> None:
+        self._months: defaultdict[str, set[str]] = defaultdict(set)
+        query = select(closings.c.tenant, closings.c.month).where(closings.c.tenant.in_(sorted(tenants)))
+        for tenant, month in connection.execute(query):
+            self._months[tenant].add(month)
+
+    def of(self, tenant: str) -> Collection[str]:
+        """Its closed months."""
+        return self._months.get(tenant, frozenset[str]())
+
+    def month_for(self, tenant: str, at_us: int) -> str:
+        """The month in which something of that instant is booked: its own, or the next one that is open."""
+        month = month_of(at_us)
+        while month in self.of(tenant):
+            month = month_after(month)
+        return month
 
 
 def frozen_report(connection: Connection, tenant: str, month: str) -> BillingReport | None:

@@ -23,7 +23,8 @@ from contracts.usage import CUT, LifetimeRecord, RequestRecord
 from controlplane import open_lives
 from controlplane.arrivals import Arrivals, Conflicts, chunks, insert_rows
 from controlplane.chains import Chains
-from controlplane.closings import closing_entry
+from controlplane.closings import Closed, closing_entry
+from controlplane.dialects import upserts
 from controlplane.journal import Entry, LedgerJournal
 from controlplane.ledger_schema import (
     IN_USE,
@@ -33,14 +34,12 @@ from controlplane.ledger_schema import (
     lifetime_records,
     request_records,
 )
-from controlplane.months import Closed
 from controlplane.policy.booking import Booked
 from controlplane.policy.chain import Kind
 from controlplane.policy.standing import Conflict, Known, Placement, place_lifetime, place_request, standing
 from controlplane.request_rows import Groups, Name, book_all, kin_of, known_requests, request_row, set_standing
 from controlplane.store import Database
 from controlplane.totals import Totals
-from controlplane.upserts import upserts
 from controlplane.usage_batches import Unreadable
 
 log = logging.getLogger(__name__)

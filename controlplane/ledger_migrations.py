@@ -9,6 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, Engine, Table, bindparam, select, text, update
 
 from controlplane.chains import Chains
+from controlplane.dialects import in_byte_order, unhurried
 from controlplane.ledger_schema import (
     CONFLICT_VALUES,
     LIFETIME_VALUES,
@@ -21,7 +22,6 @@ from controlplane.ledger_schema import (
 from controlplane.migrations import Migration
 from controlplane.policy.chain import Kind
 from controlplane.policy.month import month_of
-from controlplane.postgres_columns import in_byte_order, unhurried
 
 _ROWS: Final = 2_000
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 
 from controlplane import schema
 from controlplane.audit_migration import chain_audit
-from controlplane.postgres_columns import in_byte_order, unhurried
+from controlplane.dialects import in_byte_order, unhurried
 
 _VERSION_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (number INTEGER PRIMARY KEY, name VARCHAR(64) NOT NULL)"

@@ -16,9 +16,9 @@ from contracts.usage import CUT, KILLED, LifetimeRecord
 from contracts.wire import BadJson, decoder, encode
 from controlplane.arrivals import chunks
 from controlplane.clock import Clock, ClockSteps
+from controlplane.dialects import upserts
 from controlplane.ledger_schema import lifetime_records, open_lives
 from controlplane.policy.standing import Conflict, place_lifetime
-from controlplane.upserts import upserts
 from controlplane.usage_batches import Unreadable
 
 log = logging.getLogger(__name__)

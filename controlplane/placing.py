@@ -18,9 +18,9 @@ from contracts.settings import BadSetting
 from controlplane import ledger_schema, schema
 from controlplane.arrivals import insert_rows
 from controlplane.backups import DATABASE, FILES
+from controlplane.dialects import unhurried
 from controlplane.ledger_migrations import NewerLedger, ensure_ledger
 from controlplane.migrations import NewerDatabase, migrate
-from controlplane.postgres_columns import unhurried
 from controlplane.postgres_place import PostgresPlace
 from controlplane.store import disposing, reading_engine, streamed
 from service.whole_file import sync

@@ -13,11 +13,10 @@ from contracts.usage import Origin, RequestRecord
 from contracts.wire import decoder, encode
 from controlplane.arrivals import chunks
 from controlplane.chains import Chains
+from controlplane.closings import Closed
 from controlplane.ledger_schema import REQUEST_VALUES, marks_of, request_records
-from controlplane.months import Closed
-from controlplane.policy.booking import Booked, book, key_of, packed, unpacked
+from controlplane.policy.booking import Booked, book, book_together, key_of, packed, unpacked
 from controlplane.policy.chain import Kind
-from controlplane.policy.once import book_together
 from controlplane.policy.rating import is_billable
 
 Name = tuple[str, str]  # tenant and request id

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, Table, bindparam, 
 
 from contracts.names import owner_of
 from contracts.usage import LifetimeRecord
+from controlplane.dialects import Insert, upserts
 from controlplane.ledger_schema import device_totals, request_totals, runtime_totals, step_totals
 from controlplane.policy.booking import (
     Booked,
@@ -23,7 +24,6 @@ from controlplane.policy.booking import (
     runtime_uses,
     step_sums,
 )
-from controlplane.upserts import Insert, upserts
 
 REQUEST_FIGURES: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 STEP_FIGURES: Final = ("requests",)

@@ -23,7 +23,7 @@ from contracts.wire import decoder
 from controlplane import schema
 from controlplane.audit import ALL, verify_audit
 from controlplane.chains import LEDGER, Tell
-from controlplane.closings import prices_of
+from controlplane.closings import Closed, prices_of
 from controlplane.ledger_schema import (
     CLOSING_VALUES,
     CONFLICT_VALUES,
@@ -40,7 +40,6 @@ from controlplane.ledger_schema import (
     request_totals,
     step_totals,
 )
-from controlplane.months import Closed
 from controlplane.policy.chain import ChainReader
 from controlplane.policy.chain import Kind as RowKind
 from controlplane.policy.findings import Finding, Kind

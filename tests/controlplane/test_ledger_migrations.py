@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, inspect, text
 
+from controlplane.dialects import in_byte_order
 from controlplane.ledger_migrations import LEDGER_SCHEMA, STEPS, NewerLedger, ensure_ledger
 from controlplane.ledger_schema import metadata, request_records
-from controlplane.postgres_columns import in_byte_order
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import SQLITE, Backend

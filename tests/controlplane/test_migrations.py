@@ -8,10 +8,10 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from contracts.control import Scope
 from controlplane import schema
+from controlplane.dialects import in_byte_order
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
-from controlplane.postgres_columns import in_byte_order
 from controlplane.store import Database
 from controlplane.tenants import TenantStore
 from tests.controlplane.backends import Backend

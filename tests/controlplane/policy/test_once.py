@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.usage import Origin, RequestRecord
-from controlplane.policy.booking import Booked
-from controlplane.policy.once import ONCE_US, book_together
+from controlplane.policy.booking import ONCE_US, Booked, book_together
 from tests.controlplane.usage_records import BEGIN_US, HOUR_US, request_record
 
 

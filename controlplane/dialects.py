@@ -1,15 +1,23 @@
-"""What PostgreSQL needs of columns that SQLite has anyway: texts in the order of their bytes."""
+"""Where SQL for SQLite and for PostgreSQL differs: upserts, texts in the order of their bytes, long statements."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from sqlalchemy import Connection, Engine, bindparam, text
+from sqlalchemy import Connection, Engine, Executable, Table, bindparam, text
+from sqlalchemy.dialects import postgresql, sqlite
+
+Insert = sqlite.Insert | postgresql.Insert
 
 _OTHERWISE: Final = text(
     "SELECT table_name, column_name, data_type, character_maximum_length FROM information_schema.columns "
     "WHERE table_schema = current_schema() AND table_name IN :tables "
     "AND data_type IN ('text', 'character varying') AND collation_name IS DISTINCT FROM 'C' ORDER BY 1, 2"
 ).bindparams(bindparam("tables", expanding=True))
+
+
+def upserts(table: Table, made: Callable[[Insert], Executable]) -> Mapping[str, Executable]:
+    """Return a statement that inserts or changes what is there, by a dialect's name: each has its own construct."""
+    return {"sqlite": made(sqlite.insert(table)), "postgresql": made(postgresql.insert(table))}
 
 
 def unhurried(connection: Connection) -> None:
