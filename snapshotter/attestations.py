@@ -4,7 +4,6 @@ Seals are one per engine fingerprint; a good one is never replaced. Statements o
 under its own digest.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,6 +28,7 @@ from contracts.keys import (
 from contracts.push import AttestationEntry, AttestRequest
 from service.signing import Signer
 from service.trust import Trust
+from snapshotter.recent import Recent
 from snapshotter.verify import ensure_object
 
 ORIGINS_KEPT: Final = 32  # statements of publishers about one version
@@ -55,7 +55,7 @@ class Attestations:
         self._store = store
         self._signer = signer
         self._trust = trust
-        self._sizes: OrderedDict[str, Mapping[str, int]] = OrderedDict()
+        self._sizes = Recent[Mapping[str, int]](_TENANTS_KEPT)
 
     def __repr__(self) -> str:
         return f"<Attestations {self._signer!r}>"
@@ -88,7 +88,7 @@ class Attestations:
         """What publishers brought for all versions, statements and bundles: keys with sizes. A size is learnt once, as
         names are digests.
         """
-        known = self._sizes.get(tenant, {})
+        known = self._sizes.get(tenant, ATTESTATIONS) or {}
 
         async def look(key: str) -> tuple[str, int] | None:
             try:
@@ -99,10 +99,7 @@ class Attestations:
         named = await list_objects(self._store, tenant, ATTESTATIONS)
         keys = [key for key in named if last_part(key).startswith((_BUNDLE, _ORIGIN))]
         sizes = dict([found for found in await abreast(look, keys) if found is not None])
-        self._sizes[tenant] = sizes
-        self._sizes.move_to_end(tenant)
-        while len(self._sizes) > _TENANTS_KEPT:
-            self._sizes.popitem(last=False)
+        self._sizes.put(tenant, ATTESTATIONS, sizes)
         return sizes
 
     def origin(self, tenant: str, version: str, wish: AttestRequest) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 Read from the index objects, which are cached: a pack never changes, so what it holds and its size are learnt once.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +16,7 @@ from contracts.artifact_errors import PackCorrupt
 from contracts.errors import Refused
 from contracts.keys import INDEX, PACKS, index_key, last_part, pack_key
 from snapshotter.plans import PlanRecord
+from snapshotter.recent import Recent
 
 _TENANTS_KEPT: Final = 64
 
@@ -67,7 +67,7 @@ class Catalog:
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
-        self._packs: OrderedDict[str, dict[str, _Pack]] = OrderedDict()
+        self._packs = Recent[dict[str, _Pack]](_TENANTS_KEPT)
 
     def __repr__(self) -> str:
         return f"<Catalog tenants={len(self._packs)}>"
@@ -79,16 +79,13 @@ class Catalog:
         push sends them again.
         """
         there, indexed = [set(map(last_part, await list_objects(self._store, tenant, kind))) for kind in (PACKS, INDEX)]
-        known = self._packs.get(tenant, {})
+        known = self._packs.get(tenant, PACKS) or {}
 
         async def look(pack: str) -> tuple[str, _Pack]:
             return pack, await self._look(tenant, pack, pack in indexed, known.get(pack))
 
         packs = dict(await abreast(look, sorted(there)))
-        self._packs[tenant] = packs
-        self._packs.move_to_end(tenant)
-        while len(self._packs) > _TENANTS_KEPT:
-            self._packs.popitem(last=False)
+        self._packs.put(tenant, PACKS, packs)
         usable = {name: pack.places for name, pack in packs.items() if pack.places is not None}
         places = {digest: place for chunks in usable.values() for digest, place in chunks.items()}
         files = frozenset(digest for name in usable if (digest := digest_of_file_pack(name)) is not None)

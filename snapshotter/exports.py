@@ -1,7 +1,6 @@
 """Versions on their way out: a manifest, and chunks that were compared with their digests, for who exports them."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
@@ -14,13 +13,14 @@ from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ChunkCorrupt, ManifestMissing, PackCorrupt
 from contracts.errors import NotFound, Refused
-from contracts.keys import index_key, manifest_key, pack_key
+from contracts.keys import PACKS, index_key, manifest_key, pack_key
 from contracts.manifest import decode_manifest
 from contracts.names import is_digest
 from contracts.push import Original
 from snapshotter.attestations import absence_of
 from snapshotter.catalog import Catalog
 from snapshotter.policy.whole_file import holds_weights_of, rest_of
+from snapshotter.recent import Recent
 from snapshotter.turns import ByteRoom, Turns
 
 AT_ONCE: Final = 16
@@ -41,7 +41,7 @@ class Exports:
         self._store = store
         self._named = named
         self._catalog = catalog
-        self._places: OrderedDict[str, Mapping[str, Place]] = OrderedDict()
+        self._places = Recent[Mapping[str, Place]](_TENANTS_KEPT)
         self.turns = Turns("the list of chunks being exported", AT_ONCE)
         self.room = ByteRoom("the memory for what is exported", ROOM_BYTES)
 
@@ -65,13 +65,11 @@ class Exports:
         """Return a chunk of the tenant. Raises `Refused`: NotFound (others' chunks too), ChunkCorrupt, Unavailable."""
         if not is_digest(digest):
             raise Refused(NotFound("chunk", digest[:80]))
-        data = await self._read(tenant, self._places.get(tenant, {}).get(digest))
+        data = await self._read(tenant, (self._places.get(tenant, PACKS) or {}).get(digest))
         if data is None:  # packed since, or its pack was collected and it lies elsewhere
-            self._places[tenant] = await self._catalog.places(tenant)
-            self._places.move_to_end(tenant)
-            while len(self._places) > _TENANTS_KEPT:
-                self._places.popitem(last=False)
-            data = await self._read(tenant, self._places[tenant].get(digest))
+            places = await self._catalog.places(tenant)
+            self._places.put(tenant, PACKS, places)
+            data = await self._read(tenant, places.get(digest))
         if data is None:
             raise Refused(NotFound("chunk", digest))
         if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:

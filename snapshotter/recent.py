@@ -1,5 +1,6 @@
-"""Keep what was made of plans in memory for a while, a bounded amount of it."""
+"""Keep what was read or made for tenants in memory for a while, a bounded amount of it."""
 
+import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -14,26 +15,29 @@ class _Kept(Generic[T]):
 
 
 class Recent(Generic[T]):
-    """At most `most` values, of at most `size_limit` in all. The newest is kept whatever its size.
+    """At most `most` values, of at most `size_limit` (None: any size) in all. The newest is kept whatever its size.
 
     If it is full, the tenant that has most, in size, loses the value that was put first.
     """
 
-    def __init__(self, most: int, size_limit: int) -> None:
+    def __init__(self, most: int, size_limit: int | None = None) -> None:
         self._most = most
-        self._size_limit = size_limit
+        self._size_limit = sys.maxsize if size_limit is None else size_limit
         self._kept: OrderedDict[tuple[str, str], _Kept[T]] = OrderedDict()
         self._sizes: Counter[str] = Counter()  # by tenant
 
     def __repr__(self) -> str:
         return f"<Recent kept={len(self._kept)}/{self._most} size={self._sizes.total()}/{self._size_limit}>"
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def get(self, tenant: str, name: str) -> T | None:
         """Return the tenant's value of this name, if it is kept."""
         kept = self._kept.get((tenant, name))
         return None if kept is None else kept.value
 
-    def put(self, tenant: str, name: str, value: T, size: int) -> None:
+    def put(self, tenant: str, name: str, value: T, size: int = 1) -> None:
         """Keep the value; forget others if there is no room for all."""
         self.drop(tenant, name)
         while self._kept and (len(self._kept) >= self._most or self._sizes.total() + size > self._size_limit):
