@@ -43,8 +43,7 @@ from service.unix import SocketDirectory
 from service.way import Way
 from spool.shipper import Post
 from weightcache import client
-from weightcache.device import Lanes, checksum_in, copy_to_device
-from weightcache.tensors import tensors
+from weightcache.device import Lanes, checksum_in, copy_to_device, tensors
 
 log = logging.getLogger(__name__)
 

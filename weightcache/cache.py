@@ -35,12 +35,11 @@ from weightcache.prefetch import Prefetcher
 from weightcache.ranges import Ranges
 from weightcache.remote import StoreTier
 from weightcache.resident import TIERS, Tally
-from weightcache.residents import Residents
+from weightcache.residents import Residents, Waiting
 from weightcache.settings import CacheSettings
 from weightcache.slabs import SlabPool
 from weightcache.sources import Source, Verify, is_digest_of
 from weightcache.verifying import Recheck, Tags, Verifier
-from weightcache.waiting import Waiting
 
 SETTLE_S: Final = 60.0
 

@@ -1,16 +1,8 @@
-"""What the agent counted since it started, for operators and for tests that count reads; what the log says of faults.
+"""What the agent counted since it started, for operators and for tests that count reads. One writer: the event loop."""
 
-One writer: the event loop.
-"""
-
-import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from weightcache.policy.healing import Trial
-
-log = logging.getLogger(__name__)
 
 
 def _by_tier_and_kind() -> defaultdict[str, Counter[str]]:
@@ -59,18 +51,3 @@ class Counters:
 def plain(faults: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     """Faults by tier and kind, as they go over the wire."""
     return {tier: {str(kind): count for kind, count in kinds.items()} for tier, kinds in faults.items()}
-
-
-def tell_faults(
-    what: str, named: dict[str, str], trials: Sequence[Trial], healed: Counter[str], healed_from: str | None
-) -> None:
-    """One line for each faulty copy of `what`, `named` in the log; a load that was healed counts once in `healed`."""
-    faults = [trial for trial in trials if trial.is_fault]
-    if faults and healed_from is not None:
-        healed[healed_from] += 1
-    for fault in faults:
-        told = {**named, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
-        if healed_from is None:
-            log.error(f"a faulty {what} was not healed", extra=told)
-        else:
-            log.warning(f"a faulty {what} was healed", extra=told)

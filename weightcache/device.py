@@ -1,7 +1,10 @@
-"""A lease's bytes on a device: one arena, filled through a ring of buffers, held against the host's bytes.
+"""A lease's tensors: views of its mapping without a copy, or of a copy on a device.
 
-Bytes go through the ring as they become ready: few and large copies, no buffer filled before it was drained. What a
-buffer is, and how a copy out of it runs beside everything else, is the lane's.
+Views of the read-only mapping: writing to one is a SIGSEGV, by design.
+
+On a device there is one arena, filled through a ring of buffers and held against the host's bytes. Bytes go through the
+ring as they become ready: few and large copies, no buffer filled before it was drained. What a buffer is, and how a
+copy out of it runs beside everything else, is the lane's.
 
 Of `CudaLane` the CPU fills a pinned buffer while the device drains the others; an event tells when a buffer may be
 filled again. A second stream sums up in the device's own memory what arrived, while the next copies run.
@@ -10,7 +13,7 @@ filled again. A second stream sums up in the device's own memory what arrived, w
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -20,12 +23,11 @@ import torch
 from contracts.artifact_errors import AttestationInvalid, ChunkCorrupt
 from contracts.errors import Failure, Refused
 from contracts.jobs import SealAttestation
-from contracts.manifest import Manifest
+from contracts.manifest import Manifest, Tensor
 from weightcache.checksum import BLOCK_BYTES, blocks_of, checksum_of, fold, keys_on, sum_blocks, sums_of
 from weightcache.client import Lease
 from weightcache.policy.spans import Span, Spans, completed
 from weightcache.sources import is_digest_of
-from weightcache.tensors import DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,36 @@ STAGERS: Final = 4  # one core copies slower than a device's bus
 
 SLOT_BYTES: Final = 32 << 20
 SLOTS: Final = 4
+
+
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+def tensors(lease: Lease) -> dict[str, torch.Tensor]:
+    """By name, in the manifest's order. They keep the lease object alive, but not its mapping past `close`."""
+    if not lease.total_bytes:
+        return {tensor.name: _empty(tensor) for tensor in lease.manifest.tensors}
+    # A ctypes buffer claims to be writable: a read-only one would make torch warn for each tensor.
+    buffer = (ctypes.c_ubyte * lease.total_bytes).from_address(lease.address)
+    buffer._lease = lease  # type: ignore[attr-defined]
+    lease.lend(buffer)
+    return {tensor.name: _viewed(buffer, tensor) for tensor in lease.manifest.tensors}
+
+
+def _viewed(buffer: object, tensor: Tensor) -> torch.Tensor:
+    dtype = DTYPES[tensor.dtype]
+    count = tensor.nbytes // dtype.itemsize
+    if not count:
+        return _empty(tensor)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=tensor.offset)
+    return flat.view(tensor.shape)
+
+
+def _empty(tensor: Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
 
 
 class Lane(Protocol):

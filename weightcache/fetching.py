@@ -5,13 +5,14 @@ is known how the load ended: healed from a tier, or refused.
 """
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import Failure, Refused
-from weightcache.counters import Counters, tell_faults
+from weightcache.counters import Counters
 from weightcache.peer_tier import Elsewhere, PeerTier
 from weightcache.policy.healing import NOT_THERE, Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
 from weightcache.policy.sharing import Limit
@@ -22,6 +23,33 @@ from weightcache.verifying import Verifier
 log = logging.getLogger(__name__)
 
 WAITS_AT_ONCE: Final = 16  # chunks that wait for one owner; those of another one, or of none, are not behind them
+
+
+async def heal(
+    rules: Sequence[Rule],
+    ask: Callable[[int], Awaitable[Trial]],
+    what: str,
+    named: dict[str, str],
+    healed: Counter[str],
+) -> Arrived | Lost:
+    """Ask the sources of `rules` by their positions until one has a right copy, or none has.
+
+    Each faulty copy of `what`, `named` in the log, gets one line. A load that was healed counts once in `healed`.
+    """
+    trials: list[Trial] = []
+    while isinstance(step := choose_step(rules, trials), Ask):
+        trials.append(await ask(step.position))
+    healed_from = step.tier if isinstance(step, Arrived) else None
+    faults = [trial for trial in trials if trial.is_fault]
+    if faults and healed_from is not None:
+        healed[healed_from] += 1
+    for fault in faults:
+        told = {**named, "tier": fault.tier, "kind": fault.outcome, "healed_from": healed_from}
+        if healed_from is None:
+            log.error(f"a faulty {what} was not healed", extra=told)
+        else:
+            log.warning(f"a faulty {what} was healed", extra=told)
+    return step
 
 
 class Fetcher:
@@ -65,23 +93,18 @@ class Fetcher:
                     return await self._fetch(tenant, digest, into)
 
     async def _fetch(self, tenant: str, digest: str, into: memoryview) -> str:
-        trials: list[Trial] = []
-        while True:
-            match choose_step(self._rules, trials):
-                case Ask(position):
-                    trials.append(await self._ask(self._sources[position], tenant, digest, into))
-                case Arrived(tier):
-                    tell_faults(
-                        "chunk", {"tenant": tenant, "chunk": digest}, trials, self._counters.healed_chunks, tier
-                    )
-                    return tier
-                case Lost(decisive):
-                    failure = _failure(digest, decisive)
-                    tell_faults(
-                        "chunk", {"tenant": tenant, "chunk": digest}, trials, self._counters.healed_chunks, None
-                    )
-                    self._counters.refused_chunks[failure.code] += 1
-                    raise Refused(failure)
+        named = {"tenant": tenant, "chunk": digest}
+
+        async def ask(position: int) -> Trial:
+            return await self._ask(self._sources[position], tenant, digest, into)
+
+        match await heal(self._rules, ask, "chunk", named, self._counters.healed_chunks):
+            case Arrived(tier):
+                return tier
+            case Lost(decisive):
+                failure = _failure(digest, decisive)
+                self._counters.refused_chunks[failure.code] += 1
+                raise Refused(failure)
 
     async def _ask(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
         """In turn, unless the source has none: then it is no reason to wait."""

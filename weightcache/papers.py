@@ -8,10 +8,11 @@ from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.errors import Refused
 from contracts.keys import draft_key, manifest_key
 from contracts.manifest import Manifest, decode_manifest
-from weightcache.counters import Counters, tell_faults
+from weightcache.counters import Counters
+from weightcache.fetching import heal
 from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
-from weightcache.policy.healing import Arrived, Ask, Lost, Outcome, Rule, Trial, choose_step
+from weightcache.policy.healing import Arrived, Lost, Outcome, Rule, Trial
 from weightcache.remote import StoreTier
 
 log = logging.getLogger(__name__)
@@ -36,35 +37,23 @@ class Papers:
 
         The registry names every version that is asked for here, so a version without a manifest has lost it.
         """
-        trials: list[Trial] = []
         found: tuple[bytes, Manifest] | None = None
-        while True:
-            match choose_step(RULES, trials):
-                case Ask(position):
-                    trial, found = await self._try(RULES[position].tier, tenant, version)
-                    trials.append(trial)
-                case Arrived(tier):
-                    assert found is not None
-                    tell_faults(
-                        "manifest",
-                        {"tenant": tenant, "version": version},
-                        trials,
-                        self._counters.healed_manifests,
-                        tier,
-                    )
-                    if tier != NVME:
-                        await self._nvme.keep_paper(tenant, version, found[0], Kind.MANIFESTS)
-                    self._remote.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
-                    return found
-                case Lost(decisive):
-                    tell_faults(
-                        "manifest",
-                        {"tenant": tenant, "version": version},
-                        trials,
-                        self._counters.healed_manifests,
-                        None,
-                    )
-                    raise Refused(decisive.failure or ManifestMissing(version))
+
+        async def ask(position: int) -> Trial:
+            nonlocal found
+            trial, found = await self._try(RULES[position].tier, tenant, version)
+            return trial
+
+        named = {"tenant": tenant, "version": version}
+        match await heal(RULES, ask, "manifest", named, self._counters.healed_manifests):
+            case Lost(decisive):
+                raise Refused(decisive.failure or ManifestMissing(version))
+            case Arrived(tier):
+                assert found is not None
+                if tier != NVME:
+                    await self._nvme.keep_paper(tenant, version, found[0], Kind.MANIFESTS)
+                self._remote.expect(tenant, version, (chunk.digest for chunk in found[1].chunks))
+                return found
 
     async def _try(self, tier: str, tenant: str, version: str) -> tuple[Trial, tuple[bytes, Manifest] | None]:
         """One read, checked. A failure says what is wrong with the copy, or that the tier is away."""

@@ -17,8 +17,8 @@ from service.cause import headers as told
 from weightcache.dependencies import PEER_ANSWERS, PEERS
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
 from weightcache.policy.healing import Outcome
+from weightcache.policy.line import Pace
 from weightcache.policy.ownership import Standing
-from weightcache.policy.pace import Pace
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from weightcache.admissions import Admissions
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
 from weightcache.papers import Papers
-from weightcache.residents import Residents
-from weightcache.waiting import Waiting
+from weightcache.residents import Residents, Waiting
 
 log = logging.getLogger(__name__)
 

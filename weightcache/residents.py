@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.manifest import Manifest
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
+from service.first import first
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
 from weightcache.loader import Loader
@@ -20,7 +22,6 @@ from weightcache.policy.host import Reservation
 from weightcache.policy.rates import Rates
 from weightcache.policy.sharing import FULL_WEIGHT, LOW_WEIGHT
 from weightcache.resident import Arrival, Filling, Resident, Tally, resident_of, tally_of
-from weightcache.waiting import Waiting
 from weightcache.wire import MAX_SLABS
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,60 @@ GIVE_WAY_S: Final = 5.0  # for what a prefetch was just reading
 LOOK_S: Final = 0.01
 
 Early = Callable[[Filling], Awaitable[None]]
+
+
+Key = tuple[str, str]  # tenant, version
+
+
+class Waiting:
+    """Which versions leases are waiting for. Leases come first: whoever loads in the background learns here when to
+    begin, and when to give way.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: Counter[Key] = Counter()
+        self._changed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Waiting awaited={len(self._awaited)}>"
+
+    @contextmanager
+    def leasing(self, key: Key) -> Iterator[None]:
+        """A lease waits for this version while the block runs."""
+        self._awaited[key] += 1
+        self._tell()
+        try:
+            yield
+        finally:
+            self._awaited[key] -= 1
+            if not self._awaited[key]:
+                del self._awaited[key]
+            self._tell()
+
+    def is_busy(self, but: Key | None = None) -> bool:
+        """Whether a lease waits for another version than `but`."""
+        return any(key != but for key in self._awaited)
+
+    async def until_free(self, but: Key | None = None) -> None:
+        """Until no lease waits for another version than `but`."""
+        while self.is_busy(but):
+            await self._changed.wait()
+
+    async def try_run(self, work: Callable[[], Awaitable[None]], key: Key) -> bool:
+        """Run `work`, which is about that version. False where it was cancelled because a lease began to wait for
+        another one; it is gone then. Raises what `work` raises.
+        """
+        is_done, _ = await first(work(), self._until_busy(key))
+        return is_done
+
+    async def _until_busy(self, but: Key) -> None:
+        while not self.is_busy(but):
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        """Whoever waits looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 @dataclass(eq=False, slots=True)

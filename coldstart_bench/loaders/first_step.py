@@ -20,7 +20,7 @@ from runtime.engine.interface import Generated, GenerationRequest, Sampling
 from runtime.weights import Weights, bind_proven, pinned_files
 from service.unix import SocketDirectory
 from weightcache.client import acquire
-from weightcache.tensors import tensors
+from weightcache.device import tensors
 
 TIMEOUT_S, KV_BYTES = 600.0, 512 << 20
 

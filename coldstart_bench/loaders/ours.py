@@ -13,8 +13,7 @@ import torch
 from coldstart_bench.loaders import turns
 from service.unix import SocketDirectory
 from weightcache.client import acquire
-from weightcache.device import CudaLane, checksum_in, copy_to_device
-from weightcache.tensors import tensors
+from weightcache.device import CudaLane, checksum_in, copy_to_device, tensors
 
 TIMEOUT_S = 600.0
 tiers: dict[str, int] = {}

@@ -16,9 +16,8 @@ from tests.weightcache.lanes import LANES, Damage, LateLane
 from weightcache import device as device_module
 from weightcache.checksum import BLOCK_BYTES, checksum_of
 from weightcache.client import Lease
-from weightcache.device import Lane, checksum_in, copy_to_device
+from weightcache.device import Lane, checksum_in, copy_to_device, tensors
 from weightcache.policy.spans import Span
-from weightcache.tensors import tensors
 
 VERSION = make_version(seed=1, pages=(700, 7, 90), chunk_pages=64)
 RIGHT = checksum_of(memoryview(VERSION.linear))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coldstart_bench.storm import unfairness
-from weightcache.policy import pace
+from weightcache.policy import line as line_policy
 from weightcache.policy.line import (
     FIRST_BYTES,
     LEAST_BYTES,
@@ -139,7 +139,7 @@ class Storm:
         self.left: dict[Key, int] = {}  # bytes of a chunk that did not begin
         self.missing = dict.fromkeys(range(len(sizes)), 0)  # bytes of a version that are not here
         self.finished: dict[int, float] = {}
-        self.reads: dict[int, pace.Transfer] = {}  # by the transfer
+        self.reads: dict[int, line_policy.Transfer] = {}  # by the transfer
         for version, size in enumerate(sizes):
             self.missing[version] = size
             chunks = {(str(version), str(at)): min(CHUNK, size - at) for at in range(0, size, CHUNK)}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightcache.policy.pace import Pace
+from weightcache.policy.line import Pace
 
 
 def moved(pace: Pace, nbytes: int, begin: float, end: float) -> Pace:

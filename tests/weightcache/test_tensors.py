@@ -10,7 +10,7 @@ import torch
 
 from contracts.manifest import PAGE, Tensor
 from tests.weightcache.kit import Version, describe, make_version, padded, running, settings_of
-from weightcache.tensors import DTYPES, tensors
+from weightcache.device import DTYPES, tensors
 
 VALUES: dict[str, torch.Tensor] = {
     "F64": torch.tensor([[1.5, -2.0], [0.0, 1e300]], dtype=torch.float64),
@@ -85,7 +85,7 @@ from pathlib import Path
 import torch
 from service.unix import SocketDirectory
 from weightcache.client import acquire
-from weightcache.tensors import tensors
+from weightcache.device import tensors
 
 lease = acquire(SocketDirectory(Path(sys.argv[1])), "acme", sys.argv[2], 30.0)
 tensor = tensors(lease)["tensor0"]

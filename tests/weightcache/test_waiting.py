@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from weightcache.waiting import Waiting
+from weightcache.residents import Waiting
 
 ONE, OTHER = ("acme", "1"), ("acme", "2")
 

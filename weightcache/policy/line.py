@@ -1,13 +1,19 @@
-"""How much may be under way at the store: what its line moves in half a second, as measured. Pure: the caller's clock.
+"""How fast a source moves bytes, measured as they move, and how much may be under way at the store.
 
-What is under way is in nobody's hands any more: on a slow line a bound in bytes alone keeps whoever comes late waiting
-for seconds, and whoever came first far ahead. By Little's law (1961) what is under way is the rate times the time that
-each waits, so that the rate and the time that one should wait say how much that is.
+Pure: the clock is the caller's.
+
+What counts is what a source does for us altogether, not the rate of one transfer: eight at once are each slow, and the
+ninth waits for them. A transfer's own rate, times how many there were at once, is that of all of them (Little, 1961);
+unlike bytes over time it does not matter whether they end one by one or together.
+
+At the store may be under way what its line moves in half a second. What is under way is in nobody's hands any more: on
+a slow line a bound in bytes alone keeps whoever comes late waiting for seconds, and whoever came first far ahead. By
+the same law what is under way is the rate times the time that each waits, so that the rate and the time that one should
+wait say how much that is.
 """
 
+from dataclasses import dataclass
 from typing import Final
-
-from weightcache.policy.pace import Pace, Transfer
 
 PATIENCE_S: Final = 0.5  # many times what a store needs to begin an answer: less would leave its line idle
 RANGE_BYTES: Final = 4 << 20  # half a chunk: one connection to S3 brings some 0.1 GB/s
@@ -16,6 +22,47 @@ ABREAST: Final = 16  # ranges; before they are fewer they get shorter
 FIRST_BYTES: Final = 8 << 20  # until the rate is known
 LEAST_BYTES: Final = 4 << 20  # keeps any line busy
 TELLING_BYTES: Final = 256 << 10  # a shorter read tells of the way there and back
+
+
+WEIGHT: Final = 0.3  # of the newest transfer; the rest is what was known before
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One that is under way."""
+
+    began: float
+    seen: float  # transfers under way, times seconds, by then
+
+
+@dataclass(slots=True)
+class Pace:
+    """Bytes per second while something is under way, as a moving average; None before the first."""
+
+    rate: float | None = None
+    _under_way: int = 0
+    _seen: float = 0.0
+    _at: float = 0.0
+
+    def begin(self, now: float) -> Transfer:
+        """A transfer was asked for."""
+        self._look(now)
+        self._under_way += 1
+        return Transfer(now, self._seen)
+
+    def end(self, transfer: Transfer, moved: int, now: float) -> None:
+        """It is over, and so many bytes came; 0 teaches nothing: a refusal is not a slow transfer."""
+        self._look(now)
+        self._under_way -= 1
+        took_s = now - transfer.began
+        if moved and took_s > 0:
+            at_once = (self._seen - transfer.seen) / took_s  # on average, itself included
+            sample = moved / took_s * at_once
+            self.rate = sample if self.rate is None else WEIGHT * sample + (1 - WEIGHT) * self.rate
+
+    def _look(self, now: float) -> None:
+        self._seen += self._under_way * (now - self._at)
+        self._at = now
 
 
 class Line:
