@@ -34,9 +34,18 @@ from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.serving import PredictorServing
 from runtime.screening import FilterProcess, Screen, screen_of
 from runtime.serving import Kept, Served, Serving, Wiring
-from runtime.skeleton import Skeleton
 from runtime.tokenizer import TextCodec, check_text
-from runtime.weights import Acquire, Lease, Proven, Weights, bind_proven, binds_unread, device_of, pinned_files
+from runtime.weights import (
+    Acquire,
+    Lease,
+    Proven,
+    Skeleton,
+    Weights,
+    bind_proven,
+    binds_unread,
+    device_of,
+    pinned_files,
+)
 
 log = logging.getLogger(__name__)
 

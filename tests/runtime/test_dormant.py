@@ -6,10 +6,9 @@ import torch
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Internal, Refused
 from contracts.timeline import Stage
-from runtime import skeleton as skeleton_module
+from runtime import weights as weights_module
 from runtime.serving import Kept, Serving, Wiring
-from runtime.skeleton import Skeleton
-from runtime.weights import Weights
+from runtime.weights import Skeleton, Weights
 from tests.runtime.restoring import (
     DEADLINE_S,
     VERSION,
@@ -113,7 +112,7 @@ def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatc
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     kept = _dropped(lease, heard)
     with monkeypatch.context() as patched:
-        patched.setattr(skeleton_module, "_renew", lambda module, make: None)
+        patched.setattr(weights_module, "_renew", lambda module, make: None)
         with pytest.raises(Refused) as caught:
             kept.again(bind_of(lease), Wiring(heard.take, heard.busy.append))
         assert isinstance(caught.value.failure, ArtifactRejected)

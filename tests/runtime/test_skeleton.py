@@ -10,7 +10,7 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from runtime.binding import How, compare
 from runtime.families import SERVED
-from runtime.skeleton import Skeleton
+from runtime.weights import Skeleton
 from tests.runtime.engine.models import CONFIGS, TinyModel, tiny
 from tests.runtime.test_binding import HOWS, ReadOnlyFile, bound_over, in_child
 from weightcache import libc
