@@ -1,4 +1,4 @@
-"""What a program of ours that the command line runs says of its work: `kelvin/program.py` reads it."""
+"""What a program of ours that the command line runs says of its work: `kelvin/recovery.py` reads it."""
 
 import sys
 from collections.abc import Callable

@@ -10,10 +10,8 @@ from rich.table import Table
 from contracts.audit import AuditReport, AuditWindows, Expired
 from contracts.numbers import whole_number
 from contracts.wire import decode
-from kelvin.client import json_of, target
-from kelvin.examined import examined
-from kelvin.instants import instant
-from kelvin.tables import print_table
+from kelvin.client import examined, json_of, json_option, of_tenant, target
+from kelvin.tables import instant, print_json, print_table
 
 UNSOUND_EXIT: Final = 2
 _WHAT: Final = "answer of the control plane"
@@ -31,13 +29,13 @@ def audit_command() -> None:
 @audit_command.command("list")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The latest so many.")
 @_TENANT
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     """Who made, changed and took away what, and when."""
     with target().door() as door:
-        found = json_of(door.get("/admin/v1/audit", params={**_named(tenant), "limit": str(limit)}))
+        found = json_of(door.get("/admin/v1/audit", params={**of_tenant(tenant), "limit": str(limit)}))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     table = Table("link", "at", "by", "what", "which", "", title="audit, UTC")
     for row in found["events"]:
@@ -56,7 +54,7 @@ def verify_command(tenant: str | None, every: bool) -> None:
     one is named. Note the digest elsewhere: who owns the database can make another chain, but not one that ends so.
     """
     with target().door() as door:
-        raw = examined(door, "/admin/v1/audit/verify", {"all": "true"} if every else _named(tenant))
+        raw = examined(door, "/admin/v1/audit/verify", {"all": "true"} if every else of_tenant(tenant))
     report = decode(raw, AuditReport, what=_WHAT)
     for chain in report.chains:
         name = _name(chain.tenant)
@@ -75,7 +73,7 @@ def expire_command(tenant: str | None) -> None:
     An entry's words go and its digest stays, so that the chain still holds. Without a tenant: of all.
     """
     with target().door() as door:
-        answer = door.post("/admin/v1/audit/expire", params=_named(tenant))
+        answer = door.post("/admin/v1/audit/expire", params=of_tenant(tenant))
     found = decode(answer.content, Expired, what=_WHAT).entries
     for name, count in sorted(found.items()):
         click.echo(f"{_name(name)}: {count:,} entries expired")
@@ -88,7 +86,7 @@ def expire_command(tenant: str | None) -> None:
 @_TENANT
 def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
     """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
-    days_of, where = dict(map(_setting, wanted)), _named(tenant)
+    days_of, where = dict(map(_setting, wanted)), of_tenant(tenant)
     with target().door() as door:
         if days_of:
             answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
@@ -124,7 +122,3 @@ def _setting(text: str) -> tuple[str, int | None]:
 
 def _name(tenant: str) -> str:
     return tenant or "(the installation)"
-
-
-def _named(tenant: str | None) -> dict[str, str]:
-    return {} if tenant is None else {"tenant": tenant}

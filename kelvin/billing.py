@@ -2,19 +2,29 @@
 
 import csv
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TextIO
+from decimal import Decimal
+from http import HTTPStatus
+from typing import Final, TextIO
 
 import click
 from msgspec import UNSET
 from rich.console import Console
 from rich.table import Table
 
-from contracts.billing import BillingReport, BillLine, ClosingReport, VerifyReport
+from contracts.billing import (
+    BillingReport,
+    BillLine,
+    ClosingReport,
+    Compared,
+    Difference,
+    ReconcileReport,
+    VerifyReport,
+)
 from contracts.wire import decode
-from kelvin.examined import examined, hint_own_key, of_month
-from kelvin.money import money, seconds
-from kelvin.reconcile import reconcile_command
+from kelvin.client import DoorClosed, examined
 from kelvin.tables import print_table
 
 UNBALANCED_EXIT: Final = 2
@@ -22,12 +32,6 @@ CSV_COLUMNS: Final = (
     "section", "item", "model", "device_class", "since", "quantity", "unit", "price_micros", "per", "amount_micros",
     "adjusts",
 )  # fmt: skip
-
-
-class _Door(Protocol):
-    """The way in: a client of which one call is needed."""
-
-    def get(self, path: str, *, params: dict[str, str]) -> Any: ...
 
 
 @click.group("billing")
@@ -47,7 +51,7 @@ def report_command(context: click.Context, tenant: str | None, month: str | None
     """
     chosen = month or datetime.now(UTC).strftime("%Y-%m")
     with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
-        raw = _fetch(door, of_month(tenant, chosen))
+        raw = door.get("/admin/v1/billing/report", params=of_month(tenant, chosen)).content
     report = decode(raw, BillingReport, what="answer of the control plane")
     if form == "json":
         click.echo(raw.decode())
@@ -102,15 +106,6 @@ def verify_command(context: click.Context, tenant: str | None, month: str | None
         click.echo(f"{report.tenant}: {difference.subject}: {difference.detail}", err=True)
     if not report.sound:
         context.exit(UNBALANCED_EXIT)
-
-
-billing_command.add_command(reconcile_command)
-
-
-def _fetch(door: _Door, params: dict[str, str]) -> bytes:
-    content = door.get("/admin/v1/billing/report", params=params).content
-    assert isinstance(content, bytes)
-    return content
 
 
 def problem_lines(report: BillingReport) -> list[str]:
@@ -203,3 +198,103 @@ def print_tables(report: BillingReport, console: Console) -> None:
     verdict = "balanced" if report.balance.balanced else "DOES NOT BALANCE"
     compared = f"{report.balance.lifetimes} replicas, {report.balance.sources} sources compared"
     console.print(f"ledger: {verdict}; {compared}", soft_wrap=True)
+
+
+@billing_command.command("reconcile")
+@click.option("--tenant", help="Whose ledger; it needs a key of that tenant. [default: the key's own]")
+@click.option("--month", metavar="YYYY-MM", help="Calendar month, UTC. [default: all]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def reconcile_command(context: click.Context, tenant: str | None, month: str | None, as_json: bool) -> None:
+    """Hold requests, lives, sources and totals against each other, and name each difference and its size.
+
+    Exits with code 2 where two accounts differ that must agree. Differences that are known (charged by the last
+    acknowledgement, on their way) are named, and are no failure.
+    """
+    with context.obj.door() as door, hint_own_key(tenant, "billing:read"):
+        raw = examined(door, "/admin/v1/billing/reconcile", of_month(tenant, month))
+    report = decode(raw, ReconcileReport, what="answer of the control plane")
+    if as_json:
+        click.echo(raw.decode())
+    else:
+        for line in lines(report):
+            click.echo(line)
+    if not report.agrees:
+        context.exit(UNBALANCED_EXIT)
+
+
+def lines(report: ReconcileReport) -> Iterator[str]:
+    """For people: what was compared, each difference, the verdict."""
+    compared = report.compared
+    yield f"{report.tenant}, {', '.join(report.months) or 'no month'}:"
+    yield from _compared(compared)
+    for difference in report.differences:
+        yield f"{'' if difference.fails else 'known: '}{difference.kind}: {difference.subject}: {difference.detail}"
+        size = _size(difference, report.currency)
+        yield f"  {'; '.join(part for part in (size, difference.cause) if part)}"
+        if difference.ids and difference.ids != (difference.subject,):
+            yield f"  requests: {', '.join(difference.ids)}"
+    if report.more:
+        yield f"and {report.more:,} more differences"
+    yield f"the accounts {'agree' if report.agrees else 'DIFFER'}"
+
+
+def _compared(compared: Compared) -> Iterator[str]:
+    yield f"  requests: {compared.served:,} by {compared.replicas:,} replicas, {compared.recorded:,} recorded"
+    yield f"  charged by the last acknowledgement: {compared.orphans:,}"
+    yield (
+        f"  replicas' time: {seconds(compared.lived_us)} s lived, {seconds(compared.attributed_us)} s attributed; "
+        f"of {seconds(compared.active_us)} s active, {seconds(compared.used_us)} s to requests"
+    )
+    yield f"  sources: {compared.sources:,}; rows behind the totals: {compared.rows:,}"
+
+
+def _size(difference: Difference, currency: str) -> str:
+    """At most so much; what nobody knows is said."""
+    figures = (
+        ("requests", difference.requests, _counted(difference.requests or 0, "request")),
+        ("tokens", difference.tokens, _counted(difference.tokens or 0, "token")),
+        ("device time", difference.device_us, f"{seconds(difference.device_us or 0)} s"),
+        ("money", difference.amount_micros, f"{currency} {money(difference.amount_micros or 0)}"),
+    )
+    known = [told for _, figure, told in figures if figure]
+    unknown = [name for name, figure, _ in figures if figure is None]
+    parts = ["at most " + ", ".join(known)] if known else []
+    return "; ".join([*parts, *(["unknown: " + ", ".join(unknown)] if unknown else [])])
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def money(micros: int) -> str:
+    """Micro-units of a currency, with at least two decimals."""
+    amount = Decimal(micros).scaleb(-6).normalize()
+    places = max(2, -int(amount.as_tuple().exponent))
+    return f"{amount:,.{places}f}"
+
+
+def seconds(microseconds: int) -> str:
+    """To the millisecond."""
+    return f"{Decimal(microseconds).scaleb(-6):,.3f}"
+
+
+@contextmanager
+def hint_own_key(tenant: str | None, scope: str) -> Iterator[None]:
+    """Say which key a tenant's ledger needs. To any other key, an operator's too, the tenant seems not to exist."""
+    try:
+        yield
+    except DoorClosed as closed:
+        if tenant is None or closed.status != HTTPStatus.NOT_FOUND:
+            raise
+        raise DoorClosed(
+            f"the ledger of tenant '{tenant}' is shown to keys of that tenant alone, and this key is another's. "
+            f"Make one with `kelvin keys create NAME --tenant {tenant} --scope {scope} --output FILE`, "
+            "then use --key FILE",
+            closed.status,
+        ) from closed
+
+
+def of_month(tenant: str | None, month: str | None) -> dict[str, str]:
+    """Return the query of a tenant and a month: without a tenant the key's own, without a month all of them."""
+    return {name: value for name, value in (("tenant", tenant), ("month", month)) if value is not None}

@@ -1,23 +1,29 @@
 """The command line's way in: HTTPS to the activator with a key, errors as sentences and exit codes."""
 
 import ssl
+from contextlib import nullcontext
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import httpx
 import msgspec
+from rich.console import Console
 
+from contracts.billing import Examining
 from contracts.errors import RemoteFailure
 from contracts.numbers import whole_number
 from contracts.problem import from_problem
 from contracts.secrets import redact
-from contracts.wire import BadJson, decode_any, decoder
+from contracts.wire import BadJson, decode, decode_any, decoder
 from kelvin.settings import DEFAULT_PORT
 from service.private import keep_secrets
 
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
 TIMEOUT_S: Final = 60.0
+ASK_S: Final = 60.0  # the installation answers well before that, with a report or with how far it is
 
 
 class DoorClosed(click.ClickException):
@@ -98,6 +104,11 @@ def target() -> Target:
     return found
 
 
+def of_tenant(tenant: str | None) -> dict[str, str]:
+    """Return the query that names a tenant: without one the key's own is meant."""
+    return {} if tenant is None else {"tenant": tenant}
+
+
 def _refuse(answer: httpx.Response) -> None:
     """Turn an error of the API into the sentence that it carries. A redirect is of something else, such as a proxy."""
     if answer.is_success:
@@ -163,3 +174,17 @@ def failure_of(answer: httpx.Response) -> RemoteFailure:
     return RemoteFailure(
         str(said.error.code or "error"), status, said.error.message, said.error.param, passing, after_s
     )
+
+
+def examined(door: httpx.Client, path: str, params: dict[str, str]) -> bytes:
+    """Ask for a report until it is there: the installation reads its ledger or audit, however many rows that has.
+
+    Return its JSON. How far it is meanwhile is shown on a terminal. Raises what the door raises.
+    """
+    console = Console(stderr=True)
+    with console.status("reading") if console.is_terminal else nullcontext() as status:
+        while (answer := door.get(path, params=params, timeout=ASK_S)).status_code == HTTPStatus.ACCEPTED:
+            seen = decode(answer.content, Examining, what="answer of the control plane")
+            if status is not None:
+                status.update(f"reading: {seen.rows:,} of {seen.of:,} rows")
+    return answer.content

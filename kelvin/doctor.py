@@ -13,9 +13,15 @@ from kelvin.checks.certificates import check_certificate_files
 from kelvin.checks.devices import check_devices
 from kelvin.checks.disk import READ_BYTES, check_disk
 from kelvin.checks.guards import OF_POSTGRESQL, check_backups, check_certificates, check_secrets, is_running
-from kelvin.checks.kernel import check_clock, check_kernel, wall_minus_monotonic_s
-from kelvin.checks.limits import check_limits, core_count
-from kelvin.checks.memory import check_memory, usable_bytes
+from kelvin.checks.kernel import (
+    check_clock,
+    check_kernel,
+    check_limits,
+    check_memory,
+    core_count,
+    usable_bytes,
+    wall_minus_monotonic_s,
+)
 from kelvin.checks.services import check_services
 from kelvin.client import DoorClosed, target
 from kelvin.policy.configuration import judge_names, judge_values

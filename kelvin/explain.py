@@ -1,13 +1,13 @@
 """`kelvin explain`: the arithmetic behind what Kelvin expects and does, with the figures that it has measured."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
 
-from kelvin.client import json_of, target
+from kelvin.client import json_of, json_option, target
 from kelvin.models import failure_lines
+from kelvin.tables import print_json
 
 
 @click.group("explain")
@@ -17,7 +17,7 @@ def explain_command() -> None:
 
 @explain_command.command("start")
 @click.argument("model")
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def start_command(model: str, as_json: bool) -> None:
     """How long a start of each version would take now, and how right that was lately."""
     _show(model, "starts", as_json, lambda found, version: start_lines(found["model"], version))
@@ -31,7 +31,7 @@ def start_command(model: str, as_json: bool) -> None:
 
 @explain_command.command("idle")
 @click.argument("model")
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def idle_command(model: str, as_json: bool) -> None:
     """How warm each version is kept while nobody asks, and what that costs beside the other levels."""
     _show(model, "idle", as_json, lambda found, version: idle_lines(found["model"], found["setting"], version))
@@ -42,7 +42,7 @@ def _show(model: str, what: str, as_json: bool, lines: Callable[[Any, Any], Iter
     with target().door() as door:
         found = json_of(door.get(f"/admin/v1/models/{model}/{what}"))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     for version in found["versions"]:
         click.echo("\n".join(lines(found, version)))

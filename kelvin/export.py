@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import httpx
 import msgspec
 from blake3 import blake3
 
@@ -23,12 +24,11 @@ from contracts.names import is_digest, parse_reference
 from contracts.problem import code_of
 from contracts.push import AttestationEntry, AttestationList, Original
 from contracts.wire import decoder
-from kelvin.client import failure_of
 from kelvin.export_tensors import check_fits, check_original, convert
 from kelvin.openssf import SIGNATURE_FILE
 from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, find_bundle, lay_out, lay_out_original, pieces
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import Door, Patience, PushCalls, open_door
+from kelvin.push_calls import Patience, PushCalls, answered, open_door
 from service.whole_file import sync
 from snapshotter.policy.files import SINGLE_FILE
 
@@ -82,7 +82,7 @@ class Exported:
 
 
 def export_version(
-    version: str, directory: Path, form: str, door: Door, progress: Progress, patience: Patience | None = None
+    version: str, directory: Path, form: str, door: httpx.Client, progress: Progress, patience: Patience | None = None
 ) -> Exported:
     """Write the version's files to `directory`, which appears whole or not at all. Raises `Refused`."""
     if directory.exists() or directory.is_symlink():
@@ -177,14 +177,12 @@ def _check_files(manifest: Manifest, scratch: Path) -> None:
             raise Refused(ChunkCorrupt(found, "transit"))
 
 
-def resolve(door: Door, reference: str) -> str:
+def resolve(door: httpx.Client, reference: str) -> str:
     """The version that `M`, `M@prod` or `M@HEX` means, or all of its own digits. Raises `Refused`."""
     if is_digest(reference):  # and no model's name
         return reference
     named = parse_reference(reference)
-    answer = door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S)
-    if not answer.is_success:
-        raise Refused(failure_of(answer))
+    answer = answered(door.request("GET", f"/admin/v1/models/{named.model}", timeout=RESOLVE_S))
     found = decoder(_Model).decode(answer.content)
     if named.alias is not None:
         fitting = [found.aliases[named.alias]] if named.alias in found.aliases else []

@@ -1,7 +1,6 @@
 """`kelvin keys`: who may call, for how long, and who said so. A secret is printed once, or goes into a file."""
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +10,9 @@ import click
 from rich.table import Table
 
 from contracts.control import Scope
-from kelvin.client import DoorClosed, json_of, target
-from kelvin.instants import instant
-from kelvin.policy.durations import parse_duration_s
-from kelvin.tables import print_table
+from kelvin.client import DoorClosed, json_of, json_option, of_tenant, target
+from kelvin.policy.rate import parse_duration_s
+from kelvin.tables import instant, print_json, print_table
 from service.whole_file import drafted
 
 _ROOM_BYTES: Final = 4096  # more than a key has
@@ -34,7 +32,6 @@ class Duration(click.ParamType[int]):
 
 _TENANT = click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
 _SCOPES = click.Choice([scope.value for scope in Scope])
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
 _OUTPUT = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the secret to this file, mode 0600."
 )
@@ -47,13 +44,13 @@ def keys_command() -> None:
 
 @keys_command.command("list")
 @_TENANT
-@_JSON
+@json_option
 def list_command(tenant: str | None, as_json: bool) -> None:
     """Good keys and those that ended, without their secrets."""
     with target().door() as door:
-        found = json_of(door.get("/admin/v1/keys", params=_named(tenant)))
+        found = json_of(door.get("/admin/v1/keys", params=of_tenant(tenant)))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     table = Table("id", "name", "state", "scopes", "models", "created", "expires", "last used", title="keys, UTC")
     for row in found["keys"]:
@@ -77,7 +74,7 @@ def list_command(tenant: str | None, as_json: bool) -> None:
 @click.option("--expires", type=Duration(), help="How long it is good, such as 90d. [default: until it is revoked]")
 @_TENANT
 @_OUTPUT
-@_JSON
+@json_option
 def create_command(
     name: str,
     scopes: tuple[str, ...],
@@ -97,7 +94,7 @@ def create_command(
 @click.option("--overlap", type=Duration(), default="24h", show_default=True, help="How long the old one stays good.")
 @_TENANT
 @_OUTPUT
-@_JSON
+@json_option
 def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path | None, as_json: bool) -> None:
     """Make a key that may do what ID may, and let ID end after the overlap. The output's file is replaced."""
     _make(f"/admin/v1/keys/{key_id}/rotate", {"overlap_s": overlap}, tenant, output, as_json, replace=True)
@@ -109,13 +106,9 @@ def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path |
 def revoke_command(key_id: str, tenant: str | None) -> None:
     """End a key now. What is being answered is finished."""
     with target().door() as door:
-        found = json_of(door.post(f"/admin/v1/keys/{key_id}/revoke", params=_named(tenant)))
+        found = json_of(door.post(f"/admin/v1/keys/{key_id}/revoke", params=of_tenant(tenant)))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{key_id}: revoked{late}")
-
-
-def _named(tenant: str | None) -> dict[str, str]:
-    return {} if tenant is None else {"tenant": tenant}
 
 
 def _make(
@@ -125,11 +118,11 @@ def _make(
     with contextlib.ExitStack() as stack:
         write = None if output is None else stack.enter_context(key_file(output, replace=replace))
         door = stack.enter_context(target().door())
-        made = json_of(door.post(path, json=body, params=_named(tenant)))
+        made = json_of(door.post(path, json=body, params=of_tenant(tenant)))
         if write is not None:
             write(made.pop("secret"))
     if as_json:
-        click.echo(json.dumps(made, indent=2))
+        print_json(made)
         return
     key, old = made["key"], made["old"]
     click.echo(f"{key['key_id']}: {key['name']}, {' '.join(key['scopes'])}", err=True)

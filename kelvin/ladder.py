@@ -1,6 +1,5 @@
 """`kelvin models ladder`: what a model gives up before it refuses."""
 
-import json
 from collections.abc import Iterator, Sequence
 from math import inf, isfinite
 from typing import Any, Final
@@ -8,7 +7,8 @@ from typing import Any, Final
 import click
 
 from contracts.numbers import whole_number
-from kelvin.client import json_of, target
+from kelvin.client import json_of, json_option, target
+from kelvin.tables import print_json
 
 _ORDER: Final = ("cap-output", "fallback", "cached")  # of those with the same wait, what gives up least first
 
@@ -23,7 +23,7 @@ _VALUES: Final = {"cap-output": "tokens", "fallback": "model", "cached": "age_s"
 @click.option("--plan", metavar="NAME", help="For tenants of that plan, in the place of what holds for the others.")
 @click.option("--off", is_flag=True, help="Give up nothing.")
 @click.option("--as-others", is_flag=True, help="With --plan: no steps of its own any more.")
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def ladder_command(
     model: str, plan: str | None, off: bool, as_others: bool, as_json: bool, **given: tuple[str, ...]
 ) -> None:
@@ -42,7 +42,7 @@ def ladder_command(
             body = changed(answer, None if as_others else steps, plan)
             answer = json_of(door.put(f"/admin/v1/models/{model}/ladder", json=body))
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
         return
     click.echo("\n".join(ladder_lines(model, answer)))
 

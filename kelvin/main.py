@@ -17,12 +17,9 @@ from kelvin.audit import audit_command
 from kelvin.bench import bench_command, drill_command
 from kelvin.billing import billing_command
 from kelvin.client import DoorClosed, Target, unreachable
-from kelvin.cluster import cluster_group
-from kelvin.collect import collect_command
 from kelvin.doctor import doctor_command
 from kelvin.explain import explain_command
 from kelvin.export import export_command
-from kelvin.fsck import fsck_command
 from kelvin.keys import keys_command
 from kelvin.models import (
     deploy_command,
@@ -32,14 +29,15 @@ from kelvin.models import (
 )
 from kelvin.push_command import push_command
 from kelvin.recovery import backup_command, restore_command
+from kelvin.render import cluster_group
 from kelvin.runtime import cache_command, engine_command, runtime_command
 from kelvin.scale import LOCAL, scale_command
 from kelvin.settings import CA, KEY, URL, default_data
-from kelvin.show import show_command
+from kelvin.store import collect_command, fsck_command
 from kelvin.tenants import tenants_command
 from kelvin.timeline import timeline_command
 from kelvin.up import logs_command, restart_command, up_command
-from kelvin.versions import versions_command
+from kelvin.versions import show_command, versions_command
 
 
 class _Kelvin(click.Group):

@@ -1,10 +1,9 @@
 """Commands about models: list, deploy, split, stop and delete them, grant calls, replace their replicas."""
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 import httpx
@@ -12,29 +11,18 @@ from rich.table import Table
 
 from contracts.names import parse_reference
 from contracts.numbers import whole_number
-from kelvin.client import DoorClosed, json_of, target
-from kelvin.instants import instant
+from kelvin.client import DoorClosed, json_of, json_option, of_tenant, target
 from kelvin.ladder import ladder_command
 from kelvin.policy.findings import as_bytes
 from kelvin.render import render_command
-from kelvin.tables import print_table
+from kelvin.tables import instant, print_json, print_table
 
 POLL_S: Final = 0.2
 AWAY_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
 
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-def _json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")(command)
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
-
 
 @click.command("status")
-@_json_option
+@json_option
 def status_command(as_json: bool) -> None:
     """Show the installation's processes, to operators, and the models of the key's tenant."""
     with target().door() as door:
@@ -49,7 +37,7 @@ def status_command(as_json: bool) -> None:
                 closed.status,
             ) from closed
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     if found["processes"]:  # told to operators
         processes = Table("process", "healthy", "ready", title="processes")
@@ -67,7 +55,7 @@ def status_command(as_json: bool) -> None:
 
 
 @click.group("models", invoke_without_command=True)
-@_json_option
+@json_option
 @click.pass_context
 def models_command(context: click.Context, as_json: bool) -> None:
     """List the models of the key's tenant, their aliases, and what runs of them, or do what COMMAND says."""
@@ -76,7 +64,7 @@ def models_command(context: click.Context, as_json: bool) -> None:
     with target().door() as door:
         found = json_of(door.get("/admin/v1/models"))
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     _print_models(found["models"])
 
@@ -102,7 +90,7 @@ for _command in (ladder_command, render_command):
 @models_command.command("split")
 @click.argument("model")
 @click.argument("weights", nargs=-1, metavar="[VERSION=WEIGHT]...")
-@_json_option
+@json_option
 def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
     """Share what is asked of a model among versions of it (12 or more hex digits), by weight: `A=90 B=10`. Who asks, by
     session or key, has the same version each time. Without versions, or by a deploy, `prod` has it all again.
@@ -111,7 +99,7 @@ def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
     with target().door() as door:
         answer = json_of(door.put(f"/admin/v1/models/{model}/split", json=body))
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     click.echo("\n".join(split_lines(answer["weights"])) or f"{model}: all is prod's")
 
@@ -308,13 +296,13 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 
 @models_command.command("grants")
 @click.option("--tenant", help="Of another tenant; for operators. [default: the key's own]")
-@_json_option
+@json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
     """List the tenant's models that others may call, and the models of others that the tenant may call."""
     with target().door() as door:
-        found = json_of(door.get("/admin/v1/grants", params={} if tenant is None else {"tenant": tenant}))
+        found = json_of(door.get("/admin/v1/grants", params=of_tenant(tenant)))
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     table = Table("model", "may be called by", title="grants")
     for row in (*found["given"], *found["had"]):
@@ -324,8 +312,8 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
 
 def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
     with target().door() as door:
-        params = {} if owner is None else {"tenant": owner}
-        found = json_of(door.request(method, f"/admin/v1/models/{model}/grants/{tenant}", params=params))
+        path = f"/admin/v1/models/{model}/grants/{tenant}"
+        found = json_of(door.request(method, path, params=of_tenant(owner)))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")
 
@@ -352,7 +340,7 @@ def restart_command(model: str, as_json: bool) -> None:
                 )
             shown = _print_replaced(shown, found, as_json)
     if as_json:
-        _print_json(found)
+        print_json(found)
     if found["state"] == "failed":
         raise DoorClosed(f"{model}: {found['reason']}; {_replaced_of(found)}")
     if not as_json:

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as RichProgress
 
 
-class Progress(Protocol):
-    """Told what happens. Called from several threads."""
+class Progress:
+    """Told what happens, and shows nothing of it. Called from several threads."""
 
     def begin(self, stage: str, total_bytes: int | None) -> None:
         """A stage begins; None where its length is unknown."""
@@ -19,18 +18,8 @@ class Progress(Protocol):
         """So much more of it is done."""
 
 
-class Silence:
-    """`Progress` that shows nothing."""
-
-    def begin(self, stage: str, total_bytes: int | None) -> None:
-        """See `Progress`."""
-
-    def advance(self, nbytes: int) -> None:
-        """See `Progress`."""
-
-
-class Bar:
-    """`Progress` as a bar on a terminal's standard error; each stage replaces the one before it."""
+class Bar(Progress):
+    """A bar on a terminal's standard error; each stage replaces the one before it."""
 
     def __init__(self, bar: RichProgress) -> None:
         self._bar = bar
@@ -53,7 +42,7 @@ def shown_progress(wanted: bool) -> Iterator[Progress]:
     """A bar where it is wanted and standard error is a terminal."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
-        yield Silence()
+        yield Progress()
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+import httpx
 from blake3 import blake3
 from msgspec import structs
 
@@ -17,10 +18,9 @@ from contracts.names import dns_label
 from contracts.problem import code_of
 from contracts.push import AttestRequest, Committed, Committing, Missing, Plan, PlannedChunk
 from contracts.traffic_errors import DeadlineExceeded
-from kelvin.pace import Pace
 from kelvin.policy.rate import senders
 from kelvin.progress import Progress
-from kelvin.push_calls import Door, Patience, PushCalls
+from kelvin.push_calls import Pace, Patience, PushCalls
 from kelvin.push_directory import scan
 from kelvin.push_tensors import TensorsWish, is_tensors, scan_tensors
 from kelvin.signing import Signing
@@ -65,7 +65,7 @@ class Line:
     patience: Patience = field(default_factory=Patience)
 
 
-def push(directory: Path, model: str, door: Door, progress: Progress) -> Committed:
+def push(directory: Path, model: str, door: httpx.Client, progress: Progress) -> Committed:
     """Push `directory` as a version of `model`. Raises `Refused`."""
     return push_directory(directory, model, door, progress).committed
 
@@ -73,7 +73,7 @@ def push(directory: Path, model: str, door: Door, progress: Progress) -> Committ
 def push_directory(
     directory: Path,
     model: str,
-    door: Door,
+    door: httpx.Client,
     progress: Progress,
     line: Line | None = None,
     tensors: TensorsWish | None = None,
@@ -89,7 +89,7 @@ def push_directory(
 def rehearse(
     directory: Path,
     model: str,
-    door: Door,
+    door: httpx.Client,
     progress: Progress,
     line: Line | None = None,
     tensors: TensorsWish | None = None,
@@ -119,7 +119,7 @@ class _Attempt:
         self,
         directory: Path,
         model: str,
-        door: Door,
+        door: httpx.Client,
         progress: Progress,
         line: Line,
         tensors: TensorsWish | None,

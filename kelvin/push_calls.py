@@ -6,13 +6,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import click
 import httpx
 
+from contracts.bucket import TokenBucket
 from contracts.doubling import Doubling
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.problem import code_of, is_retryable
@@ -30,35 +31,18 @@ from contracts.push import (
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from kelvin.client import DoorClosed, failure_of
-from kelvin.pace import Pace
 
 T = TypeVar("T")
 
 PLAN_S: Final = 300.0  # headers of a large model over a slow line, and the gate
 CALL_S: Final = 120.0
 ACCEPTED: Final = 202
-
-
-class Door(Protocol):
-    """The part of `httpx.Client` that is used: it knows address, trust root and key. Answers come back unjudged."""
-
-    def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        content: bytes | Iterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-    ) -> httpx.Response:
-        """Return the whole answer. Raises `httpx.TransportError`."""
-
-    def stream(self, method: str, url: str, *, timeout: float | None = None) -> AbstractContextManager[httpx.Response]:
-        """Return an answer whose body is read as it arrives. Raises `httpx.TransportError`."""
+PIECE_BYTES: Final = 64 << 10
+BURST_S: Final = 0.25  # that many seconds' worth may be sent at once
 
 
 @contextmanager
-def open_door() -> Iterator[Door]:
+def open_door() -> Iterator[httpx.Client]:
     """The door of the running command: its context's object opens it. Raises `Refused` where it can't be found."""
     try:
         opened = click.get_current_context().obj.door()
@@ -68,6 +52,13 @@ def open_door() -> Iterator[Door]:
         # This API's refusals say whether a repeat may help: they are read here, not raised as sentences.
         door.event_hooks = {}
         yield door
+
+
+def answered(answer: httpx.Response) -> httpx.Response:
+    """Return an answer of `open_door` that says success. Raises `Refused` with the failure that it says otherwise."""
+    if not answer.is_success:
+        raise Refused(failure_of(answer))
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +79,46 @@ class Patience:
         return max(step_s, failure.retry_after_s or 0.0)
 
 
+class Pace:
+    """Bodies sent no faster than a limit allows, by all threads together.
+
+    Thread-safe. `sleep` may return early where nothing more shall be sent.
+    """
+
+    def __init__(
+        self,
+        bytes_s: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._bytes_s = bytes_s
+        self._bucket = TokenBucket()
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Pace {self._bytes_s} bytes/s>"
+
+    def pieces(self, body: bytes) -> Iterator[bytes]:
+        """`body` in order, each piece when it is due."""
+        for at in range(0, len(body), PIECE_BYTES):
+            piece = body[at : at + PIECE_BYTES]
+            with self._lock:
+                now_s = self._clock()
+                self._bucket.take(len(piece), 1 / self._bytes_s, now_s)
+                wait_s = self._bucket.wait_s(0, self._bytes_s * BURST_S, 1 / self._bytes_s, now_s)
+            if wait_s > 0:
+                self._sleep(wait_s)
+            yield piece
+
+
 class PushCalls:
     """Each method raises `Refused` with the failure that the installation answered, or Unavailable. Thread-safe."""
 
-    def __init__(self, door: Door, patience: Patience, stopped: threading.Event, pace: Pace | None = None) -> None:
+    def __init__(
+        self, door: httpx.Client, patience: Patience, stopped: threading.Event, pace: Pace | None = None
+    ) -> None:
         self._door = door
         self._patience = patience
         self._stopped = stopped  # then nothing is repeated any more

@@ -1,26 +1,28 @@
 """`kelvin backup` and `kelvin restore`: registry, ledger and keys of this machine's installation, out and in again.
 
-What is in a backup, and how it is read, is the control plane's: it makes the one, and a program of it does the other.
+What is in a backup, and how it is read, is the control plane's: it makes one itself while it runs, and programs of it
+do the rest.
 """
 
 import contextlib
 import hashlib
 import json
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 import click
 import httpx
 import msgspec
 
 from contracts.backup import SUFFIX, RestoreReport
+from contracts.wire import decode
 from kelvin.checks.guards import is_running
 from kelvin.client import DoorClosed, failure_of, target
-from kelvin.program import check_stopped, reported, written
 from kelvin.settings import has_postgres
 from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers, data_lock
 from service.private import keep_secrets
@@ -40,6 +42,9 @@ _NOT_THERE: Final = (
     "KELVIN_DATABASE is set, and nothing runs: pg_dump, or the archive of that PostgreSQL, backs it up. For an "
     "installation with a kelvin.db of its own unset KELVIN_DATABASE"
 )
+T = TypeVar("T")
+
+_PIECE: Final = 1 << 20
 
 
 @click.command("backup")
@@ -219,3 +224,38 @@ def _tell(report: RestoreReport, check: bool) -> None:
     click.echo(
         "next: `kelvin up`, `kelvin billing verify` and `kelvin fsck`; where the store is lost, put it back first"
     )
+
+
+def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise: str, locks: Sequence[int] = ()) -> T:
+    """Run a module and return the report that it prints. If it fails, raise DoorClosed: `otherwise`, and its last line.
+
+    The program holds `locks`, descriptors of ours, until it ends: if this process is killed, the program goes on.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, check=False, pass_fds=locks)
+    _check_ended(done.returncode, done.stderr, otherwise)
+    return decode(done.stdout, kind, what=f"report of {module}")
+
+
+def written(module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()) -> Iterator[bytes]:
+    """Run a module and yield what it writes, as it comes. Raises as `reported`, at the end."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=locks) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while piece := process.stdout.read(_PIECE):
+            yield piece
+        said = process.stderr.read()
+    _check_ended(process.returncode, said, otherwise)
+
+
+def _check_ended(status: int, said: bytes, otherwise: str) -> None:
+    if status != 0:
+        lines = said.decode(errors="replace").strip().splitlines() or ["it ended without a word"]
+        raise DoorClosed(f"{otherwise}: {lines[-1]}")
+
+
+def check_stopped(data: Path) -> None:
+    """Raise DoorClosed if a control plane runs in `data`. Without a supervisor it holds no lock on the directory."""
+    if is_running(data):
+        raise DoorClosed(f"a control plane runs in {data}: stop it first")

@@ -1,11 +1,13 @@
-"""`kelvin models render M@VERSION`: the Knative Service that serves a version, for `kubectl apply -f -`."""
+"""Manifests for `kubectl apply -f -`: the Knative Service of a version, and what a tenant's first version needs.
+
+`kelvin models render M@VERSION` prints the one, `kelvin cluster tenant T` the other.
+"""
 
 import json
 import threading
 
 import click
 
-from contracts.errors import Refused
 from contracts.names import dns_label, is_digest
 from controlplane.policy.knative_service import (
     FEATURES,
@@ -19,10 +21,11 @@ from controlplane.policy.knative_service import (
     is_image,
     service,
 )
-from kelvin.client import failure_of, json_of
+from controlplane.policy.tenant_space import Needs, render_namespace, store_port
+from kelvin.client import json_of
 from kelvin.export import ExportCalls, resolve
 from kelvin.policy.configuration import DEFAULTS
-from kelvin.push_calls import Patience, open_door
+from kelvin.push_calls import Patience, answered, open_door
 from kelvin.runtime import device_class_option
 
 
@@ -107,10 +110,7 @@ def render_command(
         version = resolve(door, reference)
         manifest = ExportCalls(door, Patience(), threading.Event()).manifest(version)
         model = reference.partition("@")[0]
-        answer = door.request("GET", f"/admin/v1/models/{model}")
-        if not answer.is_success:
-            raise Refused(failure_of(answer))
-        scale = json_of(answer)["scale"]
+        scale = json_of(answered(door.request("GET", f"/admin/v1/models/{model}")))["scale"]
     rendered = service(
         PodVersion(
             tenant=tenant,
@@ -159,3 +159,75 @@ def _pair(value: str) -> tuple[str, str]:
     if not separator or not key:
         raise click.BadParameter(f"{value!r}: must be KEY=VALUE", param_hint="--node")
     return key, rest
+
+
+@click.group("cluster")
+def cluster_group() -> None:
+    """Print manifests for an operator to apply. Contacts neither a cluster nor an installation."""
+
+
+@cluster_group.command("tenant")
+@click.argument("tenant")
+@click.option(
+    "--installation",
+    metavar="NAMESPACE",
+    envvar="KELVIN_CLUSTER_NAMESPACE",
+    default="kelvin",
+    show_default=True,
+    help="The control plane's namespace.",
+)
+@click.option(
+    "--store",
+    metavar="URL",
+    envvar="KELVIN_CLUSTER_STORE",
+    help="The store of versions, whose port pods may reach. [default: port 443]",
+)
+@click.option(
+    "--inner-secret",
+    metavar="NAME",
+    envvar="KELVIN_CLUSTER_INNER_SECRET",
+    default="kelvin-inner-runtime",
+    show_default=True,
+    help="As KELVIN_CLUSTER_INNER_SECRET.",
+)
+@click.option(
+    "--store-secret",
+    metavar="NAME",
+    envvar="KELVIN_CLUSTER_SECRET",
+    default="kelvin-store",
+    show_default=True,
+    help="As KELVIN_CLUSTER_SECRET; empty if pods need no keys for the store.",
+)
+@click.option("--trust", metavar="NAME", envvar="KELVIN_CLUSTER_TRUST", help="As KELVIN_CLUSTER_TRUST.")
+@click.option(
+    "--node-cache", is_flag=True, help="Where KELVIN_CLUSTER_CACHE is set: pods mount a directory of their node."
+)
+def tenant_command(
+    tenant: str,
+    installation: str,
+    store: str | None,
+    inner_secret: str,
+    store_secret: str,
+    trust: str | None,
+    node_cache: bool,
+) -> None:
+    """Print TENANT's namespace for `kubectl apply -f -`.
+
+    Its network policies and the control plane's rights in it are printed, too. Secrets that you have to create in it
+    yourself are named on stderr.
+    """
+    dns_label(tenant, "tenant")
+    secrets = {
+        inner_secret: "tls.crt, tls.key and ca.crt of the role runtime",
+        store_secret: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    }
+    named = {name: keys for name, keys in secrets.items() if name}
+    needs = Needs(tuple(named), (trust,) if trust else (), "privileged" if node_cache else "restricted")
+    objects = render_namespace(tenant, needs, dns_label(installation, "namespace"), store_port(store))
+    click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2))
+    where = objects[0]["metadata"]["name"]
+    click.echo(f"Create these in {where}, too. No version starts before they are there:", err=True)
+    for name, keys in named.items():
+        click.echo(f"  secret {name}: {keys}", err=True)
+    if trust:
+        click.echo(f"  config map {trust}: a public key in PEM for each *.pem", err=True)

@@ -1,14 +1,14 @@
 """`kelvin scale`: how a model scales, and what the decider would say to any series of observations."""
 
-import json
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
 import click
 
 from contracts.wire import encode
-from kelvin.client import json_of, target
+from kelvin.client import json_of, json_option, target
 from kelvin.policy.scale_cases import BadCase, average, replay
+from kelvin.tables import print_json
 from service.arguments import Number
 
 _SETTINGS: Final = "MODEL"  # no model's name: these are lower-case
@@ -52,7 +52,7 @@ def scale_command() -> None:
     type=Number(0, 3600),
     help="Scale by tokens, too: seconds of work that a replica may have before it; 0: by requests alone.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def settings_command(model: str, as_json: bool, **given: float | str | None) -> None:
     """Set how a model scales; what is not given stays. Prints the settings that hold now."""
     names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
@@ -60,7 +60,7 @@ def settings_command(model: str, as_json: bool, **given: float | str | None) -> 
     with target().door() as door:
         answer = json_of(door.put(f"/admin/v1/models/{model}/scale", json=body))
     if as_json:
-        click.echo(json.dumps(answer, indent=2))
+        print_json(answer)
     else:
         click.echo(" ".join(f"{name}={value}" for name, value in answer.items()))
 

@@ -1,12 +1,20 @@
-"""Print tables without cutting words, so that ids, versions and names can be pasted into the next command."""
+"""Print answers: as JSON, and as tables without cut words, so that ids and names can be pasted into a command."""
 
+import json
+from datetime import UTC, datetime
 from typing import Final
 
+import click
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 _UNBOUNDED: Final = 1 << 16  # columns
+
+
+def print_json(value: object) -> None:
+    """Print as indented JSON."""
+    click.echo(json.dumps(value, indent=2))
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -37,3 +45,8 @@ def _print_blocks(table: Table, console: Console) -> None:
         console.print()
         for header, cell in zip(headers, row, strict=True):
             console.print(f"{header:{indent}}{cell}".rstrip(), soft_wrap=True, markup=False, highlight=False)
+
+
+def instant(at_s: int | None, never: str = "") -> str:
+    """Seconds since 1970 as UTC to the minute."""
+    return never if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,6 +1,5 @@
 """`kelvin tenants`: whose models there are. All but `list` need the key of an operator."""
 
-import json
 from typing import Final, get_args
 
 import click
@@ -8,9 +7,8 @@ from rich.table import Table
 
 from contracts.control import Priority
 from contracts.numbers import whole_number
-from kelvin.client import json_of, target
-from kelvin.instants import instant
-from kelvin.tables import print_table
+from kelvin.client import json_of, json_option, target
+from kelvin.tables import instant, print_json, print_table
 
 LIMITS: Final = (
     "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
@@ -43,13 +41,13 @@ def tenants_command() -> None:
 
 
 @tenants_command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def list_command(as_json: bool) -> None:
     """Every tenant, or the key's own where it is no operator's."""
     with target().door() as door:
         found = json_of(door.get("/admin/v1/tenants"))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     table = Table("tenant", "state", "models", "keys", "created", "own limits", title="tenants")
     for row in found["tenants"]:

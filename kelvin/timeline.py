@@ -3,7 +3,6 @@
 The floor is measured by `kelvin bench cold`.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,8 @@ import msgspec
 from contracts.control import TimelineAnswer
 from contracts.timeline import Stage, Stamp
 from contracts.wire import BadJson, decode_any, decoder
-from kelvin.client import DoorClosed, json_of, target
+from kelvin.client import DoorClosed, json_of, json_option, target
+from kelvin.tables import print_json
 from service.arguments import Number
 
 WIDTH: Final = 48
@@ -64,7 +64,7 @@ def choose_floor_us(rows: Sequence[_Row], weight_bytes: int) -> int | None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw the floor of a report of `kelvin bench cold --json`, for the measured size next to the model's.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def timeline_command(request_id: str, floor_ms: float | None, report: Path | None, as_json: bool) -> None:
     """Draw the stages of one request from its arrival to its first token, beside the floor.
 
@@ -74,7 +74,7 @@ def timeline_command(request_id: str, floor_ms: float | None, report: Path | Non
         raw = door.get(f"/v1/requests/{request_id}/timeline").content
     try:
         if as_json:
-            click.echo(json.dumps(decode_any(raw), indent=2))
+            print_json(decode_any(raw))
             return
         answer = decoder(TimelineAnswer).decode(raw)
         floor_us = None if floor_ms is None else round(floor_ms * 1000)

@@ -11,8 +11,8 @@ import click
 
 from kelvin.client import DoorClosed, target
 from kelvin.settings import load_up
+from kelvin.supervisor.log_rotation import last_lines
 from kelvin.supervisor.succession import OUTCOME
-from kelvin.tail import last_lines
 from service.unix import SocketDirectory, peer_pid
 
 PATIENCE_S: Final = 180.0  # a start, and the longest drain but those that were asked for

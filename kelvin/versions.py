@@ -1,16 +1,31 @@
-"""`kelvin versions`: what a model has, and no longer serving one of them."""
+"""`kelvin versions` and `kelvin show`: the versions of a model, no longer serving one, and all that one is.
+
+What is signed about a version is checked again here. A statement's signature is checked by the key that it names;
+whether that key is trusted is the installation's word.
+"""
 
 import json
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
+import msgspec
 from rich.table import Table
 
+from contracts.attestation import Origin, Sealed, read_origin, read_seal, short
+from contracts.errors import Refused
+from contracts.kinds import PATHS
+from contracts.manifest import Manifest
 from contracts.names import parse_reference
-from kelvin.client import json_of, target
+from contracts.push import AttestationEntry
+from kelvin.client import json_of, json_option, target
+from kelvin.export import ExportCalls, resolve
 from kelvin.models import behind_lines
-from kelvin.tables import print_table
+from kelvin.policy.summary import summarize
+from kelvin.push_calls import Patience, open_door
+from kelvin.tables import print_json, print_table
 
 
 @click.group("versions")
@@ -20,13 +35,13 @@ def versions_command() -> None:
 
 @versions_command.command("list")
 @click.argument("model")
-@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as it is.")
+@json_option
 def list_command(model: str, as_json: bool) -> None:
     """Versions of MODEL, the oldest first; deleted ones too."""
     with target().door() as door:
         found = json_of(door.get(f"/admin/v1/models/{model}"))
     if as_json:
-        click.echo(json.dumps(found["versions"], indent=2))
+        print_json(found["versions"])
         return
     print_table(_table(model, found["versions"]))
     for line in behind_lines([{"model": model, "versions": found["versions"]}]):
@@ -59,3 +74,111 @@ def _table(model: str, versions: list[dict[str, Any]]) -> Table:
         aliases = ", ".join(row["aliases"])
         table.add_row(row["version"][:12], aliases, row["health"], row["state"], row["architecture"], size, pushed)
     return table
+
+
+@click.command("show")
+@click.argument("reference", metavar="M@VERSION")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show_command(reference: str, as_json: bool) -> None:
+    """Print what a version is, and who vouches for it: M, M@prod, M@HEX, or the 64 digits of a version."""
+    with open_door() as door:
+        version = resolve(door, reference)
+        calls = ExportCalls(door, Patience(), threading.Event())
+        manifest, entries = calls.manifest(version), calls.attestations(version)
+    found = describe(version, manifest, entries)
+    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines_of(found)))
+
+
+def describe(version: str, manifest: Manifest, entries: tuple[AttestationEntry, ...]) -> dict[str, Any]:
+    """All that is known, as it is printed with `--json`."""
+    seals, origins, faults = [], [], []
+    for entry in entries:
+        match _opened(version, entry):
+            case (Origin() as origin, key_id):
+                origins.append({**_signed(key_id, entry), **msgspec.to_builtins(origin)})
+            case Sealed(seal=seal, key_id=key_id):
+                signed = _signed(key_id, entry)
+                known = {"fingerprint": msgspec.to_builtins(seal.fingerprint), "tolerance": seal.probe.tolerance}
+                seals.append({**signed, **known, "fast_bind": seal.fast_bind})
+            case str(fault):
+                faults.append({"name": entry.name, "fault": fault})
+    plain: dict[str, Any] = msgspec.to_builtins(manifest)
+    for key in ("tensors", "chunks"):
+        del plain[key]
+    return {
+        "version": version,
+        **plain,
+        "routes": list(PATHS[manifest.engine.kind]),
+        **summarize(manifest),
+        "verified": any(origin["trusted_as"] not in (None, "installation") for origin in origins),
+        "origins": sorted(origins, key=lambda origin: -origin["signed_at_s"]),
+        "seals": seals,
+        "faults": faults,
+    }
+
+
+def _opened(version: str, entry: AttestationEntry) -> tuple[Origin, str] | Sealed | str | None:
+    """What it says, or why it is worth nothing; None of a bundle, which is for another tool."""
+    if entry.fault is not None:
+        return entry.fault
+    try:
+        if entry.name.startswith("origin-"):
+            return read_origin(entry.content, version)
+        return read_seal(entry.content, version) if entry.name.startswith("seal-") else None
+    except Refused as refused:
+        return refused.failure.message
+
+
+def _signed(key_id: str | None, entry: AttestationEntry) -> dict[str, Any]:
+    return {"name": entry.name, "key": key_id, "trusted_as": entry.trusted_as}
+
+
+def lines_of(found: dict[str, Any]) -> Iterator[str]:
+    """Yield what `kelvin show` prints, line by line."""
+    engine, tensors = found["engine"], found["tensors"]
+    yield f"version        {found['version']}"
+    yield f"format         {found['format']}, chunks of {found['chunk_bytes']} bytes"
+    yield f"engine         {engine['architecture']}, {engine['dtype']}, interface {engine['interface']}"
+    yield f"answers        {', '.join(found['routes'])}"
+    yield "limits         " + ", ".join(f"{name} {value}" for name, value in found["limits"].items())
+    by_dtype = ", ".join(f"{nbytes} bytes of {dtype}" for dtype, nbytes in tensors["bytes_by_dtype"].items())
+    yield f"tensors        {tensors['count']}, {tensors['parameters']} parameters: {by_dtype}"
+    if tensors["largest"] is not None:
+        largest = tensors["largest"]
+        yield f"largest        {largest['name']} {largest['dtype']}{largest['shape']}"
+    chunks = found["chunks"]
+    yield f"chunks         {chunks['count']}, {chunks['distinct']} distinct; {found['total_bytes']} bytes"
+    for file in found["files"]:
+        yield f"file           {file['path']}  {file['size']} bytes  blake3 {file['digest']}"
+    yield f"verified       {'yes' if found['verified'] else 'NO: no trust root of this installation signed it'}"
+    for origin in found["origins"]:
+        yield from _lines_of_origin(origin)
+    for seal in found["seals"]:
+        engine_of = seal["fingerprint"]
+        where = f"torch {engine_of['torch']}, {engine_of['dtype']}, {engine_of['device_class']}"
+        yield f"sealed         under {where}; {_who(seal)}"
+    for fault in found["faults"]:
+        yield f"FAULTY         {fault['name']}: {fault['fault']}"
+
+
+def _lines_of_origin(origin: dict[str, Any]) -> Iterator[str]:
+    claims = origin["claims"]
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(origin["signed_at_s"]))
+    yield f"signed         {at}; {_who(origin)}"
+    if "licence" in claims:
+        yield f"  licence      {claims['licence']}"
+    for name, value in claims.get("training_data", {}).items():
+        yield f"  trained on   {name} {value}"
+    for name, value in claims.get("metrics", {}).items():
+        yield f"  metric       {name} {value:g}"
+    for name, value in claims.get("provenance", {}).items():
+        yield f"  provenance   {name} {value}"
+    if "bundle" in origin:
+        yield "  bundle       in the format of OpenSSF Model Signing, for an export"
+
+
+def _who(signed: dict[str, Any]) -> str:
+    if signed["key"] is None:
+        return "NOT SIGNED"
+    trusted = signed["trusted_as"]
+    return f"by {short(signed['key'])}, {'which is NOT TRUSTED here' if trusted is None else f'trusted as {trusted}'}"

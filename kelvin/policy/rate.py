@@ -1,15 +1,17 @@
-"""A limit on bytes per second: how it is written, and how many senders it is worth."""
+"""Rates and durations as people write them, and how many senders a rate of bytes is worth. Pure."""
 
 import re
 from typing import Final
 
 _RATE: Final = re.compile(r"([0-9]{1,15})([KMGkmg]?)")
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # Slower than that no chunk arrives within the time that the snapshotter gives it.
 LEAST_BYTES_S: Final = 64 << 10
 MOST_BYTES_S: Final = 1 << 50  # no wire is faster
 # A chunk that is cut is sent again from its start: none should be on its way for longer.
 CHUNK_S: Final = 30.0
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])")
 
 
 def parse_rate(text: str) -> int:
@@ -17,7 +19,7 @@ def parse_rate(text: str) -> int:
     matched = _RATE.fullmatch(text)
     if matched is None:
         raise ValueError(f"{text[:40]!r}: must be a whole number of bytes a second, with K, M or G")
-    rate = int(matched[1]) * _UNITS[matched[2].lower()]
+    rate = int(matched[1]) * _BYTES[matched[2].lower()]
     if rate < LEAST_BYTES_S:
         raise ValueError(f"{text[:40]!r}: must be 64K or more")
     if rate > MOST_BYTES_S:
@@ -30,3 +32,11 @@ def senders(parallel: int, bytes_s: int | None, chunk_bytes: int) -> int:
     if bytes_s is None or chunk_bytes == 0:
         return parallel
     return max(1, min(parallel, int(bytes_s * CHUNK_S // chunk_bytes)))
+
+
+def parse_duration_s(text: str) -> int:
+    """Whole seconds. Raises ValueError naming value and rule."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:40]}: must be a whole number and one of s, m, h, d, such as 24h")
+    return int(found[1]) * _SECONDS[found[2]]

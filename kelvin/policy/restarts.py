@@ -1,4 +1,4 @@
-"""When a process that died is started again. Pure: time is an argument."""
+"""When a process hangs, and when one that died is started again. Pure: what was seen, and time, are arguments."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,6 +9,9 @@ FIRST_DELAY_S: Final = 0.0
 LONGEST_S: Final = 5.0
 PAUSES: Final = Doubling(0.2, LONGEST_S)
 STEADY_S: Final = 30.0  # a life this long forgets the deaths before it
+SILENT_S: Final = 15.0  # of a process that has answered before
+START_S: Final = 120.0  # of one that has not answered yet, unless it is given more: it imports, or brings up a database
+LOOK_S_MAX: Final = 6.0  # counted for one look, however long it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,25 @@ class Restarts:
         if self.deaths <= 1:
             return FIRST_DELAY_S
         return PAUSES.after(self.deaths - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """For how long a process has not answered, over several looks."""
+
+    has_answered: bool = False
+    silent_s: float = 0.0
+
+    def after_look(self, answers: bool, look_s: float) -> "Silence":
+        """Return the state after a look that ended `look_s` seconds after the one before.
+
+        A look counts LOOK_S_MAX at most. If the supervisor itself gets no processor time, or the machine was paused,
+        a single look may take minutes and says nothing about the process.
+        """
+        if answers:
+            return Silence(has_answered=True)
+        return Silence(self.has_answered, self.silent_s + min(look_s, LOOK_S_MAX))
+
+    def hangs(self, start_s: float) -> bool:
+        """Whether it was silent for SILENT_S seconds, or for `start_s` if it has never answered."""
+        return self.silent_s >= (SILENT_S if self.has_answered else start_s)

@@ -1,10 +1,12 @@
-"""A group of child processes: how it is started, brought back, watched and ended.
+"""A group of child processes: how it is started, collected when it died, brought back, watched and ended.
 
-`up.py`, `pod.py` and `engine.py` have one group each, and say what its processes are and what a death means. The dead
-are collected by `reaper.py`, and what hangs is found by `watchdog.py`.
+`up.py`, `pod.py` and `engine.py` have one group each, and say what its processes are and what a death means. What hangs
+is found by `watchdog.py`. Also runtimes that the zygote forked twice are collected: we are their subreaper (prctl(2)).
+The clock of a lifetime is read here, from the kernel's start time of the process, before it is reaped.
 """
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -19,16 +21,89 @@ from pathlib import Path
 from typing import IO, Final
 
 from kelvin.policy.restarts import Restarts
-from kelvin.supervisor.reaper import Reaped, children, reap
 from kelvin.supervisor.watchdog import Watched
 from service.loops import Loops
+from service.processes import born_ns
 from service.startup import BAD_SETTING_STATUS
 
 log = logging.getLogger(__name__)
 
+AGAIN_S: Final = 1.0  # before deaths that could not be looked at are looked at again
+_PR_SET_CHILD_SUBREAPER: Final = 36
 POLL_S: Final = 0.02  # between two looks at what a process is about to do
 KILL_AFTER_S: Final = 5.0
 LOOK_S: Final = 0.2  # between two looks whether those that end are gone, where no signal tells of it
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A child that is gone. `status` is as Popen.returncode.
+
+    `died_ns` (CLOCK_MONOTONIC) is when it was found dead; `lived_us` is the time from its fork until then.
+    """
+
+    pid: int
+    status: int
+    lived_us: int
+    died_ns: int
+    cpu_us: int
+    max_rss_kb: int
+
+
+def call_on_deaths(collect: Callable[[], None]) -> None:
+    """Have the running event loop call `collect` when children have died, and again after AGAIN_S if that fails.
+
+    No second signal tells of a death that could not be looked at, as for want of a file descriptor.
+    """
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        try:
+            collect()
+        except OSError as error:
+            log.warning("dead processes can't be collected; trying again", extra={"error": repr(error)})
+            loop.call_later(AGAIN_S, call)
+
+    loop.add_signal_handler(signal.SIGCHLD, call)
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become our children instead of init's. Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def reap() -> Iterator[Reaped]:
+    """Every child that has died since, each collected once."""
+    while True:
+        try:
+            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if seen is None:
+            return
+        died_ns = time.monotonic_ns()
+        lived_us = max(0, died_ns - born_ns(seen.si_pid)) // 1000
+        pid, status, usage = os.wait4(seen.si_pid, 0)
+        yield Reaped(
+            pid,
+            os.waitstatus_to_exitcode(status),
+            lived_us,
+            died_ns,
+            int((usage.ru_utime + usage.ru_stime) * 1e6),
+            usage.ru_maxrss,
+        )
+
+
+def children() -> tuple[int, ...]:
+    """Process ids of all our children, those that were handed to us included."""
+    pids: list[int] = []
+    for task in os.listdir("/proc/self/task"):
+        # The thread may have ended since: what it had begun is another thread's then.
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/children") as listing:
+            pids.extend(int(pid) for pid in listing.read().split())
+    return tuple(pids)
 
 
 @dataclass(frozen=True, slots=True)

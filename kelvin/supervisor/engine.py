@@ -18,9 +18,17 @@ from contracts.errors import Refused, Unavailable
 from contracts.jobs import ENGINE, GateJob, SealJob
 from contracts.wire import decode, encode
 from kelvin.settings import EngineSettings, engine_environment
-from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildGroup, open_lifeline
+from kelvin.supervisor.children import (
+    KILL_AFTER_S,
+    SPECS,
+    Child,
+    ChildGroup,
+    Reaped,
+    become_subreaper,
+    call_on_deaths,
+    open_lifeline,
+)
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.reaper import Reaped, become_subreaper, call_on_deaths
 from kelvin.supervisor.watchdog import Watchdog, asking, is_ready
 from service.born import BornProcess, socket_name
 from service.failures import install_failure_handlers

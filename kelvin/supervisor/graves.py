@@ -18,7 +18,7 @@ from contracts.meter import Meter, decode_meter
 from contracts.usage import LifetimeRecord
 from contracts.wire import BadJson, decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
-from kelvin.supervisor.reaper import AGAIN_S, Reaped
+from kelvin.supervisor.children import AGAIN_S, Reaped
 from service.processes import boot_id, born_ns
 from spool.recovery import left_records
 from spool.spool import Spool

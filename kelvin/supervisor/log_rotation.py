@@ -1,4 +1,4 @@
-"""Rotate the logs of child processes, so that each takes bounded space: the log and one older part of it.
+"""Logs of child processes: their last lines, and bounded space for each, the log and one older part of it.
 
 A child keeps its descriptor, so its file is copied and truncated rather than renamed. The descriptor appends
 (O_APPEND), so the child goes on at the start of the file. A line written between copy and truncation is lost.
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 LIMIT_BYTES: Final = 64 << 20
 LOOK_S: Final = 30.0
 SUFFIX: Final = ".1"
+_BLOCK_BYTES: Final = 64 << 10
 
 
 async def rotate_forever(directory: Path) -> None:
@@ -58,3 +59,19 @@ def rotate(path: Path, limit_bytes: int) -> None:
             raise
         os.truncate(path, 0)
         log.warning("a log was emptied without a copy", extra={"file": path.name, "error": repr(error)})
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return at most `count` lines, the oldest first; bytes that are no UTF-8 are replaced. Raises OSError."""
+    with path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        blocks: list[bytes] = []
+        newlines = 0
+        while start > 0 and newlines <= count:
+            size = min(_BLOCK_BYTES, start)
+            start -= size
+            file.seek(start)
+            blocks.append(file.read(size))
+            newlines += blocks[-1].count(b"\n")
+    lines = b"".join(reversed(blocks)).splitlines()[-count:]  # as bytes: in text, U+2028 would end a line, too
+    return [line.decode(errors="replace") for line in lines]

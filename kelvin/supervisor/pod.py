@@ -17,11 +17,19 @@ from typing import Final
 from contracts.usage import LifetimeRecord
 from kelvin.policy.restarts import Restarts
 from kelvin.settings import PodSettings, pod_environment
-from kelvin.supervisor.children import KILL_AFTER_S, SPECS, Child, ChildGroup, ChildSpec, open_lifeline
+from kelvin.supervisor.children import (
+    KILL_AFTER_S,
+    SPECS,
+    Child,
+    ChildGroup,
+    ChildSpec,
+    Reaped,
+    call_on_deaths,
+    open_lifeline,
+)
+from kelvin.supervisor.desk import telling
 from kelvin.supervisor.graves import Graves, open_graves
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.reaper import Reaped, call_on_deaths
-from kelvin.supervisor.telling import telling
 from kelvin.supervisor.watchdog import Watchdog, asking
 from service.log import configure_logging
 from service.loops import Loops

@@ -11,17 +11,26 @@ from pathlib import Path
 from typing import Final
 
 from contracts.deadline import Deadline
-from kelvin.policy.hanging import START_S
+from kelvin.policy.restarts import START_S
 from kelvin.settings import UpSettings, child_environment
-from kelvin.supervisor.children import KILL_AFTER_S, POLL_S, Child, ChildGroup, open_lifeline, specs_of
+from kelvin.supervisor.children import (
+    KILL_AFTER_S,
+    POLL_S,
+    Child,
+    ChildGroup,
+    Reaped,
+    become_subreaper,
+    call_on_deaths,
+    children,
+    open_lifeline,
+    specs_of,
+)
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import Graves, open_graves
 from kelvin.supervisor.lock import data_lock
-from kelvin.supervisor.log_rotation import rotate_forever
-from kelvin.supervisor.reaper import Reaped, become_subreaper, call_on_deaths, children
+from kelvin.supervisor.log_rotation import last_lines, rotate_forever
 from kelvin.supervisor.succession import Succession
 from kelvin.supervisor.watchdog import Watchdog, Watched, asking, is_ready
-from kelvin.tail import last_lines
 from service.born import socket_name
 from service.client import ServiceClient
 from service.exits import REPLICAS, ExitNotes

@@ -1,7 +1,7 @@
 """Kill hung processes. The supervisor restarts them as after any death.
 
 Every process is probed over its socket: GET `/healthz`, or a ping for the zygote. This finds processes that are
-stopped, block their event loop or are deadlocked. `policy/hanging.py` has the rule. An engine's thread is watched by
+stopped, block their event loop or are deadlocked. `policy/restarts.py` has the rule. An engine's thread is watched by
 its own process instead, see `runtime/replica.py`.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from contracts.errors import Refused, Unavailable
-from kelvin.policy.hanging import START_S, Silence
+from kelvin.policy.restarts import START_S, Silence
 from service.client import ServiceClient
 from service.unix import SocketDirectory, peer_pid
 from service.zygote import ZygoteClient

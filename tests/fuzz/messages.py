@@ -29,8 +29,7 @@ from contracts.usage import LifetimeRecord, Receipts
 from contracts.wire import decode, encode
 from controlplane.facts import ScaleChange
 from controlplane.policy.month import month_bounds_us
-from kelvin.policy.durations import parse_duration_s
-from kelvin.policy.rate import parse_rate
+from kelvin.policy.rate import parse_duration_s, parse_rate
 from runtime.openai_answers import Heading, StreamedChat, renderer_for
 from runtime.openai_embeddings import EmbeddingAsk, decode_embeddings
 from runtime.openai_requests import Ask, decode_chat, decode_completion

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from kelvin.supervisor.children import Reaped
 from kelvin.supervisor.graves import Graves
-from kelvin.supervisor.reaper import Reaped
 from spool.disk import Disk
 from spool.spool import Spool
 

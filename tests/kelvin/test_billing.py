@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 
 from contracts.billing import Balance, BillingReport, BillLine, DeviceUse, Imbalance
 from contracts.wire import encode
-from kelvin.billing import CSV_COLUMNS, billing_command
-from kelvin.money import money
+from kelvin.billing import CSV_COLUMNS, billing_command, money
 
 HOLE = Imbalance(
     kind="sequence_hole", subject="activator-1", detail="record 3 of this source never arrived; record 4 did"

@@ -7,9 +7,20 @@ import pytest
 from contracts.gpu import GpuFacts
 from kelvin.checks.devices import judge_driver, judge_gpu
 from kelvin.checks.disk import judge_reading, judge_space, judge_sync
-from kelvin.checks.kernel import judge_randomness, judge_release, judge_source, judge_steps, judge_synchronisation
-from kelvin.checks.limits import judge_cores, judge_descriptors, judge_locked_memory, judge_processes
-from kelvin.checks.memory import judge_huge_pages, judge_size, judge_swap
+from kelvin.checks.kernel import (
+    judge_cores,
+    judge_descriptors,
+    judge_huge_pages,
+    judge_locked_memory,
+    judge_processes,
+    judge_randomness,
+    judge_release,
+    judge_size,
+    judge_source,
+    judge_steps,
+    judge_swap,
+    judge_synchronisation,
+)
 from kelvin.policy.findings import GB, Finding, Level, as_bytes, fails
 
 CONNECTIONS = 8192

@@ -17,11 +17,10 @@ from contracts.jobs import Parked
 from contracts.jobs import Pod as Told
 from kelvin.settings import EngineSettings, PodSettings, UpSettings
 from kelvin.supervisor import children as subject
-from kelvin.supervisor import engine, reaper
-from kelvin.supervisor.children import Child, ChildGroup, ChildSpec, log_end
+from kelvin.supervisor import engine
+from kelvin.supervisor.children import Child, ChildGroup, ChildSpec, Reaped, call_on_deaths, children, log_end, reap
 from kelvin.supervisor.graves import Graves
 from kelvin.supervisor.pod import Pod
-from kelvin.supervisor.reaper import Reaped, call_on_deaths, children, reap
 from kelvin.supervisor.up import Supervisor
 from service import processes
 from service.unix import SocketDirectory
@@ -168,7 +167,7 @@ def test_end_of_a_child(text: str, status: int) -> None:
 
 def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the supervisor has no descriptor left for a moment, nothing else tells of that death."""
-    monkeypatch.setattr(reaper, "AGAIN_S", 0.01)
+    monkeypatch.setattr(subject, "AGAIN_S", 0.01)
     collected: list[int] = []
     refused = [True]
 
@@ -178,7 +177,7 @@ def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.M
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return processes.born_ns(pid)
 
-    monkeypatch.setattr(reaper, "born_ns", born_ns)
+    monkeypatch.setattr(subject, "born_ns", born_ns)
 
     async def main() -> int:
         call_on_deaths(lambda: collected.extend(each.pid for each in reap()))

@@ -11,10 +11,9 @@ from click.testing import CliRunner, Result
 
 from contracts.control import Scope
 from contracts.errors import Unavailable
-from kelvin.collect import collect, collect_command
-from kelvin.fsck import fsck_command
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push
+from kelvin.store import collect, collect_command, fsck_command
 from tests.kelvin.doors import Doors
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
@@ -32,7 +31,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 def push_model(house: House, model: Model, directory: Path) -> str:
     with house.client() as door:
-        return push(model.write(directory), "toy", door, Silence()).version
+        return push(model.write(directory), "toy", door, Progress()).version
 
 
 def run(house: House, *arguments: str) -> Result:
@@ -91,9 +90,9 @@ def test_a_kept_file_goes_with_its_last_version(house: House, tmp_path: Path) ->
     model, path = Model(shards={"model.safetensors": weights}).write(tmp_path / "b"), tmp_path / "b" / "x.tensors"
     path.write_bytes(TensorsFile(weights).build())
     with house.client() as door:
-        other = push(path, "toy", door, Silence()).version
-        sharing = push(Model().write(tmp_path / "a"), "toy", door, Silence()).version
-        assert push(model, "toy", door, Silence()).version == other
+        other = push(path, "toy", door, Progress()).version
+        sharing = push(Model().write(tmp_path / "a"), "toy", door, Progress()).version
+        assert push(model, "toy", door, Progress()).version == other
     orphan = house.store / TENANT / "packs" / f"{'0' * 64}.tensors"
     orphan.write_bytes(b"cut off")
     house.control.deleted.add(other)
@@ -126,7 +125,7 @@ def test_pushed_again_it_is_whole(house: House, tmp_path: Path) -> None:
     assert told(house, "--run")["freed"]
     house.control.deleted.clear()
     with house.client() as door:
-        committed = push(tmp_path / "b", "toy", door, Silence())
+        committed = push(tmp_path / "b", "toy", door, Progress())
     assert (committed.version, committed.created) == (other, True)
     assert committed.new_chunks
 
@@ -163,7 +162,7 @@ def test_refusals(house: House, tmp_path: Path) -> None:
 def test_an_operator_frees_another_tenants(house: House, tmp_path: Path) -> None:
     """Also of one that is deleted, which has no key any more; to who is no operator another tenant is as none."""
     with house.client("umbrella") as door:
-        push(Model().write(tmp_path / "a"), "toy", door, Silence())
+        push(Model().write(tmp_path / "a"), "toy", door, Progress())
     house.control.deleted.update(registration.version for registration in house.control.registrations)
     with house.client(TENANT, Scope.OPERATOR) as door:
         assert len(collect(door, run=True, tenant="umbrella").condemned) == 1

@@ -20,9 +20,14 @@ from controlplane.usage_batches import Unreadable
 from kelvin.checks import services
 from kelvin.checks.disk import check_disk
 from kelvin.checks.guards import check_secrets, is_running
-from kelvin.checks.kernel import check_clock, check_kernel, wall_minus_monotonic_s
-from kelvin.checks.limits import check_limits
-from kelvin.checks.memory import check_memory, usable_bytes
+from kelvin.checks.kernel import (
+    check_clock,
+    check_kernel,
+    check_limits,
+    check_memory,
+    usable_bytes,
+    wall_minus_monotonic_s,
+)
 from kelvin.checks.services import check_services
 from kelvin.policy.findings import Finding, Level
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kelvin.policy.durations import parse_duration_s
+from kelvin.policy.rate import parse_duration_s
 
 
 @pytest.mark.parametrize(("text", "want"), [("45s", 45), ("30m", 1800), ("24h", 86_400), ("90d", 7_776_000), ("0s", 0)])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import safetensors
 
@@ -16,9 +17,8 @@ from contracts.manifest import DTYPE_BYTES
 from contracts.problem import code_of
 from kelvin import export_tensors
 from kelvin.export import export_version
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push
-from kelvin.push_calls import Door
 from tests.kelvin.test_push import FAST, Told
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, Weight, default_weights, resharded, weight
@@ -39,12 +39,12 @@ SHARDED = Model(shards=resharded(WEIGHTS, 3, seed=8), more=MORE)
 def pushed(house: House, tmp_path: Path, model: Model = SHARDED) -> str:
     (tmp_path / "model").mkdir(parents=True, exist_ok=True)
     with house.client() as door:
-        return push(model.write(tmp_path / "model"), "toy", door, Silence()).version
+        return push(model.write(tmp_path / "model"), "toy", door, Progress()).version
 
 
 def exported(house: House, version: str, directory: Path, form: str = "safetensors") -> Path:
     with house.client() as door:
-        export_version(version, directory, form, door, Silence(), FAST.patience)
+        export_version(version, directory, form, door, Progress(), FAST.patience)
     return directory
 
 
@@ -69,7 +69,7 @@ def test_safetensors(house: House, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "model.safetensors"}
     assert files == small(SHARDED)
     with house.client() as door:
-        assert push(directory, "toy", door, Silence()).version == version
+        assert push(directory, "toy", door, Progress()).version == version
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -177,7 +177,7 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
     out = tmp_path / "out"
 
     class Lying:
-        def __init__(self, door: Door, what: str) -> None:
+        def __init__(self, door: httpx.Client, what: str) -> None:
             self._door, self._what = door, what
 
         def request(self, method: str, url: str, **more: object) -> object:
@@ -188,7 +188,7 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
 
     for what in ("/manifests/", "/chunks/"):
         with house.client() as door, pytest.raises(Refused):
-            export_version(version, out, "safetensors", Lying(door, what), Silence(), FAST.patience)  # type: ignore[arg-type]
+            export_version(version, out, "safetensors", Lying(door, what), Progress(), FAST.patience)  # type: ignore[arg-type]
         assert not out.exists()
 
 

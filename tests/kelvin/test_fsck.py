@@ -12,9 +12,9 @@ from contracts.errors import Forbidden, Refused, Unavailable
 from contracts.problem import problem_details, to_wire
 from contracts.push import FsckBroken, FsckFinding, FsckProgress, FsckSummary
 from contracts.wire import encode
-from kelvin.fsck import check_store, collect, fsck_command
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push
+from kelvin.store import check_store, fsck_command, read_findings
 from tests.kelvin.doors import Doors
 from tests.kelvin.test_push import Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
@@ -24,7 +24,7 @@ from tests.snapshotter.models import Model
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
     with open_house(settings_for(tmp_path / "data")) as opened, opened.client() as door:
-        push(Model().write(tmp_path / "model"), "toy", door, Silence())
+        push(Model().write(tmp_path / "model"), "toy", door, Progress())
         yield opened
 
 
@@ -74,7 +74,7 @@ def test_tenants_are_apart(house: House) -> None:
     """Another tenant's check sees nothing of it."""
     flip(house)
     with house.client("umbrella") as door:
-        findings, summary = collect(check_store(door), Silence())
+        findings, summary = read_findings(check_store(door), Progress())
     assert (findings, summary.packs) == ([], 0)
 
 
@@ -82,7 +82,7 @@ def test_progress(house: House) -> None:
     """The bar ends at its total."""
     told = Told()
     with house.client() as door:
-        _, summary = collect(check_store(door), told)
+        _, summary = read_findings(check_store(door), told)
     assert told.stages == [("checking", summary.checked_bytes)]
     assert told.done == summary.checked_bytes
 
@@ -111,7 +111,7 @@ def test_no_verdict(answer: httpx.Response, want: str) -> None:
     """A check without a summary is never taken for a clean one."""
     transport = httpx.MockTransport(lambda request: answer)
     with httpx.Client(transport=transport, base_url="http://x") as door, pytest.raises(Refused, match=want):
-        collect(check_store(door), Silence())
+        read_findings(check_store(door), Progress())
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
@@ -124,7 +124,7 @@ def test_line_end_of_text_ends_no_line(end: str) -> None:
         return httpx.Response(200, content=(raw[at : at + 1] for at in range(len(raw))))
 
     with httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x") as door:
-        assert collect(check_store(door), Silence()) == ([finding], SUMMARY)
+        assert read_findings(check_store(door), Progress()) == ([finding], SUMMARY)
 
 
 def test_no_installation() -> None:
@@ -137,4 +137,4 @@ def test_no_installation() -> None:
         httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://x") as door,
         pytest.raises(Refused, match=r"can't be reached at http://x: refused; is `kelvin up` running"),
     ):
-        collect(check_store(door), Silence())
+        read_findings(check_store(door), Progress())

@@ -20,8 +20,8 @@ from contracts.usage import LifetimeRecord
 from contracts.wire import decode
 from controlplane.ledger import append_lifetimes
 from controlplane.ledger_schema import conflicts, lifetime_records
+from kelvin.supervisor.children import Reaped
 from kelvin.supervisor.graves import Graves, recorded_lives
-from kelvin.supervisor.reaper import Reaped
 from service.processes import born_ns
 from spool.disk import Disk
 from spool.home import Home

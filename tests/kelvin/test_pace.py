@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from kelvin.pace import PIECE_BYTES, Pace
+from kelvin.push_calls import PIECE_BYTES, Pace
 
 
 class Clock:

@@ -14,9 +14,8 @@ from contracts.jobs import Parked
 from contracts.jobs import Pod as Told
 from kelvin.settings import PodSettings
 from kelvin.supervisor import children
-from kelvin.supervisor.children import Child
+from kelvin.supervisor.children import Child, Reaped
 from kelvin.supervisor.pod import Pod
-from kelvin.supervisor.reaper import Reaped
 from tests.virtual_loop import run_virtually
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import PARALLEL, Line, push, push_directory
 from kelvin.push_calls import Patience
 from kelvin.push_directory import Source
@@ -24,7 +24,7 @@ FAST = Line(patience=Patience(give_up_s=30, first_s=30, base_s=0.001, cap_s=0.01
 
 
 @dataclass
-class Told:
+class Told(Progress):
     """`Progress` that remembers, and may do something at the start of a stage."""
 
     at: dict[str, Callable[[], object]] = field(default_factory=dict)
@@ -58,8 +58,8 @@ def test_pushed_twice(house: House, tmp_path: Path) -> None:
     """The second push sends nothing, seals nothing, and says the same version."""
     directory = Model().write(tmp_path / "model")
     with house.client() as door:
-        first = push_directory(directory, "toy", door, Silence())
-        second = push_directory(directory, "toy", door, Silence())
+        first = push_directory(directory, "toy", door, Progress())
+        second = push_directory(directory, "toy", door, Progress())
     assert first.committed.created
     assert first.sent_bytes > 0
     assert second.committed == structs.replace(first.committed, created=False, new_chunks=0)
@@ -71,15 +71,15 @@ def test_sends_only_what_changed(house: House, tmp_path: Path) -> None:
     """One tensor changed: one chunk travels. Sharded otherwise: nothing does, and the version is the same."""
     weights = default_weights() | {"model.big.weight": weight((10_000,), 7)}
     with house.client() as door:
-        first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", door, Silence())
+        first = push(Model(shards={"model.safetensors": weights}).write(tmp_path / "a"), "toy", door, Progress())
         changed = weights | {"model.norm.weight": weight((8,), 4242)}
         pushed = push_directory(
-            Model(shards={"model.safetensors": changed}).write(tmp_path / "b"), "toy", door, Silence()
+            Model(shards={"model.safetensors": changed}).write(tmp_path / "b"), "toy", door, Progress()
         )
         assert pushed.sent_bytes == 4096
         assert pushed.committed.new_chunks == 1
         sharded = Model(shards=resharded(weights, 3, seed=9)).write(tmp_path / "c")
-        again = push_directory(sharded, "toy", door, Silence())
+        again = push_directory(sharded, "toy", door, Progress())
     assert again.committed.version == first.version
     assert again.sent_bytes == 0
     assert_whole(house.store, TENANT)
@@ -121,7 +121,7 @@ def test_changed_meanwhile(house: House, tmp_path: Path, stage: str, name: str, 
         assert caught.value.failure.param == name
         assert versions_of(house.store, TENANT) == []
         Model().write(directory)
-        assert push(directory, "toy", door, Silence()).created
+        assert push(directory, "toy", door, Progress()).created
 
 
 def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_sent_of_what_may_not_enter(tmp_path: Path) -> None:
         httpx.Client(transport=httpx.MockTransport(never), base_url="http://x") as door,
         pytest.raises(Refused, match="pickles"),
     ):
-        push(directory, "toy", door, Silence())
+        push(directory, "toy", door, Progress())
 
 
 def test_a_push_that_was_forgotten(house: House, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_chunk_that_was_lost(house: House, tmp_path: Path) -> None:
 
     with house.client() as door, pytest.MonkeyPatch.context() as patch:
         patch.setattr("kelvin.push_directory.Source", Losing)
-        assert push_directory(directory, "toy", door, Silence(), FAST).committed.created
+        assert push_directory(directory, "toy", door, Progress(), FAST).committed.created
     assert lost
     assert_whole(house.store, TENANT)
 
@@ -178,7 +178,7 @@ def test_the_control_plane_is_away(house: House, tmp_path: Path) -> None:
     away = Unavailable("the control plane", 0.001)
     house.control.failures = {"gate": [away] * 2, "seal": [away] * 2, "versions": [away]}
     with house.client() as door:
-        assert push_directory(directory, "toy", door, Silence(), FAST).committed.version
+        assert push_directory(directory, "toy", door, Progress(), FAST).committed.version
     assert len(house.control.registrations) == 1
 
 
@@ -205,6 +205,6 @@ def test_holds_few_chunks(house: House, tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(httpx.Client, "request", request)
     with house.client() as door:
-        pushed = push_directory(directory, "toy", door, Silence())
+        pushed = push_directory(directory, "toy", door, Progress())
     assert pushed.committed.new_chunks >= 60
     assert 1 <= most[0] <= PARALLEL

@@ -2,8 +2,7 @@
 
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -20,26 +19,20 @@ from kelvin.push_calls import Patience, PushCalls
 Answer = httpx.Response | Exception
 
 
-@dataclass
-class ScriptedDoor:
+class ScriptedDoor(httpx.Client):
     """Answers in order; the last one stays."""
 
-    answers: list[Answer]
-    calls: int = 0
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        super().__init__(transport=httpx.MockTransport(self._answer), base_url="https://door")
+        self.answers, self.calls = answers, 0
 
-    def request(
-        self, method: str, url: str, *, content: bytes | Iterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None, timeout: float | None = None,
-    ) -> httpx.Response:  # fmt: skip
-        assert timeout is not None
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        assert request.extensions["timeout"]["read"] is not None
         answer = self.answers[min(self.calls, len(self.answers) - 1)]
         self.calls += 1
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-    def stream(self, method: str, url: str, *, timeout: float | None = None) -> AbstractContextManager[httpx.Response]:
-        raise AssertionError("not used")
 
 
 @dataclass
@@ -110,9 +103,8 @@ def test_does_not_repeat(failure: Failure) -> None:
 
 def test_redirect_is_no_success() -> None:
     """A login proxy at the URL sends the chunk elsewhere: it was not stored."""
-    request = httpx.Request("PUT", "https://x/push/v1/chunk")
-    door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"}, request=request)])
-    with pytest.raises(Refused, match=r"https://x/push/v1/chunk answered 302: is the URL Kelvin's\?"):
+    door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"})])
+    with pytest.raises(Refused, match=r"https://door/push/v1/plans/0+/chunks/f+ answered 302: is the URL Kelvin's\?"):
         PushCalls(door, Clock().patience(), threading.Event()).put_chunk("0" * 32, "f" * 64, b"bytes")
     assert door.calls == 1
 

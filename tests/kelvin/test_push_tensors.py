@@ -12,7 +12,7 @@ from contracts.problem import code_of
 from contracts.push import WeightsFile
 from contracts.wire import encode
 from kelvin.export import export_version
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push, push_directory
 from kelvin.push_command import push_command
 from kelvin.push_tensors import TensorsWish
@@ -54,7 +54,7 @@ def test_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
     with house.client() as door:
         pushed = push_directory(file, "toy", door, told, tensors=TensorsWish(repack=repack))
         assert objects(house) == ([] if repack else [file.read_bytes()])
-        again = push(MODEL.write(tmp_path / "b"), "toy", door, Silence())
+        again = push(MODEL.write(tmp_path / "b"), "toy", door, Progress())
     assert (again.version, again.created) == (pushed.committed.version, False)
     assert again.new_chunks == 0
     assert ("checking", file.stat().st_size) in told.stages
@@ -64,9 +64,9 @@ def test_the_same_version(house: House, tmp_path: Path, repack: bool) -> None:
 def test_there_and_back(house: House, tmp_path: Path) -> None:
     """What the library wrote at an export is the version again, its small files being beside it."""
     with house.client() as door:
-        version = push(MODEL.write(tmp_path / "model"), "toy", door, Silence()).version
-        export_version(version, tmp_path / "out", "tensors", door, Silence())
-        assert push(tmp_path / "out" / "model.tensors", "toy", door, Silence()).version == version
+        version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
+        export_version(version, tmp_path / "out", "tensors", door, Progress())
+        assert push(tmp_path / "out" / "model.tensors", "toy", door, Progress()).version == version
 
 
 def test_bit_for_bit(house: House, tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_bit_for_bit(house: House, tmp_path: Path) -> None:
     pushed = run.invoke(push_command, [str(file), "--name", "toy"], obj=Doors(house))
     version = pushed.stdout.split()[-1]
     with house.client() as door:
-        exported = export_version(version, tmp_path / "out", "tensors", door, Silence())
+        exported = export_version(version, tmp_path / "out", "tensors", door, Progress())
         assert exported.as_pushed
         assert (tmp_path / "out" / "model.tensors").read_bytes() == file.read_bytes()
-        plain = export_version(version, tmp_path / "plain", "safetensors", door, Silence())
+        plain = export_version(version, tmp_path / "plain", "safetensors", door, Progress())
         assert not plain.as_pushed
-        assert push(tmp_path / "plain", "toy", door, Silence()).version == version
+        assert push(tmp_path / "plain", "toy", door, Progress()).version == version
     names = {"config.json", "tokenizer.json", "generation_config.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*names, "model.tensors"}
 
@@ -89,9 +89,9 @@ def test_bit_for_bit(house: House, tmp_path: Path) -> None:
 def test_the_library_reads_it_in_the_store(house: House, tmp_path: Path) -> None:
     """The object is a tensorizer file like any other: its library opens it where it lies, and its hashes are right."""
     with house.client() as door:
-        version = push(MODEL.write(tmp_path / "model"), "toy", door, Silence()).version
-        export_version(version, tmp_path / "out", "tensors", door, Silence())
-        push(tmp_path / "out" / "model.tensors", "toy", door, Silence())
+        version = push(MODEL.write(tmp_path / "model"), "toy", door, Progress()).version
+        export_version(version, tmp_path / "out", "tensors", door, Progress())
+        push(tmp_path / "out" / "model.tensors", "toy", door, Progress())
     (path,) = (house.store / TENANT / "packs").glob("*.tensors")
     assert read_by_library(path) == hashes(WEIGHTS)
 
@@ -102,7 +102,7 @@ def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -
     """
     file = written(tmp_path / "a")
     with house.client() as door:
-        version = push(file, "toy", door, Silence()).version
+        version = push(file, "toy", door, Progress()).version
     (path,) = (house.store / TENANT / "packs").glob("*.tensors")
     flipped(path, file.stat().st_size - 1)  # of no chunk: the version itself is well
     index = house.store / TENANT / "index" / path.name
@@ -111,17 +111,17 @@ def test_an_original_that_is_not_what_was_pushed(house: House, tmp_path: Path) -
     raw = index.read_bytes()
     index.write_bytes(raw.replace(b'"size":', b'"size":1'))
     with house.client() as door:
-        assert not export_version(version, tmp_path / "other", "tensors", door, Silence()).as_pushed
+        assert not export_version(version, tmp_path / "other", "tensors", door, Progress()).as_pushed
     index.write_bytes(raw)
     with house.client() as door:
-        assert export_version(version, tmp_path / "out", "tensors", door, Silence()).as_pushed
+        assert export_version(version, tmp_path / "out", "tensors", door, Progress()).as_pushed
     with house.client("umbrella") as other:
         assert other.get(f"/push/v1/originals/{version}").status_code == 404
 
 
 def refused_export(house: House, version: str, directory: Path) -> str:
     with house.client() as door, pytest.raises(Refused) as refused:
-        export_version(version, directory, "tensors", door, Silence(), FAST.patience)
+        export_version(version, directory, "tensors", door, Progress(), FAST.patience)
     assert not directory.exists()
     return code_of(refused.value.failure)
 
@@ -142,7 +142,7 @@ def test_with_another_directory(house: House, tmp_path: Path) -> None:
         wrong = run.invoke(push_command, [str(other), "--name", "toy", *option], obj=Doors(house))
         assert (wrong.exit_code, "only for a .tensors file" in wrong.stderr) == (2, True)
     with house.client() as door, pytest.raises(Refused, match="is not a directory"):
-        push_directory(file, "toy", door, Silence(), tensors=TensorsWish(tmp_path / "none"))
+        push_directory(file, "toy", door, Progress(), tensors=TensorsWish(tmp_path / "none"))
 
 
 def flipped(file: Path, at: int) -> None:
@@ -153,7 +153,7 @@ def flipped(file: Path, at: int) -> None:
 
 def refusal(house: House, file: Path) -> str:
     with house.client() as door, pytest.raises(Refused) as refused:
-        push(file, "toy", door, Silence())
+        push(file, "toy", door, Progress())
     assert code_of(refused.value.failure) == "artifact_rejected"
     assert versions_of(house.store, TENANT) == []
     return refused.value.failure.message

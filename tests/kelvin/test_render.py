@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from contracts.errors import InvalidRequest, Refused, RemoteFailure
 from controlplane.policy.knative_service import IMAGE_RULE, STORE_RULE
 from kelvin import render
-from kelvin.cluster import cluster_group
+from kelvin.render import cluster_group
 
 VERSION = "3f" * 32
 GONE = {"error": {"message": "model 'm' does not exist", "code": "model_not_found"}}

@@ -20,12 +20,12 @@ from contracts.push import Plan, PlannedChunk
 from kelvin.export import export_command
 from kelvin.openssf import SIGNATURE_FILE
 from kelvin.policy.own_bytes import LinearSpace, find_stranger
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push_directory
 from kelvin.push_command import push_command
 from kelvin.push_directory import scan
-from kelvin.show import show_command
 from kelvin.signing import Signing, read_claims, read_key
+from kelvin.versions import show_command
 from snapshotter.policy.intake import admit
 from tests.kelvin.doors import Doors
 from tests.kelvin.test_push import FAST
@@ -214,7 +214,7 @@ def planned(house: House, tmp_path: Path) -> tuple[Plan, tuple[str, ...], Manife
 
     with house.client() as door:
         spy = Spy(read_key(tmp_path / "key.pem"), read_claims(None))
-        push_directory(SHARDED.write(tmp_path / "spied"), "toy", door, Silence(), FAST, signing=spy)
+        push_directory(SHARDED.write(tmp_path / "spied"), "toy", door, Progress(), FAST, signing=spy)
     return seen[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kelvin.tail import last_lines
+from kelvin.supervisor.log_rotation import last_lines
 
 
 @given(

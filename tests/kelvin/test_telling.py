@@ -14,9 +14,7 @@ from contracts.problem import problem_details
 from contracts.usage import LifetimeRecord
 from contracts.wire import encode
 from kelvin.supervisor import desk as subject
-from kelvin.supervisor import telling
-from kelvin.supervisor.desk import LedgerDesk
-from kelvin.supervisor.telling import tell_forever, telling_at
+from kelvin.supervisor.desk import LedgerDesk, tell_forever, telling_at
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from spool.recovery import Recovered, recover
@@ -151,7 +149,7 @@ def test_a_pod_ends_though_nobody_takes_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After its time, and says so; the records are where the next one hands them over."""
-    monkeypatch.setattr(telling, "LAST_S", 0.2)
+    monkeypatch.setattr(subject, "LAST_S", 0.2)
     away = Ledger(10**6)
 
     async def main() -> None:

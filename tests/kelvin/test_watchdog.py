@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kelvin.policy.hanging import START_S
+from kelvin.policy.restarts import START_S
 from kelvin.supervisor.watchdog import LOOK_S, Watchdog, Watched, asking
 from service.unix import SocketDirectory
 from tests.virtual_loop import run_virtually

@@ -19,7 +19,7 @@ from contracts.problem import code_of
 from contracts.push import CommitRequest, Committed, MissingRequest, Plan
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push_directory
 from snapshotter.policy.quota import Promise
 from snapshotter.staging import IDLE_S, Staging
@@ -116,7 +116,7 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         house.client() as client,
     ):
         for number, model in enumerate((first, second)):
-            push_directory(model.write(tmp_path / str(number)), "toy", client, Silence())
+            push_directory(model.write(tmp_path / str(number)), "toy", client, Progress())
         used = stored_bytes(house.data)
         plan, answer = planned(client, third)
         assert f"{used} bytes are stored or promised to open pushes, " in refused(answer)
@@ -126,9 +126,9 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         put = client.put(f"/push/v1/plans/{plan.plan_id}/chunks/{digest}", content=b"")
         assert put.status_code == 409
         with pytest.raises(Refused) as caught:
-            push_directory(third.write(tmp_path / "third"), "toy", client, Silence())
+            push_directory(third.write(tmp_path / "third"), "toy", client, Progress())
         assert code_of(caught.value.failure) == "storage_quota_exceeded"
-        again = push_directory(tmp_path / "0", "toy", client, Silence())
+        again = push_directory(tmp_path / "0", "toy", client, Progress())
         assert (again.sent_bytes, again.committed.created) == (0, False)
         with house.client("umbrella") as other:
             assert planned(other, third)[1].status_code == 200  # each tenant has its own
@@ -155,7 +155,7 @@ def test_right_after_a_restart(tmp_path: Path) -> None:
     size = bytes_of_one(tmp_path)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=2 * size)
     with open_house(settings) as house, house.client() as client:
-        push_directory(first.write(tmp_path / "first"), "toy", client, Silence())
+        push_directory(first.write(tmp_path / "first"), "toy", client, Progress())
         assert planned(client, second)[1].status_code == 200
     with open_house(settings) as house, house.client() as client:
         refused(planned(client, third)[1])

@@ -20,7 +20,7 @@ from contracts.control import Scope, TenantLimits
 from contracts.errors import Unavailable
 from contracts.push import CommitRequest, Committed, Missing, MissingRequest, Plan, PlanRequest
 from contracts.wire import decode, encode
-from kelvin.progress import Silence
+from kelvin.progress import Progress
 from kelvin.push import push_directory
 from service.failures import install_failure_handlers
 from snapshotter.app import SOCKET
@@ -458,7 +458,7 @@ def test_one_of_two_racing_pushes_says_created(house: House, tmp_path: Path) -> 
 
     def pushed(_: int = 0) -> Committed:
         with house.client("racers") as client:
-            return push_directory(directory, "toy", client, Silence()).committed
+            return push_directory(directory, "toy", client, Progress()).committed
 
     with ThreadPoolExecutor(2) as threads:
         racers = list(threads.map(pushed, range(2)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kelvin.policy.hanging import LOOK_S_MAX, SILENT_S, START_S, Silence
+from kelvin.policy.restarts import LOOK_S_MAX, SILENT_S, START_S, Silence
 
 Look = tuple[bool, float]  # whether it answered, and how long the look took
 GOOD: Look = (True, 3.0)

@@ -1,8 +1,9 @@
-"""`kelvin fsck`: check every byte and reference of a tenant's store, and say what mends each fault. Exit 1 on any."""
+"""`kelvin fsck` and `kelvin collect`: check what a tenant has in the store, and free what no version needs."""
 
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Final
 
 import click
@@ -10,25 +11,26 @@ import httpx
 import msgspec
 
 from contracts.errors import Refused, RemoteFailure, Unavailable
+from contracts.names import dns_label
 from contracts.problem import from_wire
-from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
-from contracts.wire import decode
-from kelvin.client import failure_of, unreachable
+from contracts.push import CollectReport, CollectRequest, FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from contracts.wire import decode, encode
+from kelvin.client import unreachable
 from kelvin.progress import Progress, shown_progress
-from kelvin.push_calls import Door, open_door
+from kelvin.push_calls import answered, open_door
 
 # Between two lines: the largest pack is read, from a slow store.
 SILENCE_S: Final = 600.0
+COLLECT_S: Final = 600.0
 
 
-def check_store(door: Door) -> Iterator[FsckLine]:
+def check_store(door: httpx.Client) -> Iterator[FsckLine]:
     """Lines as they come; ends after the summary. Raises `Refused`, also where the check was cut short."""
     try:
         with door.stream("POST", "/push/v1/fsck", timeout=SILENCE_S) as answer:
             if not answer.is_success:
                 answer.read()
-                raise Refused(failure_of(answer))
-            for raw in _lines(answer):
+            for raw in _lines(answered(answer)):
                 line: FsckLine = decode(raw, FsckLine, what="a line of the check")  # type: ignore[arg-type]
                 if isinstance(line, FsckBroken):
                     raise Refused(from_wire(line.failure))
@@ -52,7 +54,7 @@ def _lines(answer: httpx.Response) -> Iterator[bytes]:
         yield rest
 
 
-def collect(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[FsckFinding], FsckSummary]:
+def read_findings(lines: Iterable[FsckLine], progress: Progress) -> tuple[list[FsckFinding], FsckSummary]:
     """All findings, and the summary."""
     findings: list[FsckFinding] = []
     summary = None
@@ -81,18 +83,18 @@ def fsck_command(as_json: bool) -> None:
     Other tenants' objects are not read: run it with a key of each (`--key`, scope `admin` or `push`).
     """
     with open_door() as door, shown_progress(not as_json) as progress:
-        findings, summary = collect(check_store(door), progress)
+        findings, summary = read_findings(check_store(door), progress)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins({"findings": findings, "summary": summary})))
     else:
         for finding in findings:
             click.echo(f"{finding.key}: {finding.fault}\n  mend: {finding.mend}")
-        click.echo(_sentence(summary))
+        click.echo(_checked_sentence(summary))
     if findings:
         sys.exit(1)
 
 
-def _sentence(summary: FsckSummary) -> str:
+def _checked_sentence(summary: FsckSummary) -> str:
     checked = f"{summary.versions} versions, {summary.packs} packs, {summary.chunks} chunks"
     unused = f"{summary.unreferenced_chunks} chunks ({summary.unreferenced_bytes} bytes) belong to no version"
     unused += f", {summary.unnamed_versions} versions to no model" if summary.unnamed_versions else ""
@@ -101,3 +103,44 @@ def _sentence(summary: FsckSummary) -> str:
     faults = f"{summary.findings} faults" if summary.findings else "no fault"
     running = "; a push was running: what looked unfinished was not counted" if summary.pushes_running else ""
     return f"{checked}, {summary.checked_bytes} bytes of the key's tenant checked: {faults}; {unused}{running}"
+
+
+def collect(door: httpx.Client, run: bool, tenant: str | None = None) -> CollectReport:
+    """Of the key's tenant, or for an operator another one. Raises `Refused`."""
+    path = "/push/v1/collect" if tenant is None else f"/push/v1/collect?tenant={tenant}"
+    body, headers = encode(CollectRequest(run=run)), {"content-type": "application/json"}
+    answer = answered(door.request("POST", path, content=body, headers=headers, timeout=COLLECT_S))
+    return decode(answer.content, CollectReport, what="the installation's answer")
+
+
+@click.command("collect")
+@click.option("--run/--dry-run", "run", required=True, help="Free it, or only say what would be freed.")
+@click.option("--tenant", help="Another tenant, also one that was deleted; for operators.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def collect_command(run: bool, tenant: str | None, as_json: bool) -> None:
+    """Free objects that no version needs, once nothing has needed them for the grace period.
+
+    A version that no model names is marked by the first run, and freed by one after the grace period.
+    """
+    with open_door() as door:
+        report = collect(door, run, None if tenant is None else dns_label(tenant, "tenant"))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(report)))
+        return
+    for freed in report.freed:
+        click.echo(f"{'freed' if run else 'would free'} {freed.key} ({freed.nbytes} bytes): {freed.reason}")
+    for condemned in report.condemned:
+        left = timedelta(seconds=condemned.kept_s)
+        click.echo(f"no model names version {condemned.version}: kept for {left} more")
+    click.echo(_collected_sentence(report))
+
+
+def _collected_sentence(report: CollectReport) -> str:
+    nbytes = sum(freed.nbytes for freed in report.freed)
+    did = "freed" if report.ran else "would free"
+    kept = f"{report.versions} versions and {report.packs} packs are kept"
+    held = f", in which {report.unreferenced_bytes} bytes belong to no version" if report.unreferenced_bytes else ""
+    dropped = f"; dropped {report.dropped_pushes} pushes that stood still" if report.dropped_pushes else ""
+    running = "; a push was running: what it needs is kept" if report.pushes_running else ""
+    lost = f"; {report.lost} chunks are in no pack, so no pack is freed: run `kelvin fsck`" if report.lost else ""
+    return f"{did} {len(report.freed)} objects, {nbytes} bytes; {kept}{held}{dropped}{running}{lost}"
