@@ -93,7 +93,7 @@ class HeldQuota:
 
     def is_idle(self, use: Use) -> bool:
         """Return whether it tells no more than a new one would."""
-        return not (use.own or self.units or self.most)
+        return not (use.own or self.units)
 
     def _question(self, use: Use, limit: int, want: int, now_s: float) -> Question:
         """Ask for no more than can be had. What goes back is not used any more, since others may have it before the

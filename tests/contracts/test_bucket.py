@@ -15,6 +15,7 @@ UNIT_S, SIZE = 0.01, 25.0
         pytest.param([(0.0, 25)], [0.0], id="a full bucket gives its size at once"),
         pytest.param([(0.0, 25), (0.0, 10)], [0.0, 0.1], id="an empty one as fast as it fills"),
         pytest.param([(0.0, 25), (0.1, 10)], [0.0, 0.0], id="what flowed in meanwhile is there"),
+        pytest.param([(0.0, 25), (0.099, 10)], [0.0, 0.001], id="and no more"),
         pytest.param([(0.0, 25), (9.0, 26)], [0.0, 0.01], id="left alone, it holds no more than its size"),
         pytest.param([(0.0, 125)], [1.0], id="more than the size waits for what is over"),
         pytest.param([(0.0, 25), (0.0, 10), (0.0, 10)], [0.0, 0.1, 0.2], id="a later taker waits behind the others"),

@@ -58,6 +58,12 @@ def test_no_more_is_asked_for_than_can_be_had(terms: Terms) -> None:
 
 
 @TERMS
+def test_small_limit_is_leased_ahead_by_one(terms: Terms) -> None:
+    """However small a part of it is."""
+    assert HeldQuota(terms).ask(Use(0), terms.parts - 1, 1, 0.0).want == 2
+
+
+@TERMS
 def test_what_goes_back_is_not_used_meanwhile(terms: Terms) -> None:
     """From the question on, whatever the answer will be; more is there when it was granted."""
     quota, use = HeldQuota(terms), Use(0, KNOWN)
@@ -75,7 +81,10 @@ def test_what_was_handed_over_is_no_longer_of_the_lease(terms: Terms) -> None:
     """It is known to be used, and the lease was for what is not."""
     quota = HeldQuota(terms)
     quota.told(quota.ask(Use(30, 0, 5), LIMIT, 50, 0.0), 80, 0.0)
-    assert covers(quota, Use(10, 20, 25), 0.0) == 80 - 20 - 10
+    use = Use(10, 20, 25)
+    assert covers(quota, use, 0.0) == 80 - 20 - 10
+    quota.ask(use, LIMIT, 100, 0.0)
+    assert covers(quota, use, 0.0) == 80 - 20 - 10, "once"
     assert not covers(quota, Use(0, 100, 105), 0.0)
 
 
