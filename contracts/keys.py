@@ -16,12 +16,16 @@ ATTESTATIONS: Final = "attestations"
 INPUTS: Final = "inputs"
 CONDEMNED: Final = "condemned"
 PACK_LISTS: Final = "packlists"
+# How names of attestations begin: a seal, a publisher's statement, the bundle that a statement names.
+SEAL_PREFIX: Final = "seal-"
+ORIGIN_PREFIX: Final = "origin-"
+BUNDLE_PREFIX: Final = "bundle-"
 TENSORS_SUFFIX: Final = ".tensors"  # of a tensorizer file, and of the pack that keeps one as it was pushed
 _OBJECT: Final = re.compile(
     r"[^/]+/(?:"
     rf"(?:{PACKS}|{INDEX})/[0-9a-f]{{64}}(?:{re.escape(TENSORS_SUFFIX)})?"
     rf"|(?:{MANIFESTS}|{DRAFTS}|{INPUTS}|{CONDEMNED}|{PACK_LISTS})/[0-9a-f]{{64}}"
-    rf"|{ATTESTATIONS}/[0-9a-f]{{64}}/(?:seal|origin|bundle)-[0-9a-f]{{16}}"
+    rf"|{ATTESTATIONS}/[0-9a-f]{{64}}/(?:{SEAL_PREFIX}|{ORIGIN_PREFIX}|{BUNDLE_PREFIX})[0-9a-f]{{16}}"
     r")"
 )
 
@@ -73,17 +77,17 @@ def attestations_prefix(tenant: str, version: str) -> str:
 
 def attestation_key(tenant: str, version: str, fingerprint: Fingerprint) -> str:
     """The `SealAttestation` of a version under one engine fingerprint."""
-    return f"{attestations_prefix(tenant, version)}seal-{fingerprint_digest(fingerprint)}"
+    return f"{attestations_prefix(tenant, version)}{SEAL_PREFIX}{fingerprint_digest(fingerprint)}"
 
 
 def origin_key(tenant: str, version: str, raw: bytes) -> str:
     """A publisher's statement about a version, by its bytes."""
-    return f"{attestations_prefix(tenant, version)}origin-{_short(raw)}"
+    return f"{attestations_prefix(tenant, version)}{ORIGIN_PREFIX}{_short(raw)}"
 
 
 def bundle_key(tenant: str, version: str, raw: bytes) -> str:
     """An OpenSSF bundle of an export of the version, by its bytes."""
-    return f"{attestations_prefix(tenant, version)}bundle-{_short(raw)}"
+    return f"{attestations_prefix(tenant, version)}{BUNDLE_PREFIX}{_short(raw)}"
 
 
 def inputs_key(tenant: str, digest: str) -> str:

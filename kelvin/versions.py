@@ -16,6 +16,7 @@ from rich.table import Table
 
 from contracts.attestation import Origin, Sealed, read_origin, read_seal, short
 from contracts.errors import Refused
+from contracts.keys import ORIGIN_PREFIX, SEAL_PREFIX
 from contracts.kinds import PATHS
 from contracts.manifest import Manifest
 from contracts.names import parse_reference
@@ -122,9 +123,9 @@ def _opened(version: str, entry: AttestationEntry) -> tuple[Origin, str] | Seale
     if entry.fault is not None:
         return entry.fault
     try:
-        if entry.name.startswith("origin-"):
+        if entry.name.startswith(ORIGIN_PREFIX):
             return read_origin(entry.content, version)
-        return read_seal(entry.content, version) if entry.name.startswith("seal-") else None
+        return read_seal(entry.content, version) if entry.name.startswith(SEAL_PREFIX) else None
     except Refused as refused:
         return refused.failure.message
 

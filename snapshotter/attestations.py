@@ -17,6 +17,9 @@ from contracts.errors import CapacityExceeded, Failure, NotFound, Refused
 from contracts.jobs import SealAttestation
 from contracts.keys import (
     ATTESTATIONS,
+    BUNDLE_PREFIX,
+    ORIGIN_PREFIX,
+    SEAL_PREFIX,
     attestation_key,
     attestations_prefix,
     bundle_key,
@@ -32,8 +35,6 @@ from snapshotter.recent import Recent
 from snapshotter.verify import ensure_object
 
 ORIGINS_KEPT: Final = 32  # statements of publishers about one version
-_BUNDLE: Final = "bundle-"
-_ORIGIN: Final = "origin-"
 _TENANTS_KEPT: Final = 64
 
 
@@ -42,7 +43,7 @@ async def absence_of(store: BlobStore, tenant: str, version: str) -> Failure:
     A publisher's statement shows nothing: it comes while the push is open. Raises `Refused` where the store does not
     answer.
     """
-    async for key in store.list(f"{attestations_prefix(tenant, version)}seal-"):
+    async for key in store.list(attestations_prefix(tenant, version) + SEAL_PREFIX):
         if names_object(key):
             return ManifestMissing(version)
     return NotFound("version", version)
@@ -63,7 +64,7 @@ class Attestations:
     async def is_sealed(self, tenant: str, version: str) -> bool:
         """Whether there is a seal that can be used, by a key that is trusted."""
         prefix = attestations_prefix(tenant, version)
-        async for key in self._store.list(f"{prefix}seal-"):
+        async for key in self._store.list(prefix + SEAL_PREFIX):
             if names_object(key) and await self._is_good_seal(key, version):
                 return True
         return False
@@ -97,7 +98,7 @@ class Attestations:
                 return None
 
         named = await list_objects(self._store, tenant, ATTESTATIONS)
-        keys = [key for key in named if last_part(key).startswith((_BUNDLE, _ORIGIN))]
+        keys = [key for key in named if last_part(key).startswith((BUNDLE_PREFIX, ORIGIN_PREFIX))]
         sizes = dict([found for found in await abreast(look, keys) if found is not None])
         self._sizes.put(tenant, ATTESTATIONS, sizes)
         return sizes
@@ -122,7 +123,7 @@ class Attestations:
 
     async def add_origin(self, tenant: str, version: str, objects: Mapping[str, bytes]) -> None:
         """Put what `origin` answered. Raises CapacityExceeded."""
-        there = [found async for found in self._store.list(attestations_prefix(tenant, version) + _ORIGIN)]
+        there = [found async for found in self._store.list(attestations_prefix(tenant, version) + ORIGIN_PREFIX)]
         if len(there) >= ORIGINS_KEPT and not objects.keys() & set(there):
             raise Refused(CapacityExceeded("statements about a version", len(there) + 1, ORIGINS_KEPT))
         for key, raw in objects.items():
@@ -146,11 +147,11 @@ class Attestations:
         """What one object is worth. `bundles` are digests that statements named: these are judged before bundles."""
         fault = key_id = None
         try:
-            if name.startswith(_ORIGIN):
+            if name.startswith(ORIGIN_PREFIX):
                 origin, key_id = read_origin(raw, version)
                 bundles |= {origin.bundle} if origin.bundle else set()
                 expected = origin_key(tenant, version, raw)
-            elif name.startswith(_BUNDLE):
+            elif name.startswith(BUNDLE_PREFIX):
                 fault = None if blake3(raw).hexdigest() in bundles else "no statement of a publisher names it"
                 expected = bundle_key(tenant, version, raw)
             else:

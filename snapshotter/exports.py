@@ -8,12 +8,12 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.abreast import abreast
-from blobstore.file_packs import FileIndex, decode_file_index, file_pack
+from blobstore.file_packs import file_pack
 from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
-from contracts.artifact_errors import ChunkCorrupt, ManifestMissing, PackCorrupt
+from contracts.artifact_errors import ChunkCorrupt, ManifestMissing
 from contracts.errors import NotFound, Refused
-from contracts.keys import PACKS, index_key, manifest_key, pack_key
+from contracts.keys import PACKS, manifest_key, pack_key
 from contracts.manifest import decode_manifest
 from contracts.names import is_digest
 from contracts.push import Original
@@ -22,6 +22,7 @@ from snapshotter.catalog import Catalog
 from snapshotter.policy.whole_file import holds_weights_of, rest_of
 from snapshotter.recent import Recent
 from snapshotter.turns import ByteRoom, Turns
+from snapshotter.verify import try_file_index
 
 AT_ONCE: Final = 16
 ROOM_BYTES: Final = 768 << 20  # of answers while they are sent, half of it one tenant's
@@ -84,7 +85,7 @@ class Exports:
         away: BlobUnavailable | None = None
         for digest in sorted((await self._catalog.holdings(tenant)).files):
             try:
-                index = await self._try_index(tenant, file_pack(digest))
+                index = await try_file_index(self._store, tenant, file_pack(digest))
             except BlobUnavailable as error:  # it may be another version's
                 index, away = None, error
             if index is None or not holds_weights_of(index, manifest):
@@ -99,16 +100,6 @@ class Exports:
         if away is not None:
             raise away
         raise Refused(NotFound("the original of version", version))
-
-    async def _try_index(self, tenant: str, pack: str) -> FileIndex | None:
-        try:
-            return decode_file_index(await self._store.read(index_key(tenant, pack)), pack)
-        except BlobNotFound:
-            return None
-        except Refused as refused:
-            if isinstance(refused.failure, PackCorrupt):
-                return None
-            raise
 
     async def _read_span(self, key: str, span: tuple[int, int]) -> bytes:
         return await self._store.read(key, *span)

@@ -27,6 +27,7 @@ from contracts.keys import (
     MANIFESTS,
     PACK_LISTS,
     PACKS,
+    SEAL_PREFIX,
     attestations_prefix,
     index_key,
     inputs_key,
@@ -308,7 +309,7 @@ class Fsck:
                     if not state.seen_running:
                         mend = f"delete it, or {PUSH_AGAIN}"
                         yield FsckFinding(key=prefix + entry.name, fault="its version does not exist", mend=mend)
-                if fault is None and entry.name.startswith("seal-"):
+                if fault is None and entry.name.startswith(SEAL_PREFIX):
                     sealed.add(version)
         for version in sorted(state.manifests.keys() - sealed):
             fault = "no attestation says that it was sealed"
@@ -420,7 +421,7 @@ def _is_list_of(tenant: str, named: tuple[str, ...], manifest: Manifest | None, 
 
 def _distrust(entry: AttestationEntry) -> str | None:
     """A seal that no key of ours made is as good as none; whom a publisher's statement convinces is policy."""
-    if entry.name.startswith("seal-") and entry.trusted_as is None and entry.key_id is not None:
+    if entry.name.startswith(SEAL_PREFIX) and entry.trusted_as is None and entry.key_id is not None:
         return f"{short(entry.key_id)} sealed it, which is not trusted here"
     return None
 

@@ -14,11 +14,11 @@ from typing import Final
 
 from blake3 import blake3
 
-from blobstore.file_packs import FileIndex, decode_file_index, encode_file_index
+from blobstore.file_packs import FileIndex, encode_file_index
 from blobstore.packs import PackEntry, encode_footer, encode_table, place
 from blobstore.places import encode_pack_list
 from blobstore.store import BlobNotFound, BlobStore
-from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, PackCorrupt
+from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import SealAttestation, SealJob
@@ -41,7 +41,7 @@ from snapshotter.policy.layout import group
 from snapshotter.policy.whole_file import Part, parts_of
 from snapshotter.staging import Staging
 from snapshotter.turns import NamedLocks
-from snapshotter.verify import ensure_object, holds, verify_file, verify_pack
+from snapshotter.verify import ensure_object, holds, try_file_index, verify_file, verify_pack
 
 Report = Callable[[CommitStep], None]
 _BLOCK: Final = 8 << 20
@@ -269,15 +269,8 @@ class Publisher:
         """Raise `Refused(Unavailable)` if the file has a good index with other chunks. It could not be read when this
         commit began, and versions find their chunks by it. The next attempt packs the chunks that it lacks.
         """
-        try:
-            there = decode_file_index(await self._store.read(index_key(tenant, pack)), pack)
-        except BlobNotFound:
-            return
-        except Refused as refused:
-            if isinstance(refused.failure, PackCorrupt):
-                return
-            raise
-        if there != index:
+        there = await try_file_index(self._store, tenant, pack)
+        if there is not None and there != index:
             raise Refused(Unavailable("the object store"))
 
     async def _write_pack_list(self, tenant: str, version: str, digests: tuple[str, ...]) -> None:

@@ -99,6 +99,18 @@ async def verify_file(store: BlobStore, tenant: str, pack: str, index: FileIndex
     return FileReport(size, places, frozenset(bad), whole.hexdigest() == digest_of_file_pack(pack))
 
 
+async def try_file_index(store: BlobStore, tenant: str, pack: str) -> FileIndex | None:
+    """Return the index of a kept file; None if it is missing or damaged. Raises `BlobUnavailable`."""
+    try:
+        return decode_file_index(await store.read(index_key(tenant, pack)), pack)
+    except BlobNotFound:
+        return None
+    except Refused as refused:
+        if isinstance(refused.failure, PackCorrupt):
+            return None
+        raise
+
+
 async def ensure_object(store: BlobStore, key: str, raw: bytes, lost: Failure) -> bool:
     """Ensure that `key` holds exactly `raw`, read back. Return whether this call wrote it. Raises `Refused(lost)` where
     the store gives back other bytes than it took.

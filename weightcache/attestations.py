@@ -18,7 +18,7 @@ from contracts.artifact_errors import AttestationInvalid, VersionUnverified
 from contracts.attestation import Origin, Sealed, read_origin, read_seal
 from contracts.errors import Refused
 from contracts.jobs import SealAttestation
-from contracts.keys import attestations_prefix, names_object
+from contracts.keys import ORIGIN_PREFIX, SEAL_PREFIX, attestations_prefix, names_object
 from contracts.wire import decoder
 from service.trust import Trust
 from weightcache.counters import Counters
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 NEWS_S: Final = NEWS.timeout_s  # how long a start waits for news of the store, where it has a copy
 READS: Final = 2  # a bad read is not yet a bad object
-_SEAL: Final = "seal-"
-_ORIGIN: Final = "origin-"
 _DIGEST_HEX: Final = 64
 
 _Objects = dict[str, bytes]  # by name
@@ -101,7 +99,7 @@ class Attestations:
         prefix = attestations_prefix(tenant, version)
         for key in [key async for key in self._store.list(prefix) if names_object(key)]:
             name = key.removeprefix(prefix)
-            if not name.startswith((_SEAL, _ORIGIN)):
+            if not name.startswith((SEAL_PREFIX, ORIGIN_PREFIX)):
                 continue
             try:
                 objects[name] = await self._read(key, name, version)
@@ -114,7 +112,7 @@ class Attestations:
                 log.error("a faulty attestation", extra=told)
                 if name in kept:
                     objects[name] = kept[name]
-                elif name.startswith(_SEAL):
+                elif name.startswith(SEAL_PREFIX):
                     raise  # without it known answers would go unchecked
         return objects, _sorted_out(version, objects)
 
@@ -152,7 +150,7 @@ class Attestations:
 
 
 def _parse(name: str, raw: bytes, version: str) -> Sealed | tuple[Origin, str]:
-    return read_seal(raw, version) if name.startswith(_SEAL) else read_origin(raw, version)
+    return read_seal(raw, version) if name.startswith(SEAL_PREFIX) else read_origin(raw, version)
 
 
 def _sorted_out(version: str, objects: Mapping[str, bytes]) -> _Found:

@@ -16,6 +16,7 @@ from blake3 import blake3
 from contracts.artifact_errors import ManifestCorrupt
 from contracts.attestation import read_origin
 from contracts.errors import Refused
+from contracts.keys import BUNDLE_PREFIX, ORIGIN_PREFIX
 from contracts.manifest import DTYPE_BYTES, Manifest, Tensor, padded
 from contracts.push import AttestationEntry, Original
 from snapshotter.policy.files import PREDICTOR, SINGLE_FILE, Role, find_path_fault, role_of
@@ -138,10 +139,12 @@ def find_bundle(version: str, entries: Iterable[AttestationEntry]) -> bytes | No
     before all others. None where none does.
     """
     good = [entry for entry in entries if entry.fault is None]
-    bundles = {blake3(entry.content).hexdigest(): entry.content for entry in good if entry.name.startswith("bundle-")}
+    bundles = {
+        blake3(entry.content).hexdigest(): entry.content for entry in good if entry.name.startswith(BUNDLE_PREFIX)
+    }
     found: list[tuple[bool, int, bytes]] = []
     for entry in good:
-        if entry.name.startswith("origin-"):
+        if entry.name.startswith(ORIGIN_PREFIX):
             origin, _ = read_origin(entry.content, version)
             if origin.bundle in bundles:
                 found.append((entry.trusted_as is not None, origin.signed_at_s, bundles[origin.bundle]))
