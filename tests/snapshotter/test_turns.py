@@ -17,7 +17,7 @@ from contracts.errors import Refused
 from contracts.traffic_errors import Overloaded
 from snapshotter.bodies import Lent, read_body
 from snapshotter.pushes import PLAN_BYTES, PLAN_TURN_S, PLANS_AT_ONCE
-from snapshotter.turns import ByteRoom, Turns
+from snapshotter.turns import ByteRoom, NamedLocks, Turns
 from tests.snapshotter.test_bodies import SlowRequest
 
 
@@ -253,3 +253,30 @@ async def test_client_that_leaves_gives_back_bytes_and_turn(leaves_s: float) -> 
     assert "held=0/100" in repr(room)
     async with turns.take("c", wait_s=0):
         pass
+
+
+async def test_locks() -> None:
+    """Two of one name never overlap; two names do; a cancelled waiter leaves no trace."""
+    locks = NamedLocks()
+    inside: list[str] = []
+    both = asyncio.Barrier(2)
+
+    async def hold(name: str) -> None:
+        async with locks.hold(name):
+            assert name not in inside
+            inside.append(name)
+            async with asyncio.timeout(30):
+                await both.wait()  # only with the other name's holder
+            inside.remove(name)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("a", "b", "a", "b"):
+            tasks.create_task(hold(name))
+    async with locks.hold("a"):
+        waiter = asyncio.create_task(hold("a"))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+        assert len(locks) == 1
+    assert len(locks) == 0
+    assert repr(locks) == "<NamedLocks []>"

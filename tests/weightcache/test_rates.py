@@ -4,9 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from weightcache.policy.rates import LARGE_BYTES, UNKNOWN, Rate, Rates, expected_s
+from weightcache.policy.rates import LARGE_BYTES, UNKNOWN, Rate, Rates, expected_s, file_reload, slab_reload
 
 GB = 10**9
+MIB = 1 << 20
 
 
 def test_a_guess_is_used_until_something_is_known() -> None:
@@ -74,3 +75,23 @@ def test_an_agent_that_learned_nothing_is_told_from_one_that_did() -> None:
     learning.observe(slow, took_s)
     assert took_s / deaf.time_s(slow) > 5
     assert took_s / learning.time_s(slow) < 1.1
+
+
+def test_what_lies_on_the_disk_costs_less() -> None:
+    """A slab's chunks, each from where it lies; another tenant's files are not ours."""
+    cost = slab_reload(Rates({"nvme": Rate(1000.0, 0.5), "store": Rate(10.0, 2.0)}), {("a", "near")}.__contains__)
+    assert cost("a", [("near", 1000)]) == pytest.approx(1.5)
+    assert cost("a", [("far", 10)]) == pytest.approx(3.0)
+    assert cost("a", [("near", 1000), ("far", 10)]) == pytest.approx(4.0)
+    assert cost("b", [("near", 1000)]) == pytest.approx(102.0)
+    assert cost("a", []) == 0.0
+
+
+def test_it_follows_what_loads_took() -> None:
+    """A store that becomes slow makes what lies in it alone worth more."""
+    rates = Rates()
+    cost = file_reload(rates)
+    before = cost(8 * MIB)
+    for _ in range(20):
+        rates.observe({"store": 64 * MIB}, 64.0)
+    assert cost(8 * MIB) > 10 * before

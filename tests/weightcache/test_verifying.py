@@ -5,15 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weightcache.counters import Counters
 from weightcache.policy.healing import FAULTS, Outcome
 from weightcache.policy.sharing import Limit
 from weightcache.sources import ALL_AT_ONCE, Turn, is_digest_of
-from weightcache.verifying import Verifier
+from weightcache.verifying import Tags, Verifier
 
 RIGHT = b"verified, byte by byte"
 DIGEST = blake3(RIGHT).hexdigest()
+TAGS = Tags()
+NAME, OTHER = "0f" * 32, "f0" * 32
 
 
 class Shelved:
@@ -59,3 +63,24 @@ def test_check(read: Outcome, data: bytes, want: Outcome) -> None:
     assert asyncio.run(main()) is want
     assert source.aside == ([("acme", DIGEST)] if want in FAULTS else [])
     assert counters.chunk_faults["nvme"] == ({want: 1} if want in FAULTS else {})
+
+
+@given(st.binary(min_size=1, max_size=4096), st.data())
+def test_only_the_same_bytes_match(data: bytes, draw: st.DataObject) -> None:
+    """Any bit, a shorter end, a longer one, and the same bytes under another name are told apart."""
+    tag = TAGS.of(memoryview(data), NAME)
+    assert len(tag) == 16
+    assert TAGS.matches(memoryview(bytes(data)), NAME, tag)
+    bit = draw.draw(st.integers(0, 8 * len(data) - 1))
+    flipped = bytearray(data)
+    flipped[bit // 8] ^= 1 << bit % 8
+    assert not TAGS.matches(memoryview(flipped), NAME, tag)
+    assert not TAGS.matches(memoryview(data)[:-1], NAME, tag)
+    assert not TAGS.matches(memoryview(data + b"\0"), NAME, tag)
+    assert not TAGS.matches(memoryview(data), OTHER, tag)
+
+
+def test_another_process_has_another_key() -> None:
+    """A tag that was written down somewhere would be worth nothing."""
+    data = memoryview(b"weights")
+    assert not Tags().matches(data, NAME, TAGS.of(data, NAME))
