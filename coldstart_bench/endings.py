@@ -1,12 +1,10 @@
-"""How a request can end for its client, what a drill expected of it, and what the bill may be after it. Pure."""
+"""How a request can end for its client, and what the bill may be after it. Pure."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-_MISSING: Final = re.compile(r"requests_missing: it served (\d+) requests; (\d+) request records name it")
 ACK_TOKENS: Final = 64  # an activator that dies leaves up to so many uncharged: docs/metering.md
 IN_FLIGHT_TOKENS: Final = 64  # on their way to a client that was killed
 
@@ -99,29 +97,9 @@ def bounds_of(ending: Ending) -> Bounds:
             return Bounds()
 
 
-def bounds_of_all(endings: Iterable[Ending]) -> Bounds:
-    """Of several."""
-    return sum(map(bounds_of, endings), Bounds())
-
-
 def totals_of(report: Mapping[str, Any]) -> Totals:
     """Of an answer of `/admin/v1/billing/report`."""
     return Totals(sum(report["requests"].values()), report["requests"].get("ok", 0), report["completion_tokens"])
-
-
-def unexplained(report: Mapping[str, Any], unrecorded: int) -> list[str]:
-    """Return why a bill does not balance, except that up to `unrecorded` requests have no record.
-
-    A replica counts a request before its first byte. Where everything is killed after that, nobody writes the record.
-    """
-    found = []
-    for problem in report["balance"]["problems"]:
-        if missing := _MISSING.fullmatch(f"{problem['kind']}: {problem['detail']}"):
-            unrecorded -= int(missing[1]) - int(missing[2])
-            if unrecorded >= 0:
-                continue
-        found.append(f"{problem['kind']}: {problem['subject']}: {problem['detail']}")
-    return found
 
 
 def differences(before: Totals, after: Totals, bounds: Bounds) -> list[str]:
@@ -136,24 +114,6 @@ def differences(before: Totals, after: Totals, bounds: Bounds) -> list[str]:
         for name, got, (low, high) in figures
         if not low <= got <= high
     ]
-
-
-def remaining(before: Totals, after: Totals, bounds: Bounds) -> Bounds:
-    """By what the bill may still grow: a replica writes the record of a request whose door died when it comes to it."""
-
-    def left(figure: tuple[int, int], got: int) -> tuple[int, int]:
-        return max(0, figure[0] - got), max(0, figure[1] - got)
-
-    return Bounds(
-        left(bounds.requests, after.requests - before.requests),
-        left(bounds.ok, after.ok - before.ok),
-        left(bounds.tokens, after.tokens - before.tokens),
-    )
-
-
-def reasons(expected: Outcome, seen: Outcome) -> list[str]:
-    """Why a cell is red by its outcome; none where it is as stated."""
-    return [] if seen == expected else [f"expected {expected}, seen {seen}"]
 
 
 def _plus(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

@@ -5,7 +5,6 @@ the port is a stranger.
 """
 
 import asyncio
-import logging
 import socket
 from typing import Any, Final
 
@@ -13,8 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.loops import ready_while_loops_work
 from service.run import InnerProtocol, Server, config_of, end_with
-
-log = logging.getLogger(__name__)
 
 PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_CONNECTIONS: Final = 64

@@ -23,7 +23,6 @@ from contracts.wire import encode
 from service.unix import SocketDirectory
 
 VERSION = "be" * 32
-COUNTS = Counts(prompt_tokens=3, completion_tokens=2, device_us=10)
 _END = encode(End(finish_reason="stop", spans=(Span(Stage.TOKENIZED, 100), Span(Stage.PREFILLED, 200))))
 _CHOICE = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}
 _USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from random import Random
 from typing import Final
 
@@ -70,11 +69,3 @@ def replayed(at_s: Sequence[float], speed: float) -> list[int]:
     """The same gaps, `speed` times as fast; the first is due at 0."""
     first = at_s[0] if at_s else 0.0
     return [int((each - first) / speed * _US) for each in at_s]
-
-
-def steps(rates: Sequence[float], seconds: float) -> list[list[int]]:
-    """One list for each rate, which lasts `seconds`; each begins where the one before ends."""
-    begins = accumulate([0.0, *(seconds for _ in rates)])
-    return [
-        [int(begin * _US) + at for at in constant(rate, seconds)] for begin, rate in zip(begins, rates, strict=False)
-    ]

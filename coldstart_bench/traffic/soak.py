@@ -57,7 +57,6 @@ RIGHT_ERRORS: Final = frozenset(
     )
 )
 MODEL: Final = "soak"
-TENANT: Final = "default"
 STALL_S: Final = 3
 SHORT, LONG = 12, 120  # tokens
 # Each with its share of the requests, in percent.

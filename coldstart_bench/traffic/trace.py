@@ -28,7 +28,6 @@ from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceFigures
 from service.arguments import Number
 
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_US: Final = 1_000_000
 T = TypeVar("T")
 
 PROMPT_TOKEN_S: Final = 5e-5  # 20,000 prompt tokens a second

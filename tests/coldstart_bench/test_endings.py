@@ -12,14 +12,11 @@ from coldstart_bench.endings import (
     Outcome,
     Totals,
     bounds_of,
-    bounds_of_all,
     differences,
-    reasons,
     refused,
-    remaining,
     totals_of,
-    unexplained,
 )
+from tests.drills.bill import bounds_of_all, reasons, remaining, unexplained
 
 LOST = refused("replica_lost")
 

@@ -13,9 +13,10 @@ from typing import Final
 
 import psutil
 
-from coldstart_bench.endings import ANSWERED, Ending, Outcome, reasons
+from coldstart_bench.endings import ANSWERED, Ending, Outcome
 from coldstart_bench.installation import ended, stray_sockets, unfinished
 from tests.drills import leftovers
+from tests.drills.bill import reasons
 from tests.drills.ground import AWAY, SETTLED_S, Ground, standing, wait
 from tests.drills.matrix import Process, Stage, kill_expected
 from tests.drills.models import TinyModels

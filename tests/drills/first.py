@@ -19,9 +19,10 @@ from typing import Final
 import psutil
 
 from coldstart_bench.clock import SteppedClock
-from coldstart_bench.endings import ANSWERED, GONE, NOT_CONCERNED, Ending, Outcome, reasons, totals_of
+from coldstart_bench.endings import ANSWERED, GONE, NOT_CONCERNED, Ending, Outcome, totals_of
 from contracts.usage import KILLED
 from tests.drills import leftovers
+from tests.drills.bill import reasons
 from tests.drills.drill import ENDING, Yard, billed, closing_checks, kill, timed, victims
 from tests.drills.ground import SERVED, Ground, wait
 from tests.drills.matrix import FirstStage, Process, first_expected

@@ -15,18 +15,9 @@ from typing import Any, Final
 import psutil
 
 from coldstart_bench.clock import SteppedClock
-from coldstart_bench.endings import (
-    ANSWERED,
-    Bounds,
-    Ending,
-    Totals,
-    bounds_of_all,
-    differences,
-    remaining,
-    totals_of,
-    unexplained,
-)
+from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, differences, totals_of
 from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
+from tests.drills.bill import bounds_of_all, remaining, unexplained
 from tests.drills.matrix import Process
 from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
 

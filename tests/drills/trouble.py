@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from coldstart_bench.endings import ANSWERED, Outcome, Way, reasons
+from coldstart_bench.endings import ANSWERED, Outcome, Way
 from tests.drills import leftovers
+from tests.drills.bill import reasons
 from tests.drills.drill import Yard, closing_checks, timed
 from tests.drills.ground import standing
 from tests.drills.matrix import Fault, Operation, fault_expected

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from coldstart_bench.traffic.arrivals import at_once, constant, poisson, renewal, replayed, steps, weibull_shape
+from coldstart_bench.traffic.arrivals import at_once, constant, poisson, renewal, replayed, weibull_shape
 
 
 def test_those_without_chance() -> None:
@@ -16,7 +16,6 @@ def test_those_without_chance() -> None:
     assert constant(0.5, 1) == []
     assert replayed([10.0, 10.5, 12.0], 2.0) == [0, 250_000, 1_000_000]
     assert replayed([], 2.0) == []
-    assert steps([1, 2], 1) == [[0], [1_000_000, 1_500_000]]
 
 
 @pytest.mark.parametrize(("pattern", "cv"), [("Gamma", 0.5), ("Gamma", 3.0), ("Weibull", 0.5), ("Weibull", 2.0)])
