@@ -10,7 +10,7 @@ from rich.table import Table
 from contracts.audit import AuditReport, AuditWindows, Expired
 from contracts.numbers import whole_number
 from contracts.wire import decode
-from kelvin.client import examined, json_of, json_option, of_tenant, target
+from kelvin.client import asked, examined, json_option, of_tenant, target
 from kelvin.tables import instant, print_json, print_table
 
 UNSOUND_EXIT: Final = 2
@@ -32,8 +32,7 @@ def audit_command() -> None:
 @json_option
 def list_command(limit: int, tenant: str | None, as_json: bool) -> None:
     """Who made, changed and took away what, and when."""
-    with target().door() as door:
-        found = json_of(door.get("/admin/v1/audit", params={**of_tenant(tenant), "limit": str(limit)}))
+    found = asked("GET", "/admin/v1/audit", params={**of_tenant(tenant), "limit": str(limit)})
     if as_json:
         print_json(found)
         return

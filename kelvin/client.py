@@ -128,6 +128,15 @@ def json_of(answer: httpx.Response) -> dict[str, Any]:
     return found
 
 
+def asked(method: str, path: str, **sent: Any) -> dict[str, Any]:
+    """Return the JSON object that the running command's installation answers. `sent` is what httpx takes beside.
+
+    Raises DoorClosed as `Target.door` and `json_of` do, and for a refusal.
+    """
+    with target().door() as door:
+        return json_of(door.request(method, path, **sent))
+
+
 def unreachable(error: httpx.TransportError) -> DoorClosed:
     """Return the error of a call without an answer: the address, the reason, and what to do next."""
     origin = str(error.request.url.copy_with(raw_path=b"/")).rstrip("/")

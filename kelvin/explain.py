@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from kelvin.client import json_of, json_option, target
+from kelvin.client import asked, json_of, json_option, target
 from kelvin.models import failure_lines
 from kelvin.tables import print_json
 
@@ -39,8 +39,7 @@ def idle_command(model: str, as_json: bool) -> None:
 
 def _show(model: str, what: str, as_json: bool, lines: Callable[[Any, Any], Iterable[str]]) -> None:
     """The API's answer, as it is or in words, version by version."""
-    with target().door() as door:
-        found = json_of(door.get(f"/admin/v1/models/{model}/{what}"))
+    found = asked("GET", f"/admin/v1/models/{model}/{what}")
     if as_json:
         print_json(found)
         return

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from contracts.control import Scope
-from kelvin.client import DoorClosed, json_of, json_option, of_tenant, target
+from kelvin.client import DoorClosed, asked, json_of, json_option, of_tenant, target
 from kelvin.policy.rate import parse_duration_s
 from kelvin.tables import instant, print_json, print_table
 from service.whole_file import drafted
@@ -47,8 +47,7 @@ def keys_command() -> None:
 @json_option
 def list_command(tenant: str | None, as_json: bool) -> None:
     """Good keys and those that ended, without their secrets."""
-    with target().door() as door:
-        found = json_of(door.get("/admin/v1/keys", params=of_tenant(tenant)))
+    found = asked("GET", "/admin/v1/keys", params=of_tenant(tenant))
     if as_json:
         print_json(found)
         return
@@ -105,8 +104,7 @@ def rotate_command(key_id: str, overlap: int, tenant: str | None, output: Path |
 @_TENANT
 def revoke_command(key_id: str, tenant: str | None) -> None:
     """End a key now. What is being answered is finished."""
-    with target().door() as door:
-        found = json_of(door.post(f"/admin/v1/keys/{key_id}/revoke", params=of_tenant(tenant)))
+    found = asked("POST", f"/admin/v1/keys/{key_id}/revoke", params=of_tenant(tenant))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{key_id}: revoked{late}")
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from contracts.names import parse_reference
 from contracts.numbers import whole_number
-from kelvin.client import DoorClosed, json_of, json_option, of_tenant, target
+from kelvin.client import DoorClosed, asked, json_of, json_option, of_tenant, target
 from kelvin.ladder import ladder_command
 from kelvin.policy.findings import as_bytes
 from kelvin.render import render_command
@@ -25,17 +25,16 @@ AWAY_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
 @json_option
 def status_command(as_json: bool) -> None:
     """Show the installation's processes, to operators, and the models of the key's tenant."""
-    with target().door() as door:
-        try:
-            found = json_of(door.get("/admin/v1/status"))
-        except DoorClosed as closed:
-            if closed.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise
-            raise DoorClosed(
-                f"{closed.message}: the activator answers, the control plane does not. It is started again by itself; "
-                "`kelvin logs controlplane` shows what happened",
-                closed.status,
-            ) from closed
+    try:
+        found = asked("GET", "/admin/v1/status")
+    except DoorClosed as closed:
+        if closed.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            raise
+        raise DoorClosed(
+            f"{closed.message}: the activator answers, the control plane does not. It is started again by itself; "
+            "`kelvin logs controlplane` shows what happened",
+            closed.status,
+        ) from closed
     if as_json:
         print_json(found)
         return
@@ -61,8 +60,7 @@ def models_command(context: click.Context, as_json: bool) -> None:
     """List the models of the key's tenant, their aliases, and what runs of them, or do what COMMAND says."""
     if context.invoked_subcommand is not None:
         return
-    with target().door() as door:
-        found = json_of(door.get("/admin/v1/models"))
+    found = asked("GET", "/admin/v1/models")
     if as_json:
         print_json(found)
         return
@@ -77,8 +75,7 @@ def delete_command(model: str, force: bool) -> None:
 
     Its bytes stay until `kelvin collect --run` has found it so for the grace period.
     """
-    with target().door() as door:
-        gone = json_of(door.delete(f"/admin/v1/models/{model}", params={"force": "true"} if force else {}))
+    gone = asked("DELETE", f"/admin/v1/models/{model}", params={"force": "true"} if force else {})
     freed = "`kelvin collect --run` frees their bytes after the grace period"
     click.echo(f"deleted {model}, {len(gone['versions'])} versions; {freed}")
 
@@ -96,8 +93,7 @@ def split_command(model: str, weights: tuple[str, ...], as_json: bool) -> None:
     session or key, has the same version each time. Without versions, or by a deploy, `prod` has it all again.
     """
     body = {"weights": read_weights(weights)}
-    with target().door() as door:
-        answer = json_of(door.put(f"/admin/v1/models/{model}/split", json=body))
+    answer = asked("PUT", f"/admin/v1/models/{model}/split", json=body)
     if as_json:
         print_json(answer)
         return
@@ -259,8 +255,7 @@ def deploy_command(reference: str) -> None:
     found = parse_reference(reference)
     if found.version_prefix is None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
-    with target().door() as door:
-        answer = json_of(door.post(f"/admin/v1/models/{found.model}/deploy", json={"version": found.version_prefix}))
+    answer = asked("POST", f"/admin/v1/models/{found.model}/deploy", json={"version": found.version_prefix})
     click.echo(f"{found.model}@prod -> {answer['version']}")
 
 
@@ -299,8 +294,7 @@ def revoke_command(model: str, tenant: str, owner: str | None) -> None:
 @json_option
 def grants_command(tenant: str | None, as_json: bool) -> None:
     """List the tenant's models that others may call, and the models of others that the tenant may call."""
-    with target().door() as door:
-        found = json_of(door.get("/admin/v1/grants", params=of_tenant(tenant)))
+    found = asked("GET", "/admin/v1/grants", params=of_tenant(tenant))
     if as_json:
         print_json(found)
         return
@@ -311,9 +305,7 @@ def grants_command(tenant: str | None, as_json: bool) -> None:
 
 
 def _change_grant(method: str, model: str, tenant: str, owner: str | None, now: str) -> None:
-    with target().door() as door:
-        path = f"/admin/v1/models/{model}/grants/{tenant}"
-        found = json_of(door.request(method, path, params=of_tenant(owner)))
+    found = asked(method, f"/admin/v1/models/{model}/grants/{tenant}", params=of_tenant(owner))
     late = "" if found["told"] else "; an activator has not taken it yet"
     click.echo(f"{tenant} {now} {found['owner']}/{model}{late}")
 

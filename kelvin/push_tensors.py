@@ -18,9 +18,9 @@ from contracts.push import WholeFile
 from kelvin.progress import Progress
 from kelvin.push_directory import Source, SourceFile, check_link, identity_of, opened, read_into, small_file
 from snapshotter.policy.files import PINNED, find_path_fault
+from snapshotter.policy.tensors_index import PREFIX_BYTES as TENSORS_PREFIX_BYTES
 from snapshotter.policy.tensors_index import (
     END_BYTES,
-    PREFIX_BYTES,
     ContentCheck,
     Entry,
     index_end,
@@ -63,7 +63,7 @@ def _weights(file: Path, repack: bool, progress: Progress) -> SourceFile:
         raise Refused(ArtifactRejected(repr(name[:80]), fault))
     with opened(root, name) as fd:
         identity = identity_of(fd)
-        head = bytearray(index_end(os.pread(fd, PREFIX_BYTES, 0), identity.size, name))
+        head = bytearray(index_end(os.pread(fd, TENSORS_PREFIX_BYTES, 0), identity.size, name))
         read_into(fd, 0, memoryview(head), name)
         entries = parse_index(name, bytes(head), identity.size)
         progress.begin("checking", identity.size)

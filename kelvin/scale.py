@@ -6,7 +6,7 @@ from typing import BinaryIO, Final
 import click
 
 from contracts.wire import encode
-from kelvin.client import json_of, json_option, target
+from kelvin.client import asked, json_option
 from kelvin.policy.scale_cases import BadCase, average, replay
 from kelvin.tables import print_json
 from service.arguments import Number
@@ -57,8 +57,7 @@ def settings_command(model: str, as_json: bool, **given: float | str | None) -> 
     """Set how a model scales; what is not given stays. Prints the settings that hold now."""
     names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
     body = {names.get(name, name): value for name, value in given.items() if value is not None}
-    with target().door() as door:
-        answer = json_of(door.put(f"/admin/v1/models/{model}/scale", json=body))
+    answer = asked("PUT", f"/admin/v1/models/{model}/scale", json=body)
     if as_json:
         print_json(answer)
     else:

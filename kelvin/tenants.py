@@ -7,7 +7,7 @@ from rich.table import Table
 
 from contracts.control import Priority
 from contracts.numbers import whole_number
-from kelvin.client import json_of, json_option, target
+from kelvin.client import asked, json_option, target
 from kelvin.tables import instant, print_json, print_table
 
 LIMITS: Final = (
@@ -44,8 +44,7 @@ def tenants_command() -> None:
 @json_option
 def list_command(as_json: bool) -> None:
     """Every tenant, or the key's own where it is no operator's."""
-    with target().door() as door:
-        found = json_of(door.get("/admin/v1/tenants"))
+    found = asked("GET", "/admin/v1/tenants")
     if as_json:
         print_json(found)
         return
@@ -105,8 +104,7 @@ def resume_command(tenant: str) -> None:
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
-    with target().door() as door:
-        limits = json_of(door.put(f"/admin/v1/tenants/{tenant}/limits", json=body))["limits"]
+    limits = asked("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
     shown = (f"{name} {DEFAULT if limits[name] is None else limits[name]}" for name in LIMITS)
     click.echo(f"{tenant}: {', '.join(shown)}")
 

@@ -13,7 +13,7 @@ import msgspec
 from contracts.control import TimelineAnswer
 from contracts.timeline import Stage, Stamp
 from contracts.wire import BadJson, decode_any, decoder
-from kelvin.client import DoorClosed, json_of, json_option, target
+from kelvin.client import DoorClosed, asked, json_option, target
 from kelvin.tables import print_json
 from service.arguments import Number
 
@@ -98,8 +98,7 @@ def _weight_bytes(answer: TimelineAnswer) -> int:
     """Bytes of the weights of the request's version; 0 of another tenant's, which only that one sees."""
     if "/" in answer.model:
         return 0
-    with target().door() as door:
-        found = json_of(door.get(f"/admin/v1/models/{answer.model}"))
+    found = asked("GET", f"/admin/v1/models/{answer.model}")
     return next((int(row["weight_bytes"]) for row in found["versions"] if row["version"] == answer.version), 0)
 
 

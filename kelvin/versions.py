@@ -21,7 +21,7 @@ from contracts.kinds import PATHS
 from contracts.manifest import Manifest
 from contracts.names import parse_reference
 from contracts.push import AttestationEntry
-from kelvin.client import json_of, json_option, target
+from kelvin.client import asked, json_option
 from kelvin.export import ExportCalls, resolve
 from kelvin.models import behind_lines
 from kelvin.policy.summary import summarize
@@ -39,8 +39,7 @@ def versions_command() -> None:
 @json_option
 def list_command(model: str, as_json: bool) -> None:
     """Versions of MODEL, the oldest first; deleted ones too."""
-    with target().door() as door:
-        found = json_of(door.get(f"/admin/v1/models/{model}"))
+    found = asked("GET", f"/admin/v1/models/{model}")
     if as_json:
         print_json(found["versions"])
         return
@@ -59,8 +58,7 @@ def delete_command(reference: str) -> None:
     found = parse_reference(reference)
     if found.version_prefix is None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
-    with target().door() as door:
-        answer = json_of(door.delete(f"/admin/v1/models/{found.model}/versions/{found.version_prefix}"))
+    answer = asked("DELETE", f"/admin/v1/models/{found.model}/versions/{found.version_prefix}")
     click.echo(
         f"deleted {found.model}@{answer['version']}; `kelvin collect --run` frees its bytes after the grace period"
     )
