@@ -21,8 +21,7 @@ from contracts.traffic_errors import DeadlineExceeded
 from kelvin.policy.rate import senders
 from kelvin.progress import Progress
 from kelvin.push_calls import Pace, Patience, PushCalls
-from kelvin.push_directory import scan
-from kelvin.push_tensors import TensorsWish, is_tensors, scan_tensors
+from kelvin.push_directory import TensorsWish, is_tensors, scan, scan_tensors
 from kelvin.signing import Signing
 
 S = TypeVar("S")

@@ -12,14 +12,13 @@ import msgspec
 
 from contracts.errors import Refused
 from contracts.problem import to_wire
-from kelvin.openssf import bundler
 from kelvin.policy.exits import exit_of
 from kelvin.policy.rate import parse_rate
 from kelvin.progress import shown_progress
 from kelvin.push import PARALLEL, Line, Pushed, Rehearsed, push_directory, rehearse
 from kelvin.push_calls import open_door
-from kelvin.push_tensors import TensorsWish, is_tensors
-from kelvin.signing import Signing, read_claims, read_key
+from kelvin.push_directory import TensorsWish, is_tensors
+from kelvin.signing import Signing, bundler, read_claims, read_key
 
 SIGN_FORMATS: Final = ("kelvin", "model-signing")
 

@@ -1,6 +1,9 @@
-"""A directory on its way to becoming a version: what it holds, its bytes by pieces, and whether it stayed the same.
+"""A directory or a tensorizer file on its way to becoming a version: what it holds, its bytes by pieces, and whether it
+stayed the same.
 
 What may enter is the snapshotter's policy; here is what only the machine with the files can see: links, kinds, changes.
+Beside a tensorizer file only the pinned files count. Its own hashes are checked before anything is sent: the library
+that wrote it reads what is cut or flipped without a word.
 """
 
 import os
@@ -11,24 +14,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from blake3 import blake3
+
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
+from contracts.keys import TENSORS_SUFFIX
 from contracts.push import PlannedChunk, PlanRequest, SmallFile, WeightsFile, WholeFile
+from kelvin.progress import Progress
 from snapshotter.policy.files import (
     INDEX_FILE,
     MAX_PATHS,
+    PINNED,
     PREDICTOR,
     Role,
     check_paths,
     choose_weights,
+    find_path_fault,
     is_predictor,
     max_bytes_of,
     role_of,
 )
 from snapshotter.policy.intake import indexed_files
 from snapshotter.policy.safetensors_header import PREFIX_BYTES, header_bytes
+from snapshotter.policy.tensors_index import (
+    END_BYTES,
+    ContentCheck,
+    Entry,
+    index_end,
+    parse_index,
+)
+from snapshotter.policy.tensors_index import PREFIX_BYTES as TENSORS_PREFIX_BYTES
 
 _COPY_HINT: Final = "copy the file itself (from a Hugging Face cache: `hf download REPO --local-dir DIR`, or `cp -rL`)"
+_BLOCK: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +231,67 @@ def read_into(fd: int, offset: int, into: memoryview, path: str) -> None:
         if count == 0:
             raise _changed(path)
         done += count
+
+
+def is_tensors(path: Path) -> bool:
+    """Whether this is a file to push, and no directory."""
+    return path.name.endswith(TENSORS_SUFFIX) and path.is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorsWish:
+    """Where the small files are, unless beside it; with `repack` the store keeps only its tensors, else all of it."""
+
+    beside: Path | None = None
+    repack: bool = False
+
+
+def scan_tensors(file: Path, wish: TensorsWish, progress: Progress) -> Source:
+    """Look at the file and at the pinned files. Raises `Refused`."""
+    directory = file.absolute().parent if wish.beside is None else wish.beside.absolute()
+    if not directory.is_dir():
+        raise Refused(InvalidRequest("with", str(directory), "is not a directory"))
+    root = directory.resolve()
+    small = []
+    for path in sorted(PINNED & {entry.name for entry in os.scandir(root)}):
+        if (root / path).is_symlink():
+            check_link(root, path)
+        small.append(small_file(root, path))
+    return Source(tuple(small), (_weights(file, wish.repack, progress),), ())
+
+
+def _weights(file: Path, repack: bool, progress: Progress) -> SourceFile:
+    root, name = file.absolute().parent, file.name
+    if (fault := find_path_fault(name)) is not None:
+        raise Refused(ArtifactRejected(repr(name[:80]), fault))
+    with opened(root, name) as fd:
+        identity = identity_of(fd)
+        head = bytearray(index_end(os.pread(fd, TENSORS_PREFIX_BYTES, 0), identity.size, name))
+        read_into(fd, 0, memoryview(head), name)
+        entries = parse_index(name, bytes(head), identity.size)
+        progress.begin("checking", identity.size)
+        whole, between = blake3(head, max_threads=1), bytearray()
+        for entry in entries:
+            between += _check_content(fd, name, entry, whole, progress)
+        end = bytearray(END_BYTES)
+        read_into(fd, identity.size - END_BYTES, memoryview(end), name)
+        whole.update(end)
+    kept = None if repack else WholeFile(digest=whole.hexdigest(), between=bytes(between + end))
+    return SourceFile(root, name, identity, bytes(head), kept)
+
+
+def _check_content(fd: int, name: str, entry: Entry, whole: blake3, progress: Progress) -> bytearray:
+    """The tensor's own hash; `whole` takes in what is read. Returns the header. Raises `Refused(ArtifactRejected)`."""
+    header = bytearray(entry.tensor.offset - entry.header_offset)
+    read_into(fd, entry.header_offset, memoryview(header), name)
+    check = ContentCheck(name, entry, bytes(header))
+    whole.update(header)
+    block = memoryview(bytearray(min(_BLOCK, entry.tensor.nbytes)))
+    for at in range(0, entry.tensor.nbytes, _BLOCK):
+        part = block[: min(_BLOCK, entry.tensor.nbytes - at)]
+        read_into(fd, entry.tensor.offset + at, part, name)
+        check.update(part)
+        whole.update(part)
+        progress.advance(len(part))
+    check.finish()
+    return header

@@ -1,11 +1,19 @@
-"""Sign what a push makes: a statement of where it comes from, after everything it covers was found to lie here."""
+"""Sign what a push makes: a statement of where it comes from, after everything it covers was found to lie here.
 
+Where it is asked for, the export is signed, too, in the format of OpenSSF Model Signing, by its library (extra
+`signing`). That covers the files that `kelvin export` writes, so that the public tool verifies them: which files held
+the tensors is no part of a version, but how they are exported is. The digests that the library signs are taken of the
+source, as no export lies there yet.
+"""
+
+import hashlib
+import tempfile
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from blake3 import blake3
@@ -15,7 +23,9 @@ from contracts.attestation import ORIGIN, Claims, Origin
 from contracts.errors import InvalidRequest, Refused
 from contracts.manifest import Manifest, decode_manifest
 from contracts.push import AttestRequest, Plan
+from contracts.signatures import P256
 from contracts.wire import convert
+from kelvin.policy.export_layout import Span, lay_out
 from kelvin.policy.own_bytes import LinearSpace, find_stranger
 from kelvin.push_directory import Source
 from service.signing import BadKey, Signer, load_signer
@@ -23,6 +33,8 @@ from snapshotter.policy.intake import admit
 
 Read = Callable[[int, int], bytes]  # of the version's linear space: offset, length
 Bundle = Callable[[Manifest, str, Read], bytes]  # of a manifest, its version and its bytes
+SIGNATURE_FILE: Final = "model.sig"  # beside the exported files; the bundle says that it is none of them
+_BLOCK: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +101,63 @@ def _reader(space: LinearSpace, source: Source) -> Read:
         return bytes(data)
 
     return read
+
+
+def bundler(key: Path, signer: Signer) -> Callable[[Manifest, str, Read], bytes]:
+    """Makes bundles with a file's key. Raises `Refused(InvalidRequest)` without the library, or for another key."""
+    if not signer.key_id.startswith(P256):
+        rule = "must be an elliptic key (P-256): OpenSSF Model Signing takes no Ed25519"
+        raise Refused(InvalidRequest("sign", str(key), rule))
+    try:
+        import model_signing  # noqa: F401
+    except ImportError as error:
+        rule = "needs the library 'model-signing' (extra 'signing')"
+        raise Refused(InvalidRequest("sign-format", "model-signing", rule)) from error
+
+    def bundle(manifest: Manifest, version: str, read: Read) -> bytes:
+        return _sign(key, version, export_digests(manifest, version, read))
+
+    return bundle
+
+
+def export_digests(manifest: Manifest, version: str, read: Read) -> dict[str, str]:
+    """SHA-256 of each file of an export as safetensors, by path."""
+    layout = lay_out(manifest, version)
+    found: dict[str, str] = {}
+    for path in layout.sizes:
+        whole = hashlib.sha256(b"".join(data for name, _, data in layout.fixed if name == path))  # its head
+        spans = sorted((span for span in layout.spans if span.path == path), key=lambda span: span.offset)
+        for span in spans:
+            for data in _blocks(span, read):
+                whole.update(data)
+        found[path] = whole.hexdigest()
+    return found
+
+
+def _blocks(span: Span, read: Read) -> Iterator[bytes]:
+    for at in range(0, span.nbytes, _BLOCK):
+        yield read(span.start + at, min(_BLOCK, span.nbytes - at))
+
+
+def _sign(key: Path, version: str, digests: dict[str, str]) -> bytes:
+    from model_signing import hashing, manifest, signing
+    from model_signing._hashing.hashing import Digest
+
+    class Taken(hashing.Config):
+        """Digests that were taken already, instead of a directory to hash."""
+
+        def hash(self, model_path: object, *, files_to_hash: object = None) -> manifest.Manifest:
+            how = {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": [SIGNATURE_FILE]}
+            serialization = manifest.SerializationType.from_args(how)
+            items = [
+                serialization.new_item(path, Digest("sha256", bytes.fromhex(digest)))
+                for path, digest in digests.items()
+            ]
+            return manifest.Manifest(version, items, serialization)
+
+    with tempfile.TemporaryDirectory(prefix="kelvin-sign-") as scratch:
+        path = Path(scratch) / SIGNATURE_FILE
+        config = signing.Config()  # type: ignore[no-untyped-call]
+        config.set_hashing_config(Taken()).use_elliptic_key_signer(private_key=key)  # type: ignore[no-untyped-call]
+        config.sign(scratch, path)
+        return path.read_bytes()

@@ -15,7 +15,7 @@ from contracts.artifact_errors import ChunkCorrupt, ChunkMissing, ManifestCorrup
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES
 from contracts.problem import code_of
-from kelvin import export_tensors
+from kelvin import export as subject
 from kelvin.export import export_version
 from kelvin.progress import Progress
 from kelvin.push import push
@@ -194,7 +194,7 @@ def test_another_manifest_and_other_bytes_are_refused(house: House, tmp_path: Pa
 
 def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its index has a fixed size: said before anything travels."""
-    monkeypatch.setattr(export_tensors, "INDEX_BYTES", 200)
+    monkeypatch.setattr(subject, "INDEX_BYTES", 200)
     version = pushed(house, tmp_path)
     told = Told()
     with house.client() as door, pytest.raises(Refused) as refused:
@@ -216,7 +216,7 @@ def test_the_library_is_not_trusted(
     house: House, tmp_path: Path, program: str, want: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it does, there is a whole file in the end, or no directory."""
-    monkeypatch.setattr(export_tensors, "PROGRAM", ("-c", program))
+    monkeypatch.setattr(subject, "PROGRAM", ("-c", program))
     version = pushed(house, tmp_path)
     with pytest.raises(Refused, match=want):
         exported(house, version, tmp_path / "out", "tensors")

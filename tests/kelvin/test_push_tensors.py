@@ -15,7 +15,7 @@ from kelvin.export import export_version
 from kelvin.progress import Progress
 from kelvin.push import push, push_directory
 from kelvin.push_command import push_command
-from kelvin.push_tensors import TensorsWish
+from kelvin.push_directory import TensorsWish
 from tests.kelvin.doors import Doors
 from tests.kelvin.test_export import hashes, read_by_library
 from tests.kelvin.test_push import FAST, Told

@@ -18,13 +18,12 @@ from contracts.errors import Refused
 from contracts.manifest import Manifest, decode_manifest, encode_manifest, version_of
 from contracts.push import Plan, PlannedChunk
 from kelvin.export import export_command
-from kelvin.openssf import SIGNATURE_FILE
 from kelvin.policy.own_bytes import LinearSpace, find_stranger
 from kelvin.progress import Progress
 from kelvin.push import push_directory
 from kelvin.push_command import push_command
 from kelvin.push_directory import scan
-from kelvin.signing import Signing, read_claims, read_key
+from kelvin.signing import SIGNATURE_FILE, Signing, read_claims, read_key
 from kelvin.versions import show_command
 from snapshotter.policy.intake import admit
 from tests.kelvin.doors import Doors
