@@ -1,15 +1,13 @@
 """A strict Kubernetes API server in this process, on a real port: for tests of whoever speaks to one.
 
-It imitates kube-apiserver 1.36.2 with Knative Serving's kinds and webhooks, as recorded in knative-recorded and read in
-the sources that each module names:
-- `objects`, `schemas`: decoding, strict field validation, metadata, generations (api_exchanges, api_more, leases)
-- `ownership`, `fields`: server-side apply, conflicts, removal of what is no longer applied (api_exchanges)
-- `store`, `watches`, `selectors`: lists and their pages, watches, expiry (list_paging, watch_semantics)
-- `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation, namespaces (api_exchanges, finalizers)
-- `knative_webhook`: defaults and refusals (webhook_defaults, webhook_validation, webhook_updates, feature_flags)
-The replay suite (`test_replay_*.py`) holds it to the recordings and lists what it does not imitate. There is no
-kubelet, scheduler, Deployment controller or Knative controller here: what those write, a test writes itself
-(`playing.Knative`).
+It imitates what the product, its tests and kubectl ask of a kube-apiserver 1.36.2 with Knative Serving's kinds and
+webhooks. `test_replay.py` holds it to recorded exchanges with a real one:
+- `objects`, `schemas`: decoding, strict field validation, metadata, generations
+- `ownership`, `fields`: server-side apply, conflicts, removal of what is no longer applied
+- `store`, `watches`: lists and their pages, watches, expiry
+- `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation, namespaces
+- `knative_webhook`: defaults and refusals of Services
+There is no kubelet, scheduler or controller of Knative: what those write, a test writes itself (`playing.Knative`).
 """
 
 import asyncio

@@ -4,7 +4,6 @@ Every method may be called from any thread. Objects handed out are copies. Refus
 """
 
 import copy
-import secrets
 import threading
 import uuid
 from collections.abc import Callable
@@ -23,9 +22,8 @@ from tests.cluster.schemas import defaulted
 from tests.cluster.store import Asked, Store, number
 from tests.cluster.watches import Watch
 
-CREATED_BY_UPDATE: Final = ("endpoints", "leases", "events")
 # Where an update must say which version it read.
-CONDITIONAL: Final = ("leases", "poddisruptionbudgets", "customresourcedefinitions")
+CONDITIONAL: Final = ("leases", "customresourcedefinitions")
 SYSTEMS: Final = (
     "uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink",
 )  # fmt: skip
@@ -39,7 +37,6 @@ class Answer:
 
     status: int
     body: Json
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,12 +48,6 @@ class Cluster:
     lock: threading.RLock = field(default_factory=threading.RLock)
     webhook: KnativeWebhook = field(default_factory=KnativeWebhook)
 
-    def __post_init__(self) -> None:
-        self.webhook.has_account = self._has_account
-
-    def _has_account(self, namespace: str, name: str) -> bool:
-        return self.store.get(self.kinds.of("v1", "ServiceAccount"), namespace, name) is not None
-
     # -- reading
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
@@ -65,7 +56,7 @@ class Cluster:
 
     def listed(self, kind: Kind, namespace: str | None, query: dict[str, str] | None = None) -> Json:
         with self.lock:
-            return copy.deepcopy(self.store.listed(kind, Asked.read(kind, namespace, query or {})))
+            return copy.deepcopy(self.store.listed(kind, Asked.read(namespace, query or {})))
 
     def watch(self, kind: Kind, namespace: str | None, query: dict[str, str]) -> Watch:
         with self.lock:
@@ -81,18 +72,14 @@ class Cluster:
 
     def create(self, kind: Kind, namespace: str, body: Json, options: Options = PLAIN) -> Answer:
         with self.lock:
-            obj, warnings = decoded(kind, copy.deepcopy(body), options)
+            obj = decoded(kind, copy.deepcopy(body))
             metadata = obj["metadata"]
             if kind.namespaced and metadata.setdefault("namespace", namespace) != namespace:
                 text = "the namespace of the provided object does not match the namespace sent on the request"
                 raise refused(400, text)
-            if "name" not in metadata and metadata.get("generateName"):
-                metadata["name"] = metadata["generateName"] + _suffix()
-            return self._create(kind, obj, options, warnings, lambda new: self._updated(kind, {}, new, options))
+            return self._create(kind, obj, options, lambda new: self._updated(kind, {}, new, options))
 
-    def _create(
-        self, kind: Kind, obj: Json, options: Options, warnings: list[str], own: Callable[[Json], Json]
-    ) -> Answer:
+    def _create(self, kind: Kind, obj: Json, options: Options, own: Callable[[Json], Json]) -> Answer:
         metadata = obj["metadata"]
         self._check_namespace(kind, metadata.get("namespace", ""), metadata.get("name", ""))
         for name in (*SYSTEMS, "resourceVersion", "managedFields"):
@@ -103,17 +90,13 @@ class Cluster:
         obj = self.webhook.mutate(kind, None, obj, options.user)
         obj = self._prepared(kind, obj)
         accept(kind, obj, old=None)
-        warnings += self.webhook.validate(kind, None, obj, options.user, dry_run=options.dry_run)
+        self.webhook.validate(kind, obj)
         if self.store.get(kind, metadata.get("namespace", ""), obj["metadata"]["name"]) is not None:
-            found = answers.exists(kind.named(obj["metadata"]["name"]))
-            found.warnings = tuple(warnings)
-            raise found
+            raise answers.exists(kind.named(obj["metadata"]["name"]))
         obj["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
         if kind.generations:
             obj["metadata"]["generation"] = 1
-        if not options.dry_run:
-            obj = self._put(kind, obj)
-        return Answer(201, copy.deepcopy(obj), tuple(warnings))
+        return Answer(201, copy.deepcopy(self._put(kind, obj)))
 
     def _prepared(self, kind: Kind, obj: Json) -> Json:
         obj["metadata"] = tidy(obj["metadata"])
@@ -160,22 +143,20 @@ class Cluster:
     ) -> Answer:
         """A PUT."""
         with self.lock:
-            obj, warnings = decoded(kind, copy.deepcopy(body), options)
+            obj = decoded(kind, copy.deepcopy(body))
             metadata = obj["metadata"]
             if metadata.get("name", "") != name:
                 raise _misnamed(metadata.get("name", ""), name)
             if kind.namespaced and metadata.setdefault("namespace", namespace) != namespace:
                 raise refused(400, OTHER_NAMESPACE)
             old = self.store.get(kind, namespace, name)
-            if old is None and kind.plural in CREATED_BY_UPDATE and not sub and not metadata.get("resourceVersion"):
-                return self._create(kind, obj, options, warnings, lambda new: self._updated(kind, {}, new, options))
             if old is None:
                 raise not_found(kind.named(name))
             if not metadata.get("resourceVersion") and (kind.custom or kind.plural in CONDITIONAL):
                 cause = Cause.value("metadata.resourceVersion", "0", "must be specified for an update")
                 raise invalid(kind.named(name), [cause], by_resource=True)
             new = self._updated(kind, old, self._laid(kind, old, obj, sub), options, sub)
-            return self._write(kind, old, new, options, warnings)
+            return self._write(kind, old, new, options)
 
     def patch(
         self,
@@ -199,9 +180,9 @@ class Cluster:
                     raise refused(422, text, reason="Invalid", details={}) from error
             else:
                 body = strategic(kind.schema, old, body) if how == STRATEGIC else merged(old, body)
-            obj, warnings = decoded(kind, copy.deepcopy(body), options)
+            obj = decoded(kind, copy.deepcopy(body))
             new = self._updated(kind, old, self._laid(kind, old, obj, sub), options, sub)
-            return self._write(kind, old, new, options, warnings)
+            return self._write(kind, old, new, options)
 
     def apply(self, kind: Kind, namespace: str, name: str, body: Json, options: Options, *, sub: str = "") -> Answer:
         """A server-side apply."""
@@ -227,12 +208,12 @@ class Cluster:
                 raise refused(400, OTHER_NAMESPACE)
             if old is None:
                 entries = found.get("managedFields")
-                return self._create(kind, new, options, [], lambda obj: _with_entries(obj, entries))
+                return self._create(kind, new, options, lambda obj: _with_entries(obj, entries))
             version = metadata.get("resourceVersion")
             found["resourceVersion"] = version or old["metadata"]["resourceVersion"]
             entries = found.pop("managedFields", None)
             laid = _with_entries(self._laid(kind, old, new, sub), entries)
-            return self._write(kind, old, laid, options, [])
+            return self._write(kind, old, laid, options)
 
     def _applied(self, kind: Kind, old: Json, config: Json, who: Manager, options: Options) -> Json:
         try:
@@ -265,7 +246,7 @@ class Cluster:
             new |= {"status": old["status"]} if "status" in old else {}
         return new
 
-    def _write(self, kind: Kind, old: Json, new: Json, options: Options, warnings: list[str]) -> Answer:
+    def _write(self, kind: Kind, old: Json, new: Json, options: Options) -> Answer:
         """The checks and effects that every change of an object shares."""
         name, was, metadata = old["metadata"]["name"], old["metadata"], dict(new["metadata"])
         new = new | {"metadata": metadata}
@@ -281,19 +262,19 @@ class Cluster:
         new = self.webhook.mutate(kind, old, new, options.user)
         new = self._prepared(kind, new)
         accept(kind, new, old=old)
-        warnings += self.webhook.validate(kind, old, new, options.user, dry_run=options.dry_run)
+        self.webhook.validate(kind, new)
         if kind.generations and _specified(kind, old) != _specified(kind, new):
             new["metadata"]["generation"] = was.get("generation", 0) + 1
         new["metadata"]["resourceVersion"] = was["resourceVersion"]
         if _without_times(new) == _without_times(old):
             new = old
-        if options.dry_run or new is old:
-            return Answer(200, copy.deepcopy(new), tuple(warnings))
+        if new is old:
+            return Answer(200, copy.deepcopy(new))
         if _released(new):
             self.drop(kind, old)
         else:
             new = self._put(kind, new)
-        return Answer(200, copy.deepcopy(new), tuple(warnings))
+        return Answer(200, copy.deepcopy(new))
 
     def drop(self, kind: Kind, old: Json) -> None:
         """Out of the store, with what it defined. Called under the lock."""
@@ -304,10 +285,6 @@ class Cluster:
 
 def _misnamed(has: str, wants: str) -> Refused:
     return refused(400, f"the name of the object ({has}) does not match the name on the URL ({wants})")
-
-
-def _suffix() -> str:
-    return "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
 
 
 def _with_entries(obj: Json, entries: Any) -> Json:

@@ -1,7 +1,7 @@
 """What a kube-controller-manager does about deletion: the garbage collector and the end of namespaces.
 
-A dependent goes with the last of its owners, or first where the owner was deleted in the foreground; an orphan is let
-go. An object that holds others is deleted in the foreground itself, as the real collector does while an owner waits.
+A dependent goes with the last of its owners, or first where the owner was deleted in the foreground. An object that
+holds others is deleted in the foreground itself, as the real collector does while an owner waits.
 """
 
 from tests.cluster.answers import Json
@@ -35,10 +35,6 @@ def _round(cluster: Cluster) -> bool:
         finalizers = metadata.get("finalizers", [])
         if metadata.get("deletionTimestamp") and "foregroundDeletion" in finalizers:
             _foreground(cluster, kind, obj, dependents)
-        if metadata.get("deletionTimestamp") and "orphan" in finalizers:
-            for held, dependent in dependents.get(metadata["uid"], []):
-                _release(cluster, held, dependent, metadata["uid"])
-            _unfinalize(cluster, kind, obj, "orphan")
         references = metadata.get("ownerReferences", [])
         alone = references and not any(each["uid"] in owners for each in references)
         if alone and not metadata.get("deletionTimestamp"):
@@ -78,12 +74,6 @@ def _unfinalize(cluster: Cluster, kind: Kind, obj: Json, name: str) -> None:
         cluster.store.put(kind, now | {"metadata": now["metadata"] | {"finalizers": left}})
     else:
         finish(cluster, kind, now)
-
-
-def _release(cluster: Cluster, kind: Kind, obj: Json, owner: str) -> None:
-    metadata = dict(obj["metadata"])
-    left = [each for each in metadata.pop("ownerReferences") if each["uid"] != owner]
-    cluster.store.put(kind, obj | {"metadata": metadata | ({"ownerReferences": left} if left else {})})
 
 
 def _empty(cluster: Cluster, kind: Kind, name: str, objects: list[tuple[Kind, Json]]) -> None:

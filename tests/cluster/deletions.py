@@ -10,7 +10,7 @@ from tests.cluster.cluster import Answer, Cluster
 from tests.cluster.kinds import Kind
 from tests.cluster.objects import now, tidy
 
-HOLDING: Final = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}
+HOLDING: Final = {"Foreground": "foregroundDeletion"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,6 @@ class Deletion:
     uid: str = ""
     version: str = ""
     grace_s: int | None = None
-    dry_run: bool = False
 
 
 PLAIN: Final = Deletion()
@@ -33,7 +32,7 @@ def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletio
         old = cluster.stored(kind, namespace, name)
         _check(kind, old, how)
         if kind.stored == ("", "namespaces"):
-            return _terminate(cluster, kind, old, how)
+            return _terminate(cluster, kind, old)
         metadata = dict(old["metadata"])
         finalizers = metadata.get("finalizers", [])
         if how.policy:
@@ -41,28 +40,16 @@ def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletio
             finalizers += [HOLDING[how.policy]] if how.policy in HOLDING else []
         grace = _grace_s(kind, old, how)
         if not finalizers and not grace:
-            if not how.dry_run:
-                cluster.drop(kind, old)
+            cluster.drop(kind, old)
             return Answer(200, copy.deepcopy(old) if kind.returned else _success(kind, old))
         if not metadata.get("deletionTimestamp"):
             metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": grace}
             if metadata.get("generation"):
                 metadata["generation"] += 1
         new = old | {"metadata": tidy(metadata | {"finalizers": finalizers})}
-        if new != old and not how.dry_run:
+        if new != old:
             new = cluster.store.put(kind, new)
         return Answer(200, copy.deepcopy(new))
-
-
-def delete_all(
-    cluster: Cluster, kind: Kind, namespace: str | None, query: dict[str, str], how: Deletion = PLAIN
-) -> Answer:
-    """Those that the selectors of the query choose."""
-    with cluster.lock:
-        found = cluster.listed(kind, namespace, {key: query[key] for key in query if key.endswith("Selector")})
-        for each in found["items"]:
-            delete(cluster, kind, each["metadata"].get("namespace", ""), each["metadata"]["name"], how)
-        return Answer(200, found)
 
 
 def finish(cluster: Cluster, kind: Kind, obj: Json) -> None:
@@ -85,10 +72,10 @@ def _check(kind: Kind, old: Json, how: Deletion) -> None:
         raise answers.precondition(about, what, "The object might have been modified")
 
 
-def _terminate(cluster: Cluster, kind: Kind, old: Json, how: Deletion) -> Answer:
+def _terminate(cluster: Cluster, kind: Kind, old: Json) -> Answer:
     """A namespace ends when what is in it has ended."""
     new = old | {"metadata": {"deletionTimestamp": now()} | old["metadata"], "status": {"phase": "Terminating"}}
-    if new != old and not how.dry_run:
+    if new != old:
         new = cluster.store.put(kind, new)
     return Answer(200, copy.deepcopy(new))
 

@@ -11,22 +11,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tests.cluster.answers import Refused, failure, refused
-from tests.cluster.bodies import applied_of, deletion_of, json_of, readable
+from tests.cluster.answers import Cause, Refused, failure, options, refused
 from tests.cluster.cluster import STRATEGIC, Answer, Cluster
 from tests.cluster.collector import collect
-from tests.cluster.deletions import delete, delete_all
+from tests.cluster.deletions import Deletion, delete
 from tests.cluster.kinds import Kind
 from tests.cluster.objects import Options
 from tests.cluster.watches import Watch
 
-BODY_BYTES: Final = 3145728
 TOKEN: Final = "the-token-of-tests"
-VERSION: Final = {
-    "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36", "minCompatibilityMajor": "1",
-    "minCompatibilityMinor": "35", "gitVersion": "v1.36.2", "gitTreeState": "", "compiler": "gc",
-    "platform": "linux/amd64",
-}  # fmt: skip
 APPLY: Final = "apply-patch+yaml"
 PATH: Final = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
@@ -147,7 +140,7 @@ class Front:
         raw = await request.content.read()
         watched = request.method == "GET" and request.query.get("watch") in YES
         method, agent = "WATCH" if watched else request.method, request.headers.get("User-Agent", "")
-        seen = Seen(method, request.path, dict(request.query), readable(raw), agent)
+        seen = Seen(method, request.path, dict(request.query), json.loads(raw) if raw else None, agent)
         self.seen.append(seen)
         fault = self._fault(seen)
         await asyncio.sleep(fault.delay_s)
@@ -171,13 +164,7 @@ class Front:
         return Fault()
 
     async def _answer(self, request: web.BaseRequest, raw: bytes, seen: Seen) -> web.StreamResponse:
-        if len(raw) > BODY_BYTES:
-            raise refused(413, f"Request entity too large: limit is {BODY_BYTES}")
         path = request.path
-        if path in ("/readyz", "/livez", "/healthz"):
-            return web.Response(text="ok")
-        if path == "/version":
-            return web.json_response(VERSION)
         with self.cluster.lock:
             found = self.cluster.kinds.discover(path)
         if found is not None:
@@ -191,8 +178,7 @@ class Front:
         if seen.method == "WATCH" and not named["name"]:
             return await self._watch(request, kind, named["namespace"] or None, seen)
         answer = self._handle(request, kind, named, raw)
-        response = web.json_response(answer.body, status=answer.status)
-        return _warned(response, answer.warnings)
+        return web.json_response(answer.body, status=answer.status)
 
     def _kind(self, named: dict[str, str]) -> Kind | None:
         with self.cluster.lock:
@@ -202,9 +188,7 @@ class Front:
         namespace, name, sub, query = named["namespace"], named["name"], named["sub"], dict(request.query)
         asked = Options(
             manager=query.get("fieldManager") or request.headers.get("User-Agent", "").partition("/")[0],
-            validation=query.get("fieldValidation") or "Warn",
             force=query.get("force") in YES,
-            dry_run=query.get("dryRun") == "All",
         )
         cluster = self.cluster
         match request.method, bool(name):
@@ -213,23 +197,24 @@ class Front:
             case "GET", False:
                 return Answer(200, cluster.listed(kind, namespace or None, query))
             case "POST", False:
-                return cluster.create(kind, namespace, json_of(raw, kind), asked)
+                return cluster.create(kind, namespace, json.loads(raw), asked)
             case "PUT", True:
-                return cluster.update(kind, namespace, name, json_of(raw, kind), asked, sub=sub)
+                return cluster.update(kind, namespace, name, json.loads(raw), asked, sub=sub)
             case "PATCH", True:
                 how = request.content_type.removeprefix("application/")
-                if how == APPLY:
-                    return cluster.apply(kind, namespace, name, applied_of(raw, query), asked, sub=sub)
                 allowed = ["json-patch+json", "merge-patch+json", *([] if kind.custom else [STRATEGIC]), APPLY]
                 if how not in allowed:
                     listed = ", ".join(f"application/{each}" for each in allowed)
                     text = f"the body of the request was in an unknown format - accepted media types include: {listed}"
                     raise refused(415, text)
-                return cluster.patch(kind, namespace, name, json_of(raw, kind), how, asked, sub=sub)
+                if how != APPLY:
+                    return cluster.patch(kind, namespace, name, json.loads(raw), how, asked, sub=sub)
+                if not query.get("fieldManager"):
+                    why = "Required value: is required for apply patch"
+                    raise options("PatchOptions", Cause("fieldManager", "FieldValueRequired", why))
+                return cluster.apply(kind, namespace, name, json.loads(raw), asked, sub=sub)
             case "DELETE", True:
-                return delete(cluster, kind, namespace, name, deletion_of(query, raw))
-            case "DELETE", False:
-                return delete_all(cluster, kind, namespace or None, query, deletion_of(query, raw))
+                return delete(cluster, kind, namespace, name, _deletion(raw))
         raise refused(405, "the server does not allow this method on the requested resource")
 
     # -- watches
@@ -315,17 +300,17 @@ def _failing(fault: Fault) -> Refused:
     return Refused(fault.status, failure(fault.status, text, details=details), headers)
 
 
-def _warned(response: web.Response, warnings: tuple[str, ...]) -> web.Response:
-    if warnings:
-        response.headers["Warning"] = ", ".join(f"299 - {json.dumps(each)}" for each in warnings)
-    return response
+def _deletion(raw: bytes) -> Deletion:
+    body = json.loads(raw) if raw else {}
+    conditions = body.get("preconditions") or {}
+    uid, version = conditions.get("uid") or "", conditions.get("resourceVersion") or ""
+    return Deletion(body.get("propagationPolicy") or "", uid, version, body.get("gracePeriodSeconds"))
 
 
 def _refusal(error: Refused) -> web.Response:
     if isinstance(error.body, str):
         return web.Response(status=error.status, text=error.body)
-    response = web.json_response(error.body, status=error.status, headers=error.headers)
-    return _warned(response, error.warnings)
+    return web.json_response(error.body, status=error.status, headers=error.headers)
 
 
 def _hang_up(request: web.BaseRequest) -> web.Response:

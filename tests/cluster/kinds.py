@@ -81,20 +81,14 @@ def _built_in(group: str, version: str, plural: str, model: str, **more: Any) ->
 
 BUILT_IN: Final = (
     _built_in("", "v1", "namespaces", "V1Namespace", namespaced=False, has_status=True, returned=True, short=("ns",)),
-    _built_in("", "v1", "services", "V1Service", has_status=True, returned=True, short=("svc",)),
-    _built_in("", "v1", "endpoints", "V1Endpoints", short=("ep",)),
     _built_in("", "v1", "pods", "V1Pod", has_status=True, generations=True, returned=True, short=("po",)),
     _built_in("", "v1", "events", "CoreV1Event", short=("ev",)),
     _built_in("", "v1", "configmaps", "V1ConfigMap", short=("cm",)),
     _built_in("", "v1", "secrets", "V1Secret"),
-    _built_in("", "v1", "serviceaccounts", "V1ServiceAccount", returned=True, short=("sa",)),
     _built_in("", "v1", "nodes", "V1Node", namespaced=False, has_status=True, short=("no",)),
-    _built_in("apps", "v1", "deployments", "V1Deployment", has_status=True, generations=True, short=("deploy",)),
     _built_in("discovery.k8s.io", "v1", "endpointslices", "V1EndpointSlice", generations=True),
     _built_in("coordination.k8s.io", "v1", "leases", "V1Lease"),
     _built_in("networking.k8s.io", "v1", "networkpolicies", "V1NetworkPolicy", generations=True, short=("netpol",)),
-    _built_in("autoscaling", "v2", "horizontalpodautoscalers", "V2HorizontalPodAutoscaler", has_status=True),
-    _built_in("policy", "v1", "poddisruptionbudgets", "V1PodDisruptionBudget", has_status=True, generations=True),
     _built_in(
         "apiextensions.k8s.io",
         "v1",

@@ -1,6 +1,5 @@
 """What an object must be to be stored: its decoding, its metadata, and the few rules of built-in kinds."""
 
-import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,7 +7,7 @@ from typing import Any, Final
 
 from tests.cluster.answers import Cause, Json, invalid, refused, unreadable
 from tests.cluster.kinds import Kind
-from tests.cluster.schemas import faults, pruned, shown, typed, unknown
+from tests.cluster.schemas import faults, shown, typed, unknown
 
 SUBDOMAIN: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 SUBDOMAIN_RULE: Final = (
@@ -27,9 +26,6 @@ VALUE_RULE: Final = (
     f"'{VALUE}')"
 )
 QUALIFIED: Final = re.compile(rf"({SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
-STANDARD_FINALIZERS: Final = ("orphan", "foregroundDeletion", "kubernetes")
-ANNOTATIONS_BYTES: Final = 262144
-CONFIG_MAP_BYTES: Final = 1048576
 MICRO_TIMES: Final = {
     ("leases", "spec.acquireTime"), ("leases", "spec.renewTime"), ("events", "eventTime"),
     ("events", "series.lastObservedTime"),
@@ -44,9 +40,7 @@ class Options:
     """What a request says beside its object."""
 
     manager: str = ""
-    validation: str = "Warn"  # "Strict" | "Warn" | "Ignore"
     force: bool = False
-    dry_run: bool = False
     user: str = "admin"
 
 
@@ -64,8 +58,8 @@ def reach(obj: Json, path: str) -> Any:
     return value
 
 
-def decoded(kind: Kind, body: Json, options: Options) -> tuple[Json, list[str]]:
-    """The object as the kind knows it, and what was warned of. Raises Refused (400)."""
+def decoded(kind: Kind, body: Json) -> Json:
+    """The object as the kind knows it. Raises Refused (400), always where there are unknown fields."""
     if body.get("apiVersion", kind.api_version) != kind.api_version:
         text = (
             f"the API version in the data ({body['apiVersion']}) does not match the expected API version "
@@ -77,17 +71,12 @@ def decoded(kind: Kind, body: Json, options: Options) -> tuple[Json, list[str]]:
         raise refused(400, text)
     if not kind.custom:
         _decode(kind, body)
-    extra = unknown(kind.schema, body)
-    warnings: list[str] = []
-    if extra and options.validation == "Strict":
+    if extra := unknown(kind.schema, body):
         listed = ", ".join(f'unknown field "{each}"' for each in extra)
         raise unreadable(kind.kind, kind.version, f"strict decoding error: {listed}")
-    if extra and options.validation != "Ignore":
-        warnings = [f'unknown field "{each}"' for each in extra]
-    found: Json = pruned(kind.schema, body)
-    found = {"kind": kind.kind, "apiVersion": kind.api_version, **found}
+    found = {"kind": kind.kind, "apiVersion": kind.api_version, **body}
     found["metadata"] = tidy(found.get("metadata") or {})
-    return (found if kind.custom else _without_nulls(found)), warnings
+    return found if kind.custom else _without_nulls(found)
 
 
 def tidy(metadata: Json) -> Json:
@@ -158,31 +147,16 @@ def meta_faults(kind: Kind, obj: Json) -> list[Cause]:
             found.append(Cause.value("metadata.labels", shown(value), "must be no more than 63 characters"))
         if not re.fullmatch(VALUE, value):
             found.append(Cause.value("metadata.labels", shown(value), VALUE_RULE))
-    if sum(len(name.encode()) + len(value.encode()) for name, value in annotations.items()) > ANNOTATIONS_BYTES:
-        text = f"Too long: may not be more than {ANNOTATIONS_BYTES} bytes"
-        found.append(Cause("metadata.annotations", "FieldValueTooLong", text))
-    for index, name in enumerate(metadata.get("finalizers") or []):
-        if "/" not in name and name not in STANDARD_FINALIZERS and not kind.custom:  # Knative has such ones
-            why = "name is neither a standard finalizer name nor is it fully qualified"
-            found.append(Cause.value(f"metadata.finalizers[{index}]", shown(name), why))
     return found + _owner_faults(metadata.get("ownerReferences") or [])
 
 
 def _owner_faults(owners: list[Json]) -> list[Cause]:
-    found = [
+    return [
         Cause.value(f"metadata.ownerReferences[{index}].{name}", '""', f"{name} must not be empty")
         for index, each in enumerate(owners)
         for name in ("apiVersion", "kind", "name", "uid")
         if not each.get(name)
     ]
-    controllers = [each for each in owners if each.get("controller")]
-    if len(controllers) > 1:
-        one, two = (f"{each['kind']}/{each['name']}" for each in controllers[:2])
-        order = ("apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion")
-        listed = [{key: each[key] for key in order if key in each} for each in owners]
-        why = f'Only one reference can have Controller set to true. Found "true" in references for {one} and {two}'
-        found.append(Cause.value("metadata.ownerReferences", json.dumps(listed, separators=(",", ":")), why))
-    return found
 
 
 def name_faults(kind: Kind, obj: Json) -> list[Cause]:
@@ -205,10 +179,6 @@ def kind_faults(kind: Kind, obj: Json) -> list[Cause]:
             return _lease_faults(obj.get("spec") or {})
         case "events":
             return _event_faults(obj)
-        case "configmaps" | "secrets":
-            size = sum(len(value.encode()) for value in (obj.get("data") or {}).values())
-            if size > CONFIG_MAP_BYTES:
-                return [Cause("[]", "FieldValueTooLong", f"Too long: may not be more than {CONFIG_MAP_BYTES} bytes")]
     return []
 
 

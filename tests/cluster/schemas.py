@@ -25,12 +25,7 @@ MAP_LISTS: Final[dict[tuple[str, str], list[str]]] = {
     ("V1Container", "env"): ["name"],
     ("V1Container", "ports"): ["containerPort", "protocol"],
     ("V1Container", "volumeMounts"): ["mountPath"],
-    ("V1ServiceSpec", "ports"): ["port", "protocol"],
-    ("V1ServiceStatus", "conditions"): ["type"],
-    ("V1DeploymentStatus", "conditions"): ["type"],
     ("V1NamespaceStatus", "conditions"): ["type"],
-    ("V1PodDisruptionBudgetStatus", "conditions"): ["type"],
-    ("V2HorizontalPodAutoscalerStatus", "conditions"): ["type"],
     ("V1CustomResourceDefinitionStatus", "conditions"): ["type"],
 }
 SET_LISTS: Final = {("V1ObjectMeta", "finalizers")}
@@ -74,7 +69,7 @@ def of_model(name: str, seen: frozenset[str] = frozenset()) -> Schema:
             inner |= {"x-kubernetes-list-type": "set"}
         properties[json_name] = inner
     found: Schema = {"type": "object", "properties": properties}
-    if name in ("V1ContainerPort", "V1ServicePort"):
+    if name == "V1ContainerPort":
         found["properties"]["protocol"] |= {"default": "TCP"}
     return found | ({"x-kubernetes-map-type": "atomic"} if name in ATOMIC_MAPS else {})
 
@@ -104,16 +99,6 @@ def unknown(schema: Schema, value: Any, path: str = "") -> list[str]:
     for _, at, inner, each in _contents(schema, value, path):
         found += [at] if inner is None else unknown(inner, each, at)
     return found
-
-
-def pruned(schema: Schema, value: Any) -> Any:
-    """The value without the fields that the schema doesn't have."""
-    if isinstance(value, dict):
-        known = ((name, of_field(schema, name), each) for name, each in value.items())
-        return {name: pruned(inner, each) for name, inner, each in known if inner is not None}
-    if isinstance(value, list):
-        return [pruned(schema.get("items", {}), each) for each in value]
-    return value
 
 
 def defaulted(schema: Schema, value: Any) -> Any:

@@ -1,12 +1,8 @@
 """A watch: which events somebody is told who asked from a version on, as the watch cache tells them."""
 
-from typing import Final
-
-from tests.cluster.answers import Cause, Json, failure, options, refused
+from tests.cluster.answers import Json, failure
 from tests.cluster.kinds import Kind
 from tests.cluster.store import Asked, Entry, Store, as_version, number
-
-INITIAL_END: Final = "k8s.io/initial-events-end"
 
 
 def expired(version: int, oldest: int) -> Json:
@@ -21,12 +17,8 @@ class Watch:
         self.kind = kind
         self.bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
         self._store = store
-        self._asked = asked = Asked.read(kind, namespace, query)
-        initial = query.get("sendInitialEvents") in ("true", "1")
-        if initial and asked.match != "NotOlderThan":
-            why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            raise options("ListOptions", Cause("resourceVersionMatch", "FieldValueForbidden", why))
-        anew = initial or asked.version in ("", "0")
+        self._asked = asked = Asked.read(namespace, query)
+        anew = asked.version in ("", "0")
         self._after = store.version if anew else number(asked.version)
         events = store.events(kind)
         first = next((index for index, each in enumerate(events) if each.version > self._after), len(events))
@@ -37,8 +29,6 @@ class Watch:
             self._told = [{"type": "ERROR", "object": expired(self._after, store.oldest(kind))}]
         if anew:
             self._told = [self._event("ADDED", each) for each in self._now()]
-        if initial and self.bookmarks:
-            self._told.append(self.bookmark(ended=True))
 
     def _now(self) -> list[Json]:
         plain = Asked(self._asked.namespace, self._asked.wanted, False)
@@ -53,14 +43,12 @@ class Watch:
         """Whether a bookmark would say anything new: on a watch that saw nothing happen none was recorded."""
         return self._next > self._booked
 
-    def bookmark(self, *, ended: bool = False) -> Json:
+    def bookmark(self) -> Json:
         """That nothing was missed until now: the version of the last event of the kind, or of all at the beginning."""
         events = self._store.events(self.kind)
-        version = self._store.version if ended or not events else max(self._after, events[-1].version)
+        version = max(self._after, events[-1].version) if events else self._store.version
         self._booked = len(events)
         metadata: Json = {"resourceVersion": str(version)}
-        if ended:
-            metadata["annotations"] = {INITIAL_END: "true"}
         return {
             "type": "BOOKMARK",
             "object": {"kind": self.kind.kind, "apiVersion": self.kind.api_version, "metadata": metadata},
@@ -91,8 +79,3 @@ class Watch:
             return None
         metadata = entry.before["metadata"] | {"resourceVersion": str(entry.version)}
         return self._event("DELETED", entry.before | {"metadata": metadata})
-
-
-def gone(version: str, store: Store, kind: Kind) -> Exception:
-    """The same as an answer of HTTP, as an API server with a cold watch cache gives it."""
-    return refused(410, expired(int(version), store.oldest(kind))["message"])

@@ -1,0 +1,217 @@
+"""Recorded exchanges with a real control plane against ours: the parts of an API server that the product rests on.
+
+The exchanges in `data` are of a kube-apiserver 1.36.2 with Knative Serving's webhooks, in the order in which they were
+recorded. What of the recordings is not here, ours does not imitate.
+"""
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+from tests.cluster import cluster, deletions, ownership
+from tests.cluster.answers import Json, Refused
+from tests.cluster.api_server import ApiServer, serving
+from tests.cluster.recordings import NAMESPACE, Client, Names, Replay, compared, copied, differences
+
+EXCHANGES: Final = copied("exchanges")
+WEBHOOK: Final = copied("webhook")
+PACE: Final = 0.05  # how long a second of a watch's timeout lasts here
+QUICK: Final = 0.01
+
+
+@contextmanager
+def replaying(before: dict[str, Callable[[Replay], None]] | None = None) -> Iterator[Replay]:
+    """Each write has a second of its own: one that changes nothing keeps the time of the one before."""
+    seconds = itertools.count()
+    with pytest.MonkeyPatch.context() as patch, serving() as server, server.no_collector(), Client(server) as client:
+        patch.setattr(cluster, "now", lambda: f"2026-01-01T00:00:{next(seconds) % 60:02d}Z")
+        server.namespace(NAMESPACE)
+        yield Replay(server, client, before)
+
+
+def test_exchanges() -> None:
+    """Apply, its conflicts and refusals, merge patches, deletions, Leases: status, message, details and body."""
+    with replaying() as replay:
+        assert replay.all(EXCHANGES) == {}
+
+
+def test_more() -> None:
+    """Quantities and empty maps in an apply, selectors, namespaces that end, discovery."""
+    with replaying() as replay:
+        replay.server.namespace("kelvin-temp")
+        assert replay.all(copied("more")) == {}
+
+
+def test_finalizers() -> None:
+    """The exchanges, and then the events that a watch was told."""
+    collect: Callable[[Replay], None] = lambda replay: replay.server.collect()  # noqa: E731
+    with replaying({"owner_waits_for_owned": collect, "owned_gone": collect}) as replay:
+        kind, store = replay.server.cluster.kinds.of("v1", "ConfigMap"), replay.server.cluster.store
+        watch = replay.server.cluster.watch(kind, NAMESPACE, {"resourceVersion": str(store.version)})
+        assert replay.all(copied("finalizers")) == {}
+        replay.server.collect()
+        told, wanted = watch.due(), copied("finalizer_events")
+        wanted = [{"type": each["type"], "object": each["object"]} for each in wanted]
+        began = [each["type"] for each in told].index("ADDED") + 1  # the recorded watch began after the owner's
+        assert differences(wanted, told[began : began + len(wanted)], replay.names) == []
+
+
+@pytest.mark.parametrize("row", [pytest.param(each, id=each["id"]) for each in WEBHOOK])
+def test_webhook(row: Json, knative: Replay) -> None:
+    """A Service is accepted with these defaults, or refused with this text, by the flags of config-features."""
+    server = knative.server
+    server.features.update(row.get("flags", {}))
+    try:
+        said = knative.client.send(row["request"])
+    finally:
+        server.features.clear()
+    assert said.status == row["status"], said.body
+    if said.status == 201:
+        server.delete(said.body)
+        server.collect()
+    if row["status"] != 201:
+        assert differences(row["message"], said.body["message"], Names()) == []
+    elif "template" in row:
+        assert differences(row["template"], said.body["spec"]["template"], Names()) == []
+
+
+@pytest.fixture(scope="module")
+def knative() -> Iterator[Replay]:
+    with replaying() as replay:
+        yield replay
+
+
+# -- lists and watches
+
+
+def config_map(name: str, data: Json | None = None, **metadata: Any) -> Json:
+    about = {"name": name, "namespace": NAMESPACE} | metadata
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about} | ({"data": data} if data else {})
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """A namespace with what every namespace has, and five pages."""
+    with serving() as server:
+        server.namespace(NAMESPACE)
+        for each in copied("lists")[0]["response"]["body"]["items"]:
+            about = each["metadata"]
+            server.create(config_map(about["name"], each["data"], annotations=about["annotations"]))
+        for index in range(5):
+            server.create(config_map(f"page-{index}", {"i": str(index)}))
+        yield server
+
+
+@pytest.fixture
+def client(server: ApiServer) -> Iterator[Client]:
+    with Client(server) as client:
+        yield client
+
+
+def page(server: ApiServer, index: int = 0) -> Json:
+    return server.get("v1", "ConfigMap", f"page-{index}", NAMESPACE)
+
+
+def test_pages(server: ApiServer, client: Client) -> None:
+    """Limits, continue tokens and their end."""
+    names, found = Names(), {}
+    for each in copied("lists"):
+        if each["name"] == "list_continue_expired":
+            server.change(page(server), {"data": {"n": "3"}})
+            server.expire()
+        if faults := compared(each, client.send(names.translated(each["request"])), names):
+            found[each["name"]] = faults
+    assert found == {}
+
+
+def touch(value: str) -> Callable[[ApiServer], object]:
+    return lambda server: server.change(page(server), {"data": {"n": value}})
+
+
+def changed(server: ApiServer) -> None:
+    """Something of another kind happens, too: it takes a version."""
+    touch("2")(server)
+    about = {"name": "other", "namespace": NAMESPACE}
+    server.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": about})
+
+
+def set_label(server: ApiServer) -> None:
+    server.change(page(server, 1), {"metadata": {"labels": {"sel": "yes"}}})
+    server.change(page(server, 1), {"data": {"z": "1"}})
+    server.change(page(server, 1), {"metadata": {"labels": None}})
+
+
+# What happened while the recorded watch was open.
+MEANWHILE: Final[dict[str, Callable[[ApiServer], object]]] = {
+    "timeout_seconds_2": touch("1"),
+    "bookmark_before_timeout": touch("2"),
+    "label_selector_enter_change_leave": set_label,
+    "added_deleted": lambda server: server.delete(server.create(config_map("short"))),
+}
+# What had happened before it.
+BEFORE_WATCH: Final = {"no_resource_version": changed, "resource_version_0": changed}
+
+
+@pytest.mark.parametrize("watch", [pytest.param(each, id=each["name"]) for each in copied("watches")])
+def test_watch(server: ApiServer, client: Client, watch: Json) -> None:
+    """The status, and the same events in the same order; then the end."""
+    name, query = watch["name"], dict(watch["request"]["query"])
+    server.front.pace = QUICK if int(query["timeoutSeconds"]) > 60 else PACE
+    if before := BEFORE_WATCH.get(name):
+        before(server)
+    version = query.get("resourceVersion", "")
+    if version.isdigit() and int(version) > 1:
+        query["resourceVersion"] = str(server.cluster.store.version)
+    happening = threading.Timer(PACE, MEANWHILE.get(name, lambda _: None), (server,))
+    happening.start()
+    said = client.send(watch["request"] | {"query": query})
+    happening.join()
+    assert said.status == watch["response"]["status"]
+    wanted = [{"type": each["type"], "object": each["object"]} for each in watch["events"]]
+    events = [json.loads(line) for line in said.body.splitlines()]
+    for each in events:
+        if each["type"] == "ERROR":  # "too old resource version: 1 (3284)": the other number is the cluster's
+            each["object"]["message"] = each["object"]["message"].partition(" (")[0] + " (3284)"
+    assert differences(wanted, events, Names()) == []
+
+
+# -- the control
+
+
+def broken_generation(_kind: object, obj: Json) -> Json:
+    return obj["metadata"]  # type: ignore[no-any-return]
+
+
+BROKEN: Final[list[Any]] = [
+    pytest.param(cluster, "_specified", broken_generation, "apply_change_label_only", id="labels bump the generation"),
+    pytest.param(ownership, "check", lambda *_: [], "apply_unknown_field_strict", id="applied without a type"),
+    pytest.param(ownership, "_pruned", lambda _, new, *__: new, "apply_remove_owned_field", id="nothing is removed"),
+    pytest.param(
+        ownership,
+        "conflicting",
+        lambda _: Refused(409, {"message": "", "code": 409}),
+        "apply_other_manager_conflict",
+        id="conflicts are not told",
+    ),
+    pytest.param(deletions, "_check", lambda *_: [], "delete_precondition_uid_conflict", id="any uid will do"),
+    pytest.param(cluster, "accept", lambda *_, **__: None, "create_bad_name", id="any name will do"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "broken", "found"), BROKEN)
+def test_a_broken_rule_is_found(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, broken: Callable[..., Any], found: str
+) -> None:
+    """The exchange that the rule is about differs."""
+    monkeypatch.setattr(module, name, broken)
+    with replaying() as replay:
+        for each in EXCHANGES:
+            faults = replay.step(each)
+            if each["name"] == found:
+                break
+        assert faults
