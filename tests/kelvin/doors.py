@@ -1,12 +1,13 @@
 """What a command of the command line finds in its context: a house of the tests, or fixed answers."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from contracts.wire import encode
-from kelvin.client import Target
+from kelvin.client import Target, _refuse
 from snapshotter.app import SOCKET
 from tests.snapshotter.house import House, principal
 from tests.snapshotter.unix import unix_transport
@@ -26,11 +27,22 @@ class Doors:
 
 @dataclass(frozen=True)
 class Installation(Target):
-    """An installation that answers every request with `answer`."""
+    """An installation that gives `answers` in turn: responses, or what is encoded as one. The last one stays."""
 
     data: Path = Path("/nowhere")
-    answer: object = None
+    answers: Sequence[object] = ()
+    asked: list[httpx.Request] = field(default_factory=list)
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        response = httpx.Response(200, content=encode(self.answer))
-        return httpx.Client(transport=httpx.MockTransport(lambda _: response), base_url="https://door")
+        hooks = {"response": [_refuse]}
+        return httpx.Client(transport=httpx.MockTransport(self._answer), base_url="https://door", event_hooks=hooks)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer = self.answers[min(len(self.asked), len(self.answers) - 1)]
+        self.asked.append(request)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, content=encode(answer))
+
+
+def answering(*answers: object) -> Installation:
+    """Return an installation that gives these answers."""
+    return Installation(answers=answers)

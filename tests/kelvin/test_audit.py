@@ -1,40 +1,20 @@
 """`kelvin audit`: a chain that does not hold is exit code 2 and named; what is asked for reaches the installation."""
 
 import json
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner, Result
 
 from contracts.audit import AuditChain, AuditReport, AuditWindows
-from contracts.wire import encode
 from kelvin.audit import audit_command, changes
-from kelvin.client import Target
+from tests.kelvin.doors import Installation, answering
 
 HOLDS = AuditChain(tenant="", links=2, chain="c" * 64, expired=0)
 BROKEN = AuditChain(tenant="acme", links=4, chain="d" * 64, expired=1, difference="link 5: an entry is missing")
 
 
-@dataclass(frozen=True)
-class Installation(Target):
-    """Answers with the same whatever it is asked, and keeps that."""
-
-    data: Path = Path("/nowhere")
-    answer: object = None
-    asked: list[httpx.Request] = field(default_factory=list)
-
-    def door(self, key_file: str = "admin.key") -> httpx.Client:
-        def told(request: httpx.Request) -> httpx.Response:
-            self.asked.append(request)
-            return httpx.Response(200, content=encode(self.answer))
-
-        return httpx.Client(transport=httpx.MockTransport(told), base_url="https://door")
-
-
 def run(answer: object, *words: str) -> tuple[Result, Installation]:
-    installation = Installation(answer=answer)
+    installation = answering(answer)
     return CliRunner().invoke(audit_command, [*words], obj=installation), installation
 
 

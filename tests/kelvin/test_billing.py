@@ -4,9 +4,7 @@ import csv
 import io
 import json
 import re
-from dataclasses import dataclass, field
 
-import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +12,7 @@ from click.testing import CliRunner, Result
 from contracts.billing import Balance, BillingReport, BillLine, DeviceUse, Imbalance
 from contracts.wire import encode
 from kelvin.billing import CSV_COLUMNS, billing_command, money
+from tests.kelvin.doors import Installation, answering
 
 HOLE = Imbalance(
     kind="sequence_hole", subject="activator-1", detail="record 3 of this source never arrived; record 4 did"
@@ -45,23 +44,8 @@ GOOD = BillingReport(
 BAD = msgspec.structs.replace(GOOD, balance=Balance(balanced=False, lifetimes=1, sources=2, problems=(HOLE,), more=4))
 
 
-@dataclass
-class Installation:
-    """What the group puts into the context: a way to the door, here one that answers with a report."""
-
-    report: BillingReport
-    asked: list[httpx.URL] = field(default_factory=list)
-
-    def door(self) -> httpx.Client:
-        def answer(request: httpx.Request) -> httpx.Response:
-            self.asked.append(request.url)
-            return httpx.Response(200, content=encode(self.report))
-
-        return httpx.Client(transport=httpx.MockTransport(answer), base_url="https://door")
-
-
 def run(report: BillingReport, *arguments: str) -> tuple[Result, Installation]:
-    installation = Installation(report)
+    installation = answering(report)
     result = CliRunner().invoke(billing_command, ["report", *arguments], obj=installation, env={"COLUMNS": "160"})
     return result, installation
 
@@ -69,7 +53,8 @@ def run(report: BillingReport, *arguments: str) -> tuple[Result, Installation]:
 def test_it_asks_for_tenant_and_month() -> None:
     """Both travel as query parameters."""
     _, installation = run(GOOD, "--tenant", "acme", "--month", "2026-11")
-    (url,) = installation.asked
+    url = installation.asked[0].url
+    assert len(installation.asked) == 1
     assert url.path == "/admin/v1/billing/report"
     assert dict(url.params) == {"tenant": "acme", "month": "2026-11"}
 
@@ -77,7 +62,7 @@ def test_it_asks_for_tenant_and_month() -> None:
 def test_the_month_is_the_current_one_by_default() -> None:
     """And the tenant is the key's own: no name is sent."""
     _, installation = run(GOOD)
-    params = dict(installation.asked[0].params)
+    params = dict(installation.asked[0].url.params)
     assert "tenant" not in params
     assert re.fullmatch(r"[0-9]{4}-[0-9]{2}", params["month"])
 

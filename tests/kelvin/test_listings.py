@@ -14,7 +14,7 @@ from kelvin.keys import keys_command
 from kelvin.models import grants_command, models_command, status_command
 from kelvin.tenants import tenants_command
 from kelvin.versions import versions_command
-from tests.kelvin.doors import Installation
+from tests.kelvin.doors import answering
 from tests.kelvin.test_billing import GOOD
 
 LONG = "a-name-of-thirty-or-more-characters"
@@ -76,7 +76,7 @@ BILL = msgspec.structs.replace(
 )  # fmt: skip
 def test_row_in_a_pipe_is_one_line(command: click.Command, words: list[str], answer: Any, cells: list[str]) -> None:
     """So that `grep` finds it and the ids in it can be used."""
-    done = CliRunner().invoke(command, words, obj=Installation(answer=answer), env={"COLUMNS": "40"})
+    done = CliRunner().invoke(command, words, obj=answering(answer), env={"COLUMNS": "40"})
     assert done.exit_code == 0, done.output
     assert "\N{HORIZONTAL ELLIPSIS}" not in done.output
     assert [line for line in done.output.splitlines() if all(cell in line for cell in cells)], done.output
@@ -87,7 +87,7 @@ def test_versions_were_pushed_at_a_time_in_utc(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        done = CliRunner().invoke(versions_command, ["list", "m"], obj=Installation(answer={"versions": [VERSION]}))
+        done = CliRunner().invoke(versions_command, ["list", "m"], obj=answering({"versions": [VERSION]}))
     finally:
         monkeypatch.undo()
         time.tzset()

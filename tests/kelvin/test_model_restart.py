@@ -1,9 +1,6 @@
 """`kelvin models restart` against an API that says what a control plane may; with an installation: tests/e2e."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
@@ -11,31 +8,16 @@ from click.testing import CliRunner
 
 from contracts.errors import RemoteFailure
 from contracts.problem import problem_details
-from kelvin.client import _refuse
 from kelvin.models import restart_command
+from tests.kelvin.doors import answering
 
 
-def said(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> tuple[int, Any]:
-    return 200, {"order": order, "state": state, "replicas": 2, "replaced": replaced, "reason": reason}
+def said(state: str, replaced: int = 0, order: str = "o1", reason: str | None = None) -> dict[str, object]:
+    return {"order": order, "state": state, "replicas": 2, "replaced": replaced, "reason": reason}
 
 
-def problem(status: int, detail: str) -> tuple[int, Any]:
-    return status, json.loads(problem_details(RemoteFailure("refused", status, detail)))
-
-
-@dataclass
-class Doors:
-    """The context object of the command line: one answer after another."""
-
-    answers: Iterator[tuple[int, Any]]
-
-    def door(self) -> httpx.Client:
-        def answer(request: httpx.Request) -> httpx.Response:
-            status, body = next(self.answers)
-            return httpx.Response(status, content=json.dumps(body))
-
-        hooks = {"response": [_refuse]}
-        return httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x", event_hooks=hooks)
+def problem(status: int, detail: str) -> httpx.Response:
+    return httpx.Response(status, content=problem_details(RemoteFailure("refused", status, detail)))
 
 
 @pytest.mark.parametrize(
@@ -64,19 +46,14 @@ class Doors:
         pytest.param([said("running"), problem(404, "no m")], 1, "Error: no m\n", id="the model is deleted meanwhile"),
     ],
 )
-def test_what_is_said(
-    answers: list[tuple[int, Any]], status: int, output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_said(answers: list[object], status: int, output: str) -> None:
     """Progress on standard output, one sentence where it fails, and the exit code."""
-    doors = Doors(iter(answers))
-    monkeypatch.setattr("kelvin.models.target", lambda: doors)
-    done = CliRunner().invoke(restart_command, ["m"])
+    done = CliRunner().invoke(restart_command, ["m"], obj=answering(*answers))
     assert (done.exit_code, done.output) == (status, output)
 
 
-def test_json_is_one_document(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_is_one_document() -> None:
     """The API's last answer, without progress."""
-    doors = Doors(iter([said("running"), said("running", 1), said("done", 2)]))
-    monkeypatch.setattr("kelvin.models.target", lambda: doors)
-    done = CliRunner().invoke(restart_command, ["m", "--json"])
-    assert (done.exit_code, json.loads(done.output)) == (0, said("done", 2)[1])
+    installation = answering(said("running"), said("running", 1), said("done", 2))
+    done = CliRunner().invoke(restart_command, ["m", "--json"], obj=installation)
+    assert (done.exit_code, json.loads(done.output)) == (0, said("done", 2))

@@ -1,7 +1,6 @@
 """`kelvin billing verify` and `reconcile` ask until the ledger is read, and say what was found."""
 
 import json
-from dataclasses import dataclass, field
 
 import httpx
 import msgspec
@@ -10,6 +9,7 @@ from click.testing import CliRunner, Result
 from contracts.billing import ChainReport, Compared, Difference, Examining, ReconcileReport, VerifyReport
 from contracts.wire import encode
 from kelvin.billing import billing_command
+from tests.kelvin.doors import Installation, answering
 
 MISSING = Difference(
     kind="requests_missing",
@@ -56,26 +56,10 @@ SOUND = VerifyReport(
 )
 
 
-@dataclass
-class Installation:
-    """Answers with how far it is, twice, then with the report."""
-
-    report: ReconcileReport | VerifyReport
-    asked: list[httpx.URL] = field(default_factory=list)
-
-    def door(self) -> httpx.Client:
-        def answer(request: httpx.Request) -> httpx.Response:
-            self.asked.append(request.url)
-            if len(self.asked) < 3:
-                return httpx.Response(202, content=encode(Examining(rows=len(self.asked), of=9)))
-            return httpx.Response(200, content=encode(self.report))
-
-        return httpx.Client(transport=httpx.MockTransport(answer), base_url="https://door")
-
-
 def run(report: ReconcileReport | VerifyReport, *words: str) -> tuple[Result, Installation]:
     """The command against an installation that takes its time."""
-    installation = Installation(report)
+    not_yet = (httpx.Response(202, content=encode(Examining(rows=rows, of=9))) for rows in (1, 2))
+    installation = answering(*not_yet, report)
     return CliRunner().invoke(billing_command, [*words], obj=installation), installation
 
 
@@ -83,11 +67,13 @@ def test_it_asks_until_the_ledger_is_read() -> None:
     """The same question each time; tenant and month travel as query parameters."""
     result, installation = run(AGREES, "reconcile", "--tenant", "acme", "--month", "2026-11")
     assert result.exit_code == 0
-    assert [url.path for url in installation.asked] == ["/admin/v1/billing/reconcile"] * 3
-    assert {tuple(url.params.items()) for url in installation.asked} == {(("tenant", "acme"), ("month", "2026-11"))}
+    assert [request.url.path for request in installation.asked] == ["/admin/v1/billing/reconcile"] * 3
+    assert {tuple(request.url.params.items()) for request in installation.asked} == {
+        (("tenant", "acme"), ("month", "2026-11"))
+    }
     result, installation = run(SOUND, "verify", "--tenant", "acme")
     assert "acme 2026-11 (open): 9 links hold" in result.output
-    assert [dict(url.params) for url in installation.asked] == [{"tenant": "acme"}] * 3
+    assert [dict(request.url.params) for request in installation.asked] == [{"tenant": "acme"}] * 3
 
 
 def test_accounts_that_agree() -> None:

@@ -1,6 +1,5 @@
 """`kelvin models render` refuses in a sentence what it can't render."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import httpx
@@ -11,26 +10,17 @@ from contracts.errors import InvalidRequest, Refused, RemoteFailure
 from controlplane.policy.knative_service import IMAGE_RULE, STORE_RULE
 from kelvin import render
 from kelvin.render import cluster_group
+from tests.kelvin.doors import answering
 
 VERSION = "3f" * 32
 GONE = {"error": {"message": "model 'm' does not exist", "code": "model_not_found"}}
 MODEL = {"aliases": {"prod": VERSION}, "versions": [{"version": VERSION}]}
 
 
-@dataclass
-class Door:
-    """The context object of the command line: these are the answers, in their order."""
-
-    answers: list[httpx.Response]
-
-    def door(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.MockTransport(lambda _: self.answers.pop(0)), base_url="http://x")
-
-
 def rendered(reference: str, *answers: httpx.Response) -> Result:
     """By the command."""
     words = [reference, "--image", "i", "--store", "s3://m"]
-    return CliRunner().invoke(render.render_command, words, obj=Door(list(answers)))
+    return CliRunner().invoke(render.render_command, words, obj=answering(*answers))
 
 
 def test_digits_without_a_model_are_refused() -> None:
@@ -43,7 +33,7 @@ def test_digits_without_a_model_are_refused() -> None:
 def test_store_that_pods_cannot_reach_is_refused() -> None:
     """Before anybody is asked, by render and by the command that prints a namespace; the error says what to do."""
     words = ["m", "--image", "i", "--store", "file:///x"]
-    done = CliRunner().invoke(render.render_command, words, obj=Door([]))
+    done = CliRunner().invoke(render.render_command, words, obj=answering())
     assert done.exit_code == 2
     told = " ".join(done.output.split())
     assert f"'file:///x': {STORE_RULE}" in told
@@ -55,7 +45,7 @@ def test_store_that_pods_cannot_reach_is_refused() -> None:
 @pytest.mark.parametrize("image", ["", "registry.example/kelvin@sha256:…", "a b"])
 def test_name_that_no_image_has_is_refused(image: str) -> None:
     """Before anybody is asked. No cluster takes an empty image, or the dots of an example."""
-    done = CliRunner().invoke(render.render_command, ["m", "--image", image, "--store", "s3://m"], obj=Door([]))
+    done = CliRunner().invoke(render.render_command, ["m", "--image", image, "--store", "s3://m"], obj=answering())
     assert done.exit_code == 2
     assert f"{image!r}: {IMAGE_RULE}" in " ".join(done.output.split())
 

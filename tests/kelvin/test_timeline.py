@@ -6,13 +6,13 @@ from click.testing import CliRunner
 from contracts.control import StartProblem, TimelineAnswer
 from contracts.timeline import Stage, Stamp
 from kelvin.timeline import timeline_command
-from tests.kelvin.doors import Installation
+from tests.kelvin.doors import answering
 
 WARM = TimelineAnswer(request_id="r1", model="m", version="a" * 64, cold=True, stamps=(Stamp(Stage.ROUTED, 1_000),))
 
 
 def _printed(answer: TimelineAnswer) -> str:
-    done = CliRunner().invoke(timeline_command, ["r1"], obj=Installation(answer=answer))
+    done = CliRunner().invoke(timeline_command, ["r1"], obj=answering(answer))
     assert done.exit_code == 0, done.output
     return done.stdout
 
