@@ -14,14 +14,13 @@ from activator.answer import Answer
 from activator.call import Call, Sender
 from activator.exchange import now_us
 from activator.failings import ELSEWHERE, blame, failure_of
-from activator.hedges import Hedges, Outrun, Race
+from activator.hedges import Hedges, Outrun, Race, Second, speaks
 from activator.keys import VersionKey
 from activator.line import Replica
 from activator.meters import Meters
 from activator.policy.ask import Ask
 from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
 from activator.proxy import Declined, Lost, Upstream
-from activator.second import Second, speaks
 from activator.throttler import NoSlotInTime, Slot, Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, ModelNotFound, Refused

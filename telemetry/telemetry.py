@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.loops import PROCESS
 from telemetry.policy.exposition import CONTENT_TYPE, render
 from telemetry.policy.instruments import Kind, Page, by
-from telemetry.policy.sampling import is_wanted
-from telemetry.policy.spans import RequestFacts, RestoreFacts
+from telemetry.policy.spans import RequestFacts, RestoreFacts, is_wanted
 from telemetry.sender import Sender
 from telemetry.settings import TelemetrySettings
 

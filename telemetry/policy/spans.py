@@ -1,7 +1,8 @@
 """A request's or a restore's trace, made of its finished stages: one span for the whole, one for each stage in it.
 
 A stage's span begins where the stage before it ended, as in the timeline. Ids follow from the request's or the
-replica's own, so a request can refer to the restore that it waited for without having met it.
+replica's own, so a request can refer to the restore that it waited for without having met it. By their ids a share of
+the traces is chosen, which are sent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from contracts.trace import TraceContext, span_id_of, trace_id_of
 from telemetry.policy.labels import OK
 
 Value = str | int | bool
+_LOW: Final = (1 << 64) - 1
 _BY_CONTROL_PLANE: Final = frozenset({Stage.DECIDED, Stage.PROMOTED})
 _BY_RUNTIME: Final = frozenset({Stage.LEASED, Stage.BOUND, Stage.READY, Stage.TOKENIZED, Stage.PREFILLED})
 
@@ -163,3 +165,15 @@ def _end(began_us: int, stamps: tuple[Stamp, ...]) -> int:
 
 def _known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def is_sampled(trace_id: int, share: float) -> bool:
+    """The same for everybody who looks at the trace (OpenTelemetry's TraceIdRatioBased: the lower 64 bits)."""
+    return (trace_id & _LOW) < round(share * (1 << 64))
+
+
+def is_wanted(trace_id: int, caller: TraceContext | None, share: float) -> bool:
+    """Within the share, unless its caller said that the trace is not recorded. That a caller records it makes no
+    difference: strangers don't decide what is written here.
+    """
+    return (caller is None or caller.sampled) and is_sampled(trace_id, share)
