@@ -38,8 +38,10 @@ if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL',
 return 0
 """
 # A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room. A
-# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves.
-# Without a token what is there is replaced.
+# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves. Or it
+# has dropped an answer that they name, whose key is claimed since: the claim stays. An answer that seems to end after
+# the new one was kept before Redis's clock stepped back, and makes room before it. Without a token what is there is
+# replaced.
 PUBLISH: Final = """
 if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
   return 0
@@ -56,17 +58,21 @@ local function drop(name)
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)) do drop(name) end
 drop(ARGV[5])
+local ends = now + ARGV[4] * 1000
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], string.format('%.0f', ends), '+inf')) do
+  redis.call('ZADD', KEYS[2], ends - 1, name)
+end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'asked', ARGV[2], 'sealed', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
-redis.call('ZADD', KEYS[2], now + ARGV[4] * 1000, ARGV[5])
+redis.call('ZADD', KEYS[2], ends, ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[5], ARGV[6])
 redis.call('HINCRBY', KEYS[3], '', ARGV[6])
 local kept = redis.call('ZCARD', KEYS[2])
 for _, oldest in ipairs(redis.call('ZRANGE', KEYS[2], 0, -2)) do -- all but the newest, which fits by itself
   if kept <= tonumber(ARGV[7]) and tonumber(redis.call('HGET', KEYS[3], '')) <= tonumber(ARGV[8]) then break end
   drop(oldest)
-  redis.call('DEL', ARGV[9] .. oldest)
+  if redis.call('HEXISTS', ARGV[9] .. oldest, 'token') == 0 then redis.call('DEL', ARGV[9] .. oldest) end
   kept = kept - 1
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[4])

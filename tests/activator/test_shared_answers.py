@@ -288,6 +288,44 @@ def test_eviction_of_a_list_wedges_nothing(evicted: str) -> None:
     asyncio.run(main())
 
 
+def test_making_room_ends_no_claim() -> None:
+    """An answer that Redis evicted is still in its tenant's lists. Its key is claimed anew, and stays so when the lists
+    make room.
+    """
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
+                for number in range(LIMITS.tenant_answers):
+                    await _publish(one, str(number))
+                server.ask("DEL", f"kelvin:{{acme}}:once:{ask('0').name.hex()}")
+                assert isinstance(await one.claim(ask("0")), Mine)
+                await _publish(one, "more")
+                assert isinstance(await two.claim(ask("0")), Elsewhere)
+
+    asyncio.run(main())
+
+
+def test_answers_are_kept_after_a_clock_step() -> None:
+    """Redis's clock stepped back by an hour. The oldest answers make room, though they seem to end after the new one."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (answers, _, _):
+                for number in range(LIMITS.tenant_answers):
+                    await _publish(answers, str(number))
+                    name = ask(str(number)).name.hex()
+                    server.ask("ZINCRBY", "kelvin:{acme}:once-ends", str(3600 * 1_000_000), name)
+                for name in ("new", "newer"):
+                    await _publish(answers, name)
+                found = [await answers.find(ask(name)) for name in ("new", "newer")]
+                assert None not in found
+                old = [await answers.find(ask(str(number))) for number in range(LIMITS.tenant_answers)]
+                assert sum(each is not None for each in old) == LIMITS.tenant_answers - len(found)
+
+    asyncio.run(main())
+
+
 LARGE = OnceLimits(tenant_answers=10_000, tenant_bytes=1 << 30, nbytes=1 << 30)
 
 
