@@ -14,6 +14,7 @@ from contracts.forecast import Forecast, StartRow
 from contracts.ladder import PlanName, Rung
 from contracts.machine import Machine
 from contracts.manifest import Kind, Limits
+from contracts.numbers import MAX_LIMIT
 from contracts.problem import code_of, is_retryable, status_of
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
@@ -45,23 +46,24 @@ def allows(held: Collection[Scope], wanted: Scope) -> bool:
 
 Priority = Literal["batch", "standard", "interactive"]  # from the lowest to the highest
 MAX_WEIGHT: Final = 1000  # of a tenant; the least is 1
+Limit = Annotated[int, Meta(le=MAX_LIMIT)]
 
 
 class TenantLimits(Fact, frozen=True):
-    """What a tenant may use at most; None where the installation's setting holds for it."""
+    """What a tenant may use at most; None where the installation's setting holds for it. See `patches.py`."""
 
-    store_bytes: Annotated[int, Meta(ge=0)] | None = None  # of its packs
-    requests: Annotated[int, Meta(ge=1)] | None = None  # inference under way at once, waiting ones included
-    body_bytes: Annotated[int, Meta(ge=1024)] | None = None  # of an inference request
-    rpm: Annotated[int, Meta(ge=1)] | None = None  # inference requests a minute
-    tpm: Annotated[int, Meta(ge=1)] | None = None  # tokens of them a minute, of prompts and answers
-    context_tokens: Annotated[int, Meta(ge=2)] | None = None  # of one request's prompt and answer together
-    output_tokens: Annotated[int, Meta(ge=1)] | None = None  # of one answer
-    budget_micros: Annotated[int, Meta(ge=0)] | None = None  # of a month's bill; micro-units of the currency
-    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | None = None  # of its requests, beside others' that wait; 1
-    priority: Priority | None = None  # the highest that a request of it may have
-    plan: PlanName | None = None  # as ladders of models name it
-    deadline_max_s: Annotated[int, Meta(ge=1)] | None = None  # of an inference request, whatever that asks for
+    store_bytes: Annotated[Limit, Meta(ge=0, description="Bytes of its packs in the store.")] | None = None
+    requests: Annotated[Limit, Meta(ge=1, description="Inference requests at once, those waiting too.")] | None = None
+    body_bytes: Annotated[Limit, Meta(ge=1024, description="Bytes of an inference request's body.")] | None = None
+    rpm: Annotated[Limit, Meta(ge=1, description="Inference requests a minute.")] | None = None
+    tpm: Annotated[Limit, Meta(ge=1, description="Tokens a minute, of prompts and answers.")] | None = None
+    context_tokens: Annotated[Limit, Meta(ge=2, description="Tokens of a request's prompt and answer.")] | None = None
+    output_tokens: Annotated[Limit, Meta(ge=1, description="Tokens of one answer.")] | None = None
+    budget_micros: Annotated[Limit, Meta(ge=0, description="Bill of a month, in micro-units.")] | None = None
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT, description="Weight of its requests among others'.")] | None = None
+    priority: Annotated[Priority, Meta(description="Highest priority of a request.")] | None = None
+    plan: Annotated[PlanName, Meta(description="Name by which models' ladders have other steps.")] | None = None
+    deadline_max_s: Annotated[Limit, Meta(ge=1, description="Seconds until a request's deadline.")] | None = None
 
 
 class TenantRow(Fact, frozen=True):

@@ -2,11 +2,10 @@
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
-from contracts.control import MAX_WEIGHT, Priority, Scope, TenantLimits
-from contracts.ladder import PlanName
-from contracts.numbers import MAX_LIMIT
+from contracts.control import Scope, TenantLimits
+from contracts.patches import patch_of
 from contracts.wire import Wire
 
 DAY_S = 86_400
@@ -35,26 +34,11 @@ class TenantStatus(Wire, frozen=True):
     limits: StatedLimits
 
 
-class SetLimits(Wire, frozen=True):
-    """Body of `PUT /admin/v1/tenants/T/limits`: what is not given stays, null is the installation's setting."""
-
-    store_bytes: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    requests: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    body_bytes: Annotated[int, Meta(ge=1024, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    rpm: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    tpm: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    context_tokens: Annotated[int, Meta(ge=2, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    output_tokens: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    budget_micros: Annotated[int, Meta(ge=0, le=MAX_LIMIT)] | UnsetType | None = UNSET
-    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] | UnsetType | None = UNSET
-    priority: Priority | UnsetType | None = UNSET
-    plan: PlanName | UnsetType | None = UNSET
-    deadline_max_s: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] | UnsetType | None = UNSET
-
-    def given(self) -> dict[str, int | str | None]:
-        """What is to change, by name."""
-        found = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: value for name, value in found.items() if value is not UNSET}
+SetLimits = patch_of(
+    TenantLimits,
+    "SetLimits",
+    "Body of `PUT /admin/v1/tenants/T/limits`: what is not given stays, null is the installation's setting.",
+)
 
 
 class Tenants(Wire, frozen=True):

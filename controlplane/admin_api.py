@@ -15,7 +15,7 @@ from controlplane.audit import ActorOf
 from controlplane.bodies import answer, read
 from controlplane.changing import Changes
 from controlplane.clock import Clock
-from controlplane.facts import ScaleChange, ScaleSettings
+from controlplane.policy.scale_settings import ScaleChange, ScaleSettings
 from controlplane.registry import Registry
 from controlplane.running import Running
 from controlplane.status import model_status
@@ -88,6 +88,7 @@ def router(registry: Registry, running: Running, changes: Changes, clock: Clock)
     @routes.put("/models/{model}/scale", **described(ScaleSettings, *NO_MODEL, takes=ScaleChange))
     async def scale(request: Request, model: str) -> Response:
         principal = actor_of(request)
-        return answer(await changes.scale(principal, principal.tenant, model, await read(request, ScaleChange)))
+        wanted = await read(request, ScaleChange)
+        return answer(await changes.scale(principal, principal.tenant, model, wanted.given()))
 
     return routes

@@ -9,8 +9,8 @@ from contracts.control import StartProblem
 from contracts.ladder import Rung
 from contracts.timeline import Span
 from contracts.wire import Wire
-from controlplane.facts import ScaleSettings
 from controlplane.policy.rollout import ImageBehind
+from controlplane.policy.scale_settings import ScaleSettings
 from service.exits import ProcessExits
 
 

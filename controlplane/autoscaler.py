@@ -12,13 +12,14 @@ from typing import Final, Protocol
 from contracts.control import ConcurrencyStat, Stats
 from contracts.errors import Failure, Refused
 from controlplane.clock import Clock
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
 from controlplane.policy.breakeven import Gaps, Level, Step
 from controlplane.policy.kpa import TICK_S
 from controlplane.policy.reclaim import MIN_IDLE_S, Holder, choose
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.replicas import Replica
 from controlplane.scaled import Scaled
 from controlplane.takeover import Takeover

@@ -7,12 +7,14 @@ collection.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from controlplane.audit import Actor
 from controlplane.clock import Clock
-from controlplane.facts import ScaleChange, ScaleSettings, VersionKey, changed
+from controlplane.facts import VersionKey
 from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
+from controlplane.policy.scale_settings import ScaleSettings, changed
 from controlplane.registry import Registry
 from controlplane.running import Decider, Replicas
 from controlplane.tenants import Tenant, TenantStore
@@ -41,7 +43,7 @@ class Changes:
         self.decider.tick()  # a minimum is every version's that is named
         return split
 
-    async def scale(self, by: Actor, tenant: str, model: str, change: ScaleChange) -> ScaleSettings:
+    async def scale(self, by: Actor, tenant: str, model: str, change: Mapping[str, Any]) -> ScaleSettings:
         """Change the model's scale, and return what holds now. Raises as `Registry.rescale`; InvalidRequest for what
         can't be done where versions run.
         """

@@ -1,17 +1,11 @@
 """What the control plane knows of models and versions, as frozen facts. Storing them is `registry`'s work."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
-
-from msgspec import UNSET, Meta, UnsetType
 
 from contracts.control import ModelRow, VersionRegistration, VersionRow
-from contracts.errors import InvalidRequest, Refused
 from contracts.ladder import Rung
-from contracts.wire import Wire
-from controlplane.policy.idle import check_local_window
 from controlplane.policy.lifecycle import VersionState
-from controlplane.policy.windows import Average
+from controlplane.policy.scale_settings import ScaleSettings
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,55 +18,6 @@ class VersionKey:
 
     def __str__(self) -> str:
         return f"{self.tenant}/{self.model}@{self.version[:12]}"
-
-
-Replicas = Annotated[int, Meta(ge=0, le=1000)]
-Target = Annotated[float, Meta(gt=0, le=1_000_000)]
-GraceS = Annotated[float, Meta(ge=0, le=3600)]
-Idle = Literal["zero", "sleep2", "sleep", "warm", "auto"]  # where the last replica goes when nobody asks
-BacklogS = Annotated[float, Meta(ge=0, le=3600)]
-WaitPrice = Annotated[int, Meta(ge=0, le=1_000_000_000)]
-
-
-class ScaleSettings(Wire, frozen=True):
-    """How a model scales. `target` is concurrency per replica; None takes it from the version's streams. `wait_price`:
-    what a second is worth that a caller waits, in micro-units. `average`: over the windows. `backlog_s`: seconds of
-    work, by tokens, that a replica may have before it; 0: what is asked at once counts alone.
-    """
-
-    min: Replicas = 0
-    max: Annotated[int, Meta(ge=1, le=1000)] = 1
-    target: Target | None = None
-    window_s: float = 60.0
-    grace_s: GraceS = 30.0
-    idle: Idle = "zero"
-    wait_price: WaitPrice = 10_000
-    average: Average = "linear"
-    backlog_s: BacklogS = 0.0
-
-
-class ScaleChange(Wire, frozen=True):
-    """Body of `PUT /admin/v1/models/M/scale`; what is not given stays."""
-
-    min: Replicas | UnsetType = UNSET
-    max: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
-    target: Target | UnsetType | None = UNSET
-    window_s: float | UnsetType = UNSET
-    grace_s: GraceS | UnsetType = UNSET
-    idle: Idle | UnsetType = UNSET
-    wait_price: WaitPrice | UnsetType = UNSET
-    average: Average | UnsetType = UNSET
-    backlog_s: BacklogS | UnsetType = UNSET
-
-
-def changed(settings: ScaleSettings, change: ScaleChange) -> ScaleSettings:
-    """The settings after the change. Raises Refused(InvalidRequest) where the bounds cross or the window is bad."""
-    given = {name: value for name in change.__struct_fields__ if (value := getattr(change, name)) is not UNSET}
-    found = ScaleSettings(**{name: getattr(settings, name) for name in settings.__struct_fields__} | given)
-    check_local_window(found.window_s)
-    if found.min > found.max:
-        raise Refused(InvalidRequest("min", str(found.min), f"must be {found.max} (max) or less"))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from contracts.errors import InvalidRequest, Refused
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.device_share import bounded, share
+from controlplane.policy.scale_settings import ScaleSettings
 
 
 class Devices(Protocol):

@@ -7,6 +7,7 @@ to readers, then published, so nobody ever hears of what a crash could take back
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -15,12 +16,13 @@ from contracts.errors import Conflict, ModelNotFound, Refused
 from contracts.ladder import Ladder
 from contracts.names import DEFAULT_ALIAS, dns_label
 from controlplane.audit import Actor
-from controlplane.facts import Model, ScaleChange, ScaleSettings, Version, VersionKey, changed
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.grants import check_grantee, delete_grant, insert_grant
 from controlplane.ladders import check_ladder
 from controlplane.naming import check_digest, check_split, check_unnamed, resolve, servable
 from controlplane.policy.lifecycle import VersionEvent, VersionState, check_unused, move
+from controlplane.policy.scale_settings import ScaleSettings, changed
 from controlplane.registry_rows import (
     delete_model,
     deleted,
@@ -257,16 +259,16 @@ class Registry:
         await self._feed.settled(revision, TELL_S)
         return keys
 
-    async def rescale(self, by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
-        """Apply the change and return the new settings. Giving a minimum ends a stop. If activators need to know, wait
-        for them up to TELL_S.
+    async def rescale(self, by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int) -> ScaleSettings:
+        """Apply the change, values by name, and return the new settings. Giving a minimum ends a stop. If activators
+        need to know, wait for them up to TELL_S.
 
         Raises Refused(ModelNotFound), InvalidRequest.
         """
         async with self._turn:
             found = self.model(tenant, model)
             after = replace(found, scale=changed(found.scale, change))
-            if change.min:
+            if change.get("min"):
                 after = _resumed(after, {version.registration.version for version in found.versions})
 
             def write(connection: Connection) -> None:

@@ -11,9 +11,10 @@ from contracts.signature import Signature
 from contracts.wire import decode, encode
 from controlplane import audit, schema
 from controlplane.audit import Actor
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.grants import load_grantees
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.trail import Action, Value, differing, made
 from controlplane.tenant_rows import find_tenant
 

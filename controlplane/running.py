@@ -9,8 +9,9 @@ from fastapi import APIRouter
 from contracts.control import StartProblem, Stats
 from contracts.usage import RequestRecord
 from controlplane.answers import ModelStatus, Status
-from controlplane.facts import Model, ScaleSettings, VersionKey
+from controlplane.facts import Model, VersionKey
 from controlplane.outcomes import Outcomes
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.replicas import Replica
 from service.jobs import Jobs
 

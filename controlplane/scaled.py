@@ -6,12 +6,13 @@ It says how many replicas there should be; having them is the actuator's work, w
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.policy import idle, kpa
 from controlplane.policy.breakeven import Level, Step, level_at
 from controlplane.policy.idle import Activity, IdleFacts, IdleSpec
 from controlplane.policy.kpa import Observed, ScalingSpec
 from controlplane.policy.reclaim import MIN_IDLE_S
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.windows import LinearWindow, of_kind, panic_window_s
 
 PANIC_WINDOW_PERCENT: Final = 10.0

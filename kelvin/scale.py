@@ -1,13 +1,15 @@
 """`kelvin scale`: how a model scales, and what the decider would say to any series of observations."""
 
 from collections.abc import Callable
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
 from contracts.wire import encode
+from controlplane.policy.scale_settings import ScaleSettings
 from kelvin.client import asked, json_option
 from kelvin.policy.scale_cases import BadCase, average, replay
+from kelvin.setting_options import Setting, setting_options
 from kelvin.tables import print_json
 from service.arguments import Number
 
@@ -24,6 +26,16 @@ class _Scale(click.Group):
         return super().parse_args(ctx, args)
 
 
+def _type(setting: Setting) -> click.ParamType[Any]:
+    """Return the type of the option, which takes what is within the setting's bounds."""
+    if setting.choices:
+        return click.Choice(setting.choices)
+    if setting.kind is int:
+        return click.IntRange(setting.low, setting.high)
+    low = setting.low if setting.above is None else setting.above
+    return Number(low, setting.high, min_open=setting.above is not None)
+
+
 @click.group("scale", cls=_Scale, subcommand_metavar="MODEL [OPTIONS] | replay FILE | windows FILE")
 def scale_command() -> None:
     """Set how a model scales: `kelvin scale MODEL --help`. Or ask the decider: what would it say to a file's series?
@@ -34,29 +46,11 @@ def scale_command() -> None:
 
 @scale_command.command(_SETTINGS)
 @click.argument("model")
-@click.option("--min", "min_replicas", type=click.IntRange(0), help="Replicas that are always there.")
-@click.option("--max", "max_replicas", type=click.IntRange(1), help="Replicas at most.")
-@click.option("--target", "target_concurrency", type=Number(0.01), help="Requests at once per replica.")
-@click.option("--window", "window_s", type=Number(6, 3600), help="Stable window in seconds.")
-@click.option("--grace", "grace_s", type=Number(0, 3600), help="Seconds between idle and zero.")
-@click.option(
-    "--idle",
-    type=click.Choice(["zero", "sleep2", "sleep", "warm", "auto"]),
-    help="Where the last replica goes; auto: by break-even.",
-)
-@click.option("--wait-price", type=click.IntRange(0), help="Micro-units that a second of a caller's waiting is worth.")
-@click.option("--average", type=click.Choice(["linear", "weighted"]), help="Weighted: the last seconds count for more.")
-@click.option(
-    "--backlog",
-    "backlog_s",
-    type=Number(0, 3600),
-    help="Scale by tokens, too: seconds of work that a replica may have before it; 0: by requests alone.",
-)
+@setting_options(ScaleSettings, lambda name: f"--{name.removesuffix('_s').replace('_', '-')}", _type)
 @json_option
 def settings_command(model: str, as_json: bool, **given: float | str | None) -> None:
     """Set how a model scales; what is not given stays. Prints the settings that hold now."""
-    names = {"min_replicas": "min", "max_replicas": "max", "target_concurrency": "target"}
-    body = {names.get(name, name): value for name, value in given.items() if value is not None}
+    body = {name: value for name, value in given.items() if value is not None}
     answer = asked("PUT", f"/admin/v1/models/{model}/scale", json=body)
     if as_json:
         print_json(answer)

@@ -1,19 +1,16 @@
 """`kelvin tenants`: whose models there are. All but `list` need the key of an operator."""
 
-from typing import Final, get_args
+from typing import Any, Final
 
 import click
 from rich.table import Table
 
-from contracts.control import Priority
+from contracts.control import TenantLimits
 from contracts.numbers import whole_number
 from kelvin.client import asked, json_option, target
+from kelvin.setting_options import Setting, setting_options
 from kelvin.tables import instant, print_json, print_table
 
-LIMITS: Final = (
-    "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
-    "weight", "priority", "plan", "deadline_max_s",
-)  # fmt: skip
 DEFAULT: Final = "default"
 
 
@@ -33,6 +30,13 @@ class _Limit(click.ParamType[int | str]):
         if number is None or number < self._low:
             self.fail(f"{text!r}: must be '{DEFAULT}' or a whole number of {self._low} or more", param, ctx)
         return number
+
+
+def _limit(setting: Setting) -> click.ParamType[Any]:
+    """Return the type of the option, which takes `default`, too."""
+    if setting.choices:
+        return click.Choice([*setting.choices, DEFAULT])
+    return _Limit(setting.low or 0) if setting.kind is int else click.STRING
 
 
 @click.group("tenants")
@@ -87,25 +91,12 @@ def resume_command(tenant: str) -> None:
 
 @tenants_command.command("set")
 @click.argument("tenant")
-@click.option("--store-bytes", type=_Limit(0), help="Of its packs in the store, at most.")
-@click.option("--requests", type=_Limit(1), help="Inference requests under way at once, waiting ones included.")
-@click.option("--body-bytes", type=_Limit(1024), help="Of the body of an inference request.")
-@click.option("--rpm", type=_Limit(1), help="Inference requests a minute.")
-@click.option("--tpm", type=_Limit(1), help="Tokens a minute, of prompts and answers.")
-@click.option("--context-tokens", type=_Limit(2), help="Of one request's prompt and answer together.")
-@click.option("--output-tokens", type=_Limit(1), help="Of one answer.")
-@click.option("--budget-micros", type=_Limit(0), help="Of a month's bill, in micro-units of the price book's currency.")
-@click.option("--weight", type=_Limit(1), help="Of its requests, where others' wait beside them (up to 1000).")
-@click.option("--priority", type=click.Choice([*get_args(Priority), DEFAULT]), help="The highest of a request.")
-@click.option(
-    "--deadline-max-s", type=_Limit(1), help="Seconds that an inference request may take, whatever it asks for."
-)
-@click.option("--plan", metavar="NAME", help="What models' ladders may name; `default` is none.")
+@setting_options(TenantLimits, lambda name: f"--{name.replace('_', '-')}", _limit)
 def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
     limits = asked("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
-    shown = (f"{name} {DEFAULT if limits[name] is None else limits[name]}" for name in LIMITS)
+    shown = (f"{name} {DEFAULT if limits[name] is None else limits[name]}" for name in TenantLimits.__struct_fields__)
     click.echo(f"{tenant}: {', '.join(shown)}")
 
 

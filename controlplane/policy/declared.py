@@ -6,15 +6,17 @@ state: who wrote last holds, and an object whose fields were changed elsewhere s
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from contracts.control import TenantLimits
 from contracts.errors import Failure, InvalidRequest, Refused
+from contracts.patches import Patch, patch_of
 from contracts.problem import code_of
 from contracts.wire import convert
-from controlplane.policy.windows import Average
+from controlplane.policy.scale_settings import ScaleSettings
 
 Json = dict[str, Any]
 
@@ -47,33 +49,15 @@ class _Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of what is declared: what is left out is not the object's to say."""
 
 
-class Scale(_Spec, frozen=True):
-    """Of `controlplane.facts.ScaleSettings` what a cluster can do."""
-
-    min: int | None = None
-    max: int | None = None
-    target: float | None = None
-    window_s: float | None = None
-    grace_s: float | None = None
-    average: Average | None = None
-    backlog_s: float | None = None
-
-
-class Limits(_Spec, frozen=True):
-    """Of `contracts.control.TenantLimits`."""
-
-    store_bytes: int | None = None
-    requests: int | None = None
-    body_bytes: int | None = None
-    rpm: int | None = None
-    tpm: int | None = None
-    context_tokens: int | None = None
-    output_tokens: int | None = None
-    budget_micros: int | None = None
-    weight: int | None = None
-    priority: str | None = None
-    plan: str | None = None
-    deadline_max_s: int | None = None
+if TYPE_CHECKING:
+    Scale = Patch
+    Limits = Patch
+else:
+    # Bounds are checked when a generation is done, so that an object beyond them is still told what holds, and can go.
+    # A cluster has no sleeping replicas, and so nothing that the price of waiting decides.
+    _SPEC = {"bounded": False, "rename": camel}
+    Scale = patch_of(ScaleSettings, "Scale", "How the model scales.", without=("idle", "wait_price"), **_SPEC)
+    Limits = patch_of(TenantLimits, "Limits", "The tenant's own limits.", **_SPEC)
 
 
 class ModelSpec(_Spec, frozen=True):
@@ -135,11 +119,6 @@ def _spec(obj: Mapping[str, Any], kind: type[S]) -> S:
         raise Refused(InvalidRequest("spec", str(obj["metadata"]["name"]), str(error)[:_MAX_RULE])) from error
 
 
-def given(spec: Scale | Limits) -> dict[str, Any]:
-    """Return the fields that the spec sets, by name."""
-    return {name: value for name in spec.__struct_fields__ if (value := getattr(spec, name)) is not None}
-
-
 def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
     """Fields of the spec that do not hold, by their paths in the object."""
     found = []
@@ -147,13 +126,13 @@ def model_drift(spec: ModelSpec, facts: ModelFacts) -> tuple[str, ...]:
         found.append("prod")
     if spec.split and not _is_split(spec.split, facts.split):
         found.append("split")
-    return (*found, *_differing("scale", given(spec.scale), facts.scale))
+    return (*found, *_differing("scale", spec.scale.given(), facts.scale))
 
 
 def tenant_drift(spec: TenantSpec, facts: TenantFacts) -> tuple[str, ...]:
     """Return the fields of the spec that do not hold, by their paths in the object."""
     suspended = ("suspended",) if spec.suspended not in (None, facts.suspended) else ()
-    return (*suspended, *_differing("limits", given(spec.limits), facts.limits))
+    return (*suspended, *_differing("limits", spec.limits.given(), facts.limits))
 
 
 def _differing(within: str, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> Iterable[str]:

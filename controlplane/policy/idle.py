@@ -11,8 +11,8 @@ from typing import Final
 from contracts.errors import InvalidRequest, Refused
 from controlplane.policy.kpa import UNKNOWN
 
-LOCAL_WINDOW_MIN_S: Final = 6.0
-LOCAL_WINDOW_MAX_S: Final = 3600.0
+LOCAL_WINDOW_MIN_S: Final = 6
+LOCAL_WINDOW_MAX_S: Final = 3600
 
 
 class Activity(StrEnum):
@@ -122,6 +122,6 @@ def next_activity(before: Activity, want: int, ready: int, threshold: int) -> Ac
 def check_local_window(window_s: float) -> float:
     """The stable window if it may be used on one machine; otherwise refuse with the value and the rule."""
     if not LOCAL_WINDOW_MIN_S <= window_s <= LOCAL_WINDOW_MAX_S or window_s != int(window_s):
-        rule = f"must be whole seconds from {LOCAL_WINDOW_MIN_S:g} to {LOCAL_WINDOW_MAX_S:g}"
+        rule = f"must be whole seconds from {LOCAL_WINDOW_MIN_S} to {LOCAL_WINDOW_MAX_S}"
         raise Refused(InvalidRequest("window_s", f"{window_s:g}", rule))
     return window_s

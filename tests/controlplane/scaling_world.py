@@ -8,11 +8,12 @@ import msgspec
 
 from contracts.artifact_errors import ChunkCorrupt
 from controlplane.autoscaler import Autoscaler
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level, Step
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import TENANT, digest, registration, stats

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.facts import ScaleSettings
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from tests.controlplane.builders import digest
 from tests.controlplane.door import ADMIN, becomes, opened, poke, push, shown
@@ -102,8 +102,9 @@ def test_scale_changes_what_is_given(data: Path) -> None:
         pytest.param("POST", "/models/m/deploy", b"{", 400, "Input data was truncated", id="no JSON"),
         pytest.param("PUT", "/models/m/scale", {"max": 0}, 400, ">= 1", id="a maximum of nothing"),
         pytest.param("PUT", "/models/m/scale", {"min": 2}, 400, "min=2: must be 1 (max) or less", id="bounds cross"),
+        pytest.param("PUT", "/models/m/scale", {"window_s": 5}, 400, "at `$.window_s`", id="a short window"),
         pytest.param(
-            "PUT", "/models/m/scale", {"window_s": 5}, 400, "window_s=5: must be whole seconds", id="a short window"
+            "PUT", "/models/m/scale", {"window_s": 6.5}, 400, "window_s=6.5: must be whole seconds", id="a half second"
         ),
         pytest.param(
             "PUT",

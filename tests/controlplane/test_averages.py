@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controlplane.facts import ScaleSettings
+from controlplane.policy.scale_settings import ScaleSettings
 from tests.controlplane.scaling_world import World, replace_scale, woken, world
 
 LINEAR = ScaleSettings(max=8, grace_s=0.0)

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -18,12 +18,13 @@ from contracts.numbers import MAX_LIMIT
 from controlplane.audit import Actor
 from controlplane.changing import Changes
 from controlplane.clock import SystemClock
-from controlplane.facts import Model, ScaleChange, ScaleSettings, VersionKey
+from controlplane.facts import Model, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.policy.access import TenantState
 from controlplane.policy.declared import TenantFacts, TenantSpec
 from controlplane.policy.knative_service import service_name
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from controlplane.replicas import ReplicaTable
 from controlplane.scaling.knative.cluster import Json, Ref, Upsert
@@ -144,7 +145,7 @@ def test_who_wrote_last_holds(tmp_path: Path) -> None:
             await acme(w, "a", "b")
             chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
             await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
-            await w.registry.rescale(BY, "acme", "chat", ScaleChange(max=3), NOW_S)
+            await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
             await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
             assert w.registry.model("acme", "chat").scale.max == 3
             w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 4})
@@ -163,7 +164,7 @@ def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
             await acme(w, "a")
             chat = cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
             await w.until(lambda: cluster.conditions(chat).get("InSync") == ("True", "InSync"))
-            await w.registry.rescale(BY, "acme", "chat", ScaleChange(max=3), NOW_S)
+            await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
             await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
             await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
         cluster.writes.clear()
@@ -266,7 +267,9 @@ def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> None:
             await acme(w, "a")
             settled, spec = w.registry.rescale, {"tenant": "acme"}
 
-            async def replaced(by: Actor, tenant: str, model: str, change: ScaleChange, now_s: int) -> ScaleSettings:
+            async def replaced(
+                by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int
+            ) -> ScaleSettings:
                 w.registry.rescale = settled  # type: ignore[method-assign]
                 scale = await settled(by, tenant, model, change, now_s)
                 await w.cluster.delete(chat)

@@ -5,9 +5,10 @@ import tracemalloc
 from collections import Counter
 
 from contracts.control import Feed
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.scale_settings import ScaleSettings
 from tests.controlplane.builders import registration
 from tests.controlplane.scaling_world import FAST, Catalogue, World, replace_scale, woken, world
 

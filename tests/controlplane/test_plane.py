@@ -10,12 +10,12 @@ import pytest
 from contracts.control import Feed, ReplicaRow, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
-from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
 from controlplane.policy.knative_seen import Service, service_of
 from controlplane.policy.knative_service import Control
 from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.plane import SERVING
@@ -247,7 +247,7 @@ def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
     async def scenario(it: Scene) -> None:
         await it.register("a")
         it.place.remove(Ref("networking.k8s.io/v1", "NetworkPolicy", NAMESPACE, "nobody"))
-        await it.registry.rescale(BY, TENANT, "m", ScaleChange(max=7), NOW_S)
+        await it.registry.rescale(BY, TENANT, "m", {"max": 7}, NOW_S)
         await it.passes()
         notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
         assert notes["autoscaling.knative.dev/max-scale"] == "7"
@@ -345,7 +345,7 @@ def test_scale_is_written(tmp_path: Path) -> None:
 
     async def scenario(it: Scene) -> None:
         await it.register("a")
-        await it.registry.rescale(BY, TENANT, "m", ScaleChange(min=1, max=4), NOW_S)
+        await it.registry.rescale(BY, TENANT, "m", {"min": 1, "max": 4}, NOW_S)
         await it.passes()
         notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
         assert notes["autoscaling.knative.dev/max-scale"] == "4"
@@ -369,7 +369,7 @@ def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
             it.feed.publish(Feed(tenants=(TenantRow(tenant=TENANT, suspended=False, limits=limits),), spending=(row,)))
 
         await it.register("a")
-        await it.registry.rescale(BY, TENANT, "m", ScaleChange(min=1), NOW_S)
+        await it.registry.rescale(BY, TENANT, "m", {"min": 1}, NOW_S)
         for micros, want in ((99, "1"), (100, "0"), (0, "1")):
             spent(micros)
             await it.passes(5)

@@ -10,7 +10,8 @@ import pytest
 from contracts.control import ReplicaRow, RestoreFailure
 from contracts.errors import NotFound, Refused, Unavailable
 from contracts.jobs import Take
-from controlplane.facts import ScaleChange, ScaleSettings, VersionKey
+from controlplane.facts import VersionKey
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.scaling.knative.pool_actuator import START_S
 from controlplane.scaling.knative.pool_pods import PodState
 from controlplane.tenants import insert_tenant
@@ -67,8 +68,7 @@ def test_idle_setting_of_one_machine_holds_no_pod(tmp_path: Path, idle: str) -> 
 
     async def scenario(stage: Stage) -> None:
         await stage.register()
-        change = msgspec.convert({"idle": idle}, ScaleChange)
-        await stage.scene.registry.rescale(BY, TENANT, "m", change, NOW_S)
+        await stage.scene.registry.rescale(BY, TENANT, "m", {"idle": idle}, NOW_S)
         await stage.run("small", "s1")
         await stage.ask()
         stage.pod("s1").goes_on.set()
@@ -88,7 +88,7 @@ def test_what_is_reported(tmp_path: Path) -> None:
         for each in ("small", "large"):
             stage.ground.revised(each)
         await stage.register()
-        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(max=8), NOW_S)
+        await stage.scene.registry.rescale(BY, TENANT, "m", {"max": 8}, NOW_S)
         await stage.scene.passes(2)
         assert await shares(stage) == {"small-00001": 2.0, "large-00001": 1.0}
         await stage.ask()
@@ -179,7 +179,7 @@ def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
 
     async def scenario(stage: Stage) -> None:
         await stage.register()
-        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(max=8, min=2), NOW_S)
+        await stage.scene.registry.rescale(BY, TENANT, "m", {"max": 8, "min": 2}, NOW_S)
         await stage.run("small", "s1", "s2", "s3")
         found = stage.states()
         assert (found["s1"], found["s2"]) == (PodState.BOUND, PodState.BOUND)
@@ -222,7 +222,7 @@ def test_minimum_takes_no_more_than_a_share_of_the_pods_while_another_tenant_wai
         await stage.register()
         with pytest.raises(Refused, match="12 device slots"):
             stage.scene.plane.check_scale(stage.scene.registry.model(TENANT, "m"), ScaleSettings(min=13, max=20))
-        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(min=12, max=20), NOW_S)
+        await stage.scene.registry.rescale(BY, TENANT, "m", {"min": 12, "max": 20}, NOW_S)
         for pool, names in EVERY_POD.items():
             await stage.run(pool, *names)
         await stage.scene.passes(70)  # a stable window after the takeover
@@ -278,7 +278,7 @@ def test_takeover_releases_no_busy_pod(tmp_path: Path) -> None:
 
     async def scenario(stage: Stage) -> None:
         await stage.register()
-        await stage.scene.registry.rescale(BY, TENANT, "m", ScaleChange(max=8), NOW_S)
+        await stage.scene.registry.rescale(BY, TENANT, "m", {"max": 8}, NOW_S)
         await stage.run("small", "s1", "s2", "s3")
         for _ in range(50):
             await stage.ask(concurrency=1.0)

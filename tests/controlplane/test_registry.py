@@ -9,9 +9,9 @@ from sqlalchemy import Connection, func, select, text
 from contracts.control import Feed, Registered
 from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
 from controlplane import schema
-from controlplane.facts import ScaleChange, ScaleSettings
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, VersionState
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from controlplane.store import disposing, reading_engine
 from tests.controlplane import backends
@@ -68,7 +68,7 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
             await registry.register(registration(model="n", letter="a"), NOW_S + 2)
             await registry.deploy(BY, TENANT, "m", "b" * 64, NOW_S)
             await registry.rescale(
-                BY, TENANT, "m", ScaleChange(min=1, max=3, target=2.5, window_s=6.0, grace_s=0.0), NOW_S
+                BY, TENANT, "m", {"min": 1, "max": 3, "target": 2.5, "window_s": 6.0, "grace_s": 0.0}, NOW_S
             )
             await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
             before = registry.models(TENANT)
@@ -105,9 +105,9 @@ def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
             assert isinstance(await _refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
             stranger = registration(model="new", tenant="stranger")
             assert await _refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
-            crossing = registry.rescale(BY, TENANT, "m", ScaleChange(min=2), NOW_S)
+            crossing = registry.rescale(BY, TENANT, "m", {"min": 2}, NOW_S)
             assert await _refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
-            part = registry.rescale(BY, TENANT, "m", ScaleChange(window_s=6.5), NOW_S)
+            part = registry.rescale(BY, TENANT, "m", {"window_s": 6.5}, NOW_S)
             assert isinstance(await _refusal(part), InvalidRequest)
             assert registry.models(TENANT) == before
             assert registry.models("stranger") == ()
@@ -140,12 +140,10 @@ def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened_registry(tmp_path) as registry:
             await registry.register(registration(), NOW_S)
-            assert await registry.rescale(BY, TENANT, "m", ScaleChange(), NOW_S) == ScaleSettings()
-            assert await registry.rescale(BY, TENANT, "m", ScaleChange(max=4), NOW_S) == ScaleSettings(max=4)
-            assert await registry.rescale(BY, TENANT, "m", ScaleChange(target=3.0), NOW_S) == ScaleSettings(
-                max=4, target=3.0
-            )
-            assert await registry.rescale(BY, TENANT, "m", ScaleChange(target=None), NOW_S) == ScaleSettings(max=4)
+            assert await registry.rescale(BY, TENANT, "m", {}, NOW_S) == ScaleSettings()
+            assert await registry.rescale(BY, TENANT, "m", {"max": 4}, NOW_S) == ScaleSettings(max=4)
+            assert await registry.rescale(BY, TENANT, "m", {"target": 3.0}, NOW_S) == ScaleSettings(max=4, target=3.0)
+            assert await registry.rescale(BY, TENANT, "m", {"target": None}, NOW_S) == ScaleSettings(max=4)
 
     asyncio.run(main())
 
@@ -185,7 +183,7 @@ def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
         async with opened_registry(tmp_path) as registry:
             await registry.register(registration(letter="a"), NOW_S)
             pushes = [registry.register(registration(letter=letter), NOW_S) for letter in letters * 5]
-            scales = [registry.rescale(BY, TENANT, "m", ScaleChange(max=number + 1), NOW_S) for number in range(20)]
+            scales = [registry.rescale(BY, TENANT, "m", {"max": number + 1}, NOW_S) for number in range(20)]
             created = await asyncio.gather(*pushes)
             await asyncio.gather(*scales, registry.deploy(BY, TENANT, "m", digest("f"), NOW_S))
             assert sum(each.is_new for each in created) == len(letters) - 1
@@ -267,9 +265,9 @@ def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None:
         async with opened_registry(tmp_path, feed) as registry:
             await registry.register(registration(letter="a"), NOW_S)
             before = feed.snapshot().revision
-            await registry.rescale(BY, TENANT, "m", ScaleChange(max=4, average="weighted"), NOW_S)
+            await registry.rescale(BY, TENANT, "m", {"max": 4, "average": "weighted"}, NOW_S)
             assert feed.snapshot().revision == before
-            await registry.rescale(BY, TENANT, "m", ScaleChange(backlog_s=5.0), NOW_S)
+            await registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S)
             assert [row.backlog_s for row in feed.snapshot().models] == [5.0]
         again = FeedHub()
         async with opened_registry(tmp_path, again) as registry:
@@ -332,7 +330,7 @@ def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
             for letter in "ab":
                 await registry.register(registration("m", letter), NOW_S)
             await registry.stop(BY, TENANT, "m", NOW_S)
-            await registry.rescale(BY, TENANT, "m", ScaleChange(max=4), NOW_S)
+            await registry.rescale(BY, TENANT, "m", {"max": 4}, NOW_S)
         async with opened_registry(tmp_path) as registry:
             assert stopped(registry) == [True, True]
             await registry.resume(key("m", "b"), NOW_S)
@@ -344,7 +342,7 @@ def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
             await registry.split(BY, TENANT, "m", {digest("a")[:12]: 1, digest("b")[:12]: 1}, NOW_S)
             assert stopped(registry) == [False, False]
             await registry.stop(BY, TENANT, "m", NOW_S)
-            await registry.rescale(BY, TENANT, "m", ScaleChange(min=1), NOW_S)
+            await registry.rescale(BY, TENANT, "m", {"min": 1}, NOW_S)
             assert stopped(registry) == [False, False]
         async with opened_registry(tmp_path) as registry:
             assert stopped(registry) == [False, False]

@@ -9,7 +9,6 @@ import pytest
 
 from contracts.ladder import Ladder
 from controlplane import registry as subject
-from controlplane.facts import ScaleChange
 from controlplane.feed import FeedHub, Subscription
 from controlplane.registry import Registry
 from tests.controlplane.builders import BY, NOW_S, TENANT, opened_registry, registration
@@ -28,7 +27,7 @@ CHANGES: dict[str, Change] = {
     "deploy": lambda registry: registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S),
     "split": lambda registry: registry.split(BY, TENANT, "m", {"a" * 12: 1, "b" * 12: 1}, NOW_S),
     "ladder": lambda registry: registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S),
-    "scale": lambda registry: registry.rescale(BY, TENANT, "m", ScaleChange(backlog_s=5.0), NOW_S),
+    "scale": lambda registry: registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S),
     "delete": lambda registry: registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, free),
     "delete model": lambda registry: registry.delete_model(BY, TENANT, "m", NOW_S, free, force=True),
 }

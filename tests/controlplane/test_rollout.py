@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from contracts.control import ReplicaRow
-from controlplane.facts import ScaleChange
 from controlplane.feed import FeedHub
 from controlplane.policy.convergence import stamped
 from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service, service_name
@@ -368,7 +367,7 @@ def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None
     async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
         place.runs(*place.models)
         async with lead(NEW) as scene:
-            await registry.rescale(BY, TENANT, "m05", ScaleChange(max=4), NOW_S)
+            await registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
             await scene.passes(10)
             assert (place.notes("m05")[MAX], place.image("m05")) == ("4", OLD.image)
             assert place.generation("m05") == 2
@@ -393,11 +392,11 @@ def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None:
         async with lead(NEW) as scene:
             await place.starts_all(scene)
             assert place.notes("m05")[INITIAL] == "0"
-            await registry.rescale(BY, TENANT, "m05", ScaleChange(max=4), NOW_S)
+            await registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
             await scene.passes(10)
             assert (place.notes("m05")[MAX], place.notes("m05").get(INITIAL)) == ("4", "0")
             assert place.starting() == []
-            await registry.rescale(BY, TENANT, "m05", ScaleChange(min=1), NOW_S)
+            await registry.rescale(BY, TENANT, "m05", {"min": 1}, NOW_S)
             await scene.passes(10)
             assert (place.notes("m05")[MIN], place.notes("m05").get(INITIAL)) == ("1", None)
 
@@ -703,7 +702,7 @@ def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
         errors.append(ZeroDivisionError())
         sound = place.objects[ref_of("good")]
         for name in ("bad", "good"):
-            await scene.registry.rescale(BY, TENANT, name, ScaleChange(max=5), NOW_S)
+            await scene.registry.rescale(BY, TENANT, name, {"max": 5}, NOW_S)
         await scene.passes()
         assert not errors
         place.put({**sound, "status": {**sound["status"], "latestReadyRevisionName": "other"}})
@@ -725,7 +724,7 @@ def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
         before = place.objects[ref_of("bad")]
         place.put({**before, "metadata": {**before["metadata"], "managedFields": [None]}})
         for name in ("bad", "good"):
-            await scene.registry.rescale(BY, TENANT, name, ScaleChange(max=6), NOW_S)
+            await scene.registry.rescale(BY, TENANT, name, {"max": 6}, NOW_S)
         await scene.passes(10)
         assert place.objects[ref_of("good")]["spec"]["template"]["metadata"]["annotations"][MAX] == "6"
         assert ref_of("bad") in place.objects

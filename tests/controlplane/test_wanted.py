@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from contracts.errors import Internal, Refused
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.policy.knative_service import Cluster, PodVersion, service, service_name
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.scaling.knative import wanted
 from controlplane.scaling.knative.wanted import Rendering, served
 from tests.controlplane.builders import NOW_S, digest, key, registration

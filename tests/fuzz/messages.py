@@ -27,8 +27,8 @@ from contracts.trace import parse as parse_traceparent
 from contracts.traffic_errors import Overloaded
 from contracts.usage import LifetimeRecord, Receipts
 from contracts.wire import decode, encode
-from controlplane.facts import ScaleChange
 from controlplane.policy.month import month_bounds_us
+from controlplane.policy.scale_settings import ScaleChange, ScaleSettings
 from kelvin.policy.rate import parse_duration_s, parse_rate
 from runtime.openai_answers import Heading, StreamedChat, renderer_for
 from runtime.openai_embeddings import EmbeddingAsk, decode_embeddings
@@ -150,7 +150,7 @@ WORDS: Final = (
     Bind(tenant="t", model="m", version="a" * 64, device_class="cpu-1", threads=1, kv_bytes=1 << 26),
     GateJob(config_json="{}", tensors={"a": ("F32", (2, 3))}), Feed(revision=1, full=True), Receipts(receipts=()),
     Feed(revision=2, revisions=(RevisionRow(tenant="t", model="m", version="a" * 64, namespace="n", name="r-1"),)),
-    Principal(key_id="k", tenant="t", scopes=(Scope.INFER,), models=("m",)), ScaleChange(min=1, target=2.5),
+    Principal(key_id="k", tenant="t", scopes=(Scope.INFER,), models=("m",)), ScaleSettings(min=1, target=2.5),
     WireFailure(code="overloaded", status=503, message="full", retryable=True, retry_after_s=1.0),
     Take(tenant="t", model="m", version="a" * 64, device_class="cpu-1", store="s3://b/p", weight_bytes=9),
 )  # fmt: skip

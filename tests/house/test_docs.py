@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from contracts.control import TenantLimits
 from contracts.timeline import Stage, Stamp
+from controlplane.policy.scale_settings import ScaleSettings
 from kelvin.main import main
 from kelvin.timeline import waterfall
 from tests.house.pages import (
@@ -56,6 +58,20 @@ def test_openapi(tmp_path: Path) -> None:
 def test_settings() -> None:
     """Every setting with its default and its rule, and none that there is not."""
     assert wrong_settings(read("operations.md"), settings_of_code()) == []
+
+
+def _rows(page: str, heading: str, pattern: str) -> list[str]:
+    """What the rows below a heading begin with."""
+    section = read(page).partition(f"{heading}\n")[2].partition("\n#")[0]
+    return re.findall(rf"^\| `{pattern}` \|", section, re.MULTILINE)
+
+
+def test_settings_of_tenants_and_models() -> None:
+    """One row for each."""
+    limits = ["--" + name.replace("_", "-") for name in TenantLimits.__struct_fields__]
+    assert differences(_rows("operations.md", "### Limits of a tenant", "(--[a-z-]+)"), limits) == []
+    settings = _rows("autoscaling.md", "## Settings of a model", "([a-z_]+)")
+    assert differences(settings, ScaleSettings.__struct_fields__) == []
 
 
 def test_metrics() -> None:

@@ -30,7 +30,7 @@ from controlplane import one_machine as composition
 from controlplane.audit import Actor
 from controlplane.changing import Changes
 from controlplane.clock import SystemClock
-from controlplane.facts import ScaleChange, VersionKey
+from controlplane.facts import VersionKey
 from controlplane.feed import FeedEnded
 from controlplane.installation import Installation, book_of, open_installation
 from controlplane.one_machine import one_machine
@@ -176,9 +176,7 @@ class MachineWorld(World):
         for tenant, model in self.models[: self.random.randint(1, 3)]:
             await self._push(tenant, model)
             if self.random.random() < 0.5:
-                await self._try(
-                    plane.changes.scale(BY, tenant, model, ScaleChange(min=1, max=self.random.choice((1, 4))))
-                )
+                await self._try(plane.changes.scale(BY, tenant, model, {"min": 1, "max": self.random.choice((1, 4))}))
         self.live(self._report(), "activator")
         self.live(self._look(), "look")
 
@@ -442,10 +440,10 @@ class MachineWorld(World):
             return
         tenant, model = random.choice(self.models)
         least = random.choice((0, 1, 1, 2))
-        change = ScaleChange(
-            min=least, max=max(least, random.choice((1, 2, 4))), window_s=random.choice((6.0, 60.0)),
-            grace_s=random.choice((0.0, 30.0)), idle=random.choice(("zero", "zero", "sleep", "sleep2", "auto")),
-        )  # fmt: skip
+        change = {
+            "min": least, "max": max(least, random.choice((1, 2, 4))), "window_s": random.choice((6.0, 60.0)),
+            "grace_s": random.choice((0.0, 30.0)), "idle": random.choice(("zero", "zero", "sleep", "sleep2", "auto")),
+        }  # fmt: skip
         await self._try(self.plane.changes.scale(BY, tenant, model, change))
 
     @operation(2)

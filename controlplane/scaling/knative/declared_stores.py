@@ -1,25 +1,24 @@
 """What objects of the cluster declare, done through the stores that the admin API writes to; and what holds there."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
 from contracts.errors import InvalidRequest, Refused
 from contracts.names import DEFAULT_ALIAS
+from contracts.patches import Patch
 from contracts.wire import convert
 from controlplane.access_answers import SetLimits
 from controlplane.audit import Actor
 from controlplane.changing import Changes
-from controlplane.facts import ScaleChange, VersionKey
+from controlplane.facts import VersionKey
 from controlplane.policy import declared as policy
 from controlplane.policy.access import TenantState
 from controlplane.policy.declared import ModelFacts, ModelSpec, TenantFacts, TenantSpec
 from controlplane.policy.lifecycle import VersionState
+from controlplane.policy.scale_settings import ScaleChange
 from controlplane.registry import Registry
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class DeclaredModels:
     async def do(self, by: Actor, spec: ModelSpec, name: str, drift: tuple[str, ...]) -> None:
         """What differs, in an order in which no step undoes another: a deploy ends a split. Raises Refused."""
         if any(field.startswith("scale") for field in drift):
-            change = _converted(policy.given(spec.scale), ScaleChange, "spec.scale")
+            change = _checked(spec.scale, ScaleChange, "spec.scale")
             await self.changes.scale(by, spec.tenant, name, change)
         if spec.prod is not None and "prod" in drift:
             await self.changes.deploy(by, spec.tenant, name, spec.prod)
@@ -105,8 +104,7 @@ class DeclaredTenants:
 
     async def do(self, by: Actor, spec: TenantSpec, name: str, facts: TenantFacts | None) -> None:
         """Make it where there is none, then what differs. Raises Refused."""
-        now_s, limits = self.changes.clock.wall_s(), policy.given(spec.limits)
-        _converted(limits, SetLimits, "spec.limits")
+        now_s, limits = self.changes.clock.wall_s(), _checked(spec.limits, SetLimits, "spec.limits")
         if facts is None:
             await self.changes.tenants.create(by, name, now_s)
             facts = TenantFacts(suspended=False, limits={}, models=0)
@@ -120,8 +118,9 @@ class DeclaredTenants:
         await self.changes.delete_tenant(by, name, force=False)
 
 
-def _converted(given: Mapping[str, object], kind: type[T], what: str) -> T:
+def _checked(declared: Patch, kind: type[Patch], what: str) -> dict[str, Any]:
+    """Return what an object declares, within the bounds that the admin API holds it to. Raises Refused."""
     try:
-        return convert(dict(given), kind)
+        return convert(declared.given(), kind).given()
     except msgspec.ValidationError as error:
         raise Refused(InvalidRequest(what, "(object)", str(error))) from error

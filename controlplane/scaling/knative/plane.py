@@ -17,7 +17,7 @@ from contracts.control import Feed, RestoreFailure, StartProblem, Stats
 from contracts.errors import Failure, Refused
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
-from controlplane.facts import Model, ScaleSettings, VersionKey
+from controlplane.facts import Model, VersionKey
 from controlplane.facts import Version as ModelVersion
 from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
@@ -38,6 +38,7 @@ from controlplane.policy.knative_sight import News, Sight
 from controlplane.policy.labels import OURS_SELECTOR, Place
 from controlplane.policy.pending import Trouble
 from controlplane.policy.replacement import versions_before, young_versions
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.start_problem import problem_of
 from controlplane.policy.tenant_space import Needs
 from controlplane.registry import Registry

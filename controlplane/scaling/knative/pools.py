@@ -21,7 +21,7 @@ from contracts.jobs import Take
 from contracts.traffic_errors import StartFailed
 from controlplane.autoscaler import Autoscaler, Versions
 from controlplane.clock import Clock
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.knative_seen import Pods
@@ -29,6 +29,7 @@ from controlplane.policy.knative_service import Cluster
 from controlplane.policy.labels import Place
 from controlplane.policy.placement import PoolSpec, Sharing, pool_for, reported
 from controlplane.policy.pool_service import BOUND_COST, COST, LISTEN_PORT, class_of, pool_place, pool_service
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.start_problem import problem_of
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json
 from controlplane.scaling.knative.pods import PodTable

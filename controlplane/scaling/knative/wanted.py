@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from contracts.errors import Conflict, Failure, Internal, InvalidRequest, Refused
-from controlplane.facts import Model, ScaleSettings, Version, VersionKey
+from controlplane.facts import Model, Version, VersionKey
 from controlplane.policy.device_share import Claim, divide
 from controlplane.policy.knative_service import Cluster, PodVersion, namespace_of, service, service_name
 from controlplane.policy.labels import Place
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.scaling.knative.cluster import Json
 from service.loops import record_error
 

@@ -9,9 +9,9 @@ import yaml
 
 from contracts.control import TenantLimits
 from contracts.errors import Conflict, NotFound, Refused
-from controlplane.facts import ScaleChange
 from controlplane.policy import declared
 from controlplane.policy.declared import Condition, ModelFacts, TenantFacts, model_drift, tenant_drift
+from controlplane.policy.scale_settings import ScaleChange
 
 CRDS = Path(__file__).parents[3] / "manifests" / "crds"
 A, B = "a" * 64, "b" * 64

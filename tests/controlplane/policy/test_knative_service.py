@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from contracts.errors import Refused
-from controlplane.facts import ScaleSettings
 from controlplane.policy.knative_service import (
     CACHE,
     HOST_PATH,
@@ -33,6 +32,7 @@ from controlplane.policy.knative_service import (
     start_s,
 )
 from controlplane.policy.kpa import resolve_target
+from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.scaled import scaling_spec
 from tests.cluster.quantities import canonical
 

@@ -1,0 +1,87 @@
+"""Options of commands are the settings that structs state: names, bounds and sentences."""
+
+from typing import Annotated, Any, Literal
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from msgspec import Meta
+
+from contracts.control import TenantLimits
+from controlplane.policy.scale_settings import ScaleSettings
+from kelvin.main import main
+from kelvin.setting_options import Setting, setting_options
+
+
+class Things(msgspec.Struct):
+    """Some settings."""
+
+    max: Annotated[Annotated[int, Meta(le=9)], Meta(ge=1, description="At most.")] = 1
+    rate: Annotated[float, Meta(gt=0, description="A second.")] | None = None
+    mode: Annotated[Literal["slow", "fast"], Meta(description="How.")] = "slow"
+
+
+def test_settings_are_read_as_stated() -> None:
+    """In their order: type, choices, bounds also of a type within a type, sentence. Null is none of it."""
+    seen: list[Setting] = []
+
+    def kind(setting: Setting) -> click.ParamType[Any]:
+        seen.append(setting)
+        return click.STRING
+
+    @click.command()
+    @setting_options(Things, lambda name: f"--the-{name}", kind)
+    def command(**given: str | None) -> None:
+        click.echo(str({name: value for name, value in given.items() if value is not None}))
+
+    assert seen[::-1] == [
+        Setting("max", "At most.", int, low=1, high=9),
+        Setting("rate", "A second.", float, above=0),
+        Setting("mode", "How.", str, ("slow", "fast")),
+    ]
+    assert CliRunner().invoke(command, ["--the-rate", "5"]).output == "{'rate': '5'}\n"
+    told = CliRunner().invoke(command, ["--help"]).output
+    assert told.index("--the-max") < told.index("--the-rate") < told.index("--the-mode")
+    assert "A second." in told
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(main, words, terminal_width=200)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "other"),
+    [
+        (("tenants", "set"), TenantLimits, {}),
+        (("scale", "m"), ScaleSettings, {"window_s": "--window", "grace_s": "--grace", "backlog_s": "--backlog"}),
+    ],
+    ids=["tenants", "scale"],
+)
+def test_each_setting_has_its_option(words: tuple[str, ...], settings: Any, other: dict[str, str]) -> None:
+    """With its sentence."""
+    told = " ".join(_run(*words, "--help").output.split())
+    for name in settings.__struct_fields__:
+        assert f" {other.get(name, '--' + name.replace('_', '-'))} " in told
+    for schema in msgspec.json.schema_components((settings,))[1][settings.__name__]["properties"].values():
+        assert (schema.get("description") or schema["anyOf"][0]["description"]) in told
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--min", "1001"), ("--max", "0"), ("--target", "0"), ("--target", "nan"), ("--window", "5"),
+        ("--grace", "3601"), ("--idle", "cold"), ("--wait-price", "-1"), ("--average", "mean"), ("--backlog", "-1"),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_bounds_is_not_sent(option: str, value: str) -> None:
+    """It is a wrong use of the command."""
+    done = _run("scale", "m", option, value)
+    assert done.exit_code == 2
+    assert option in done.output
+
+
+@pytest.mark.parametrize("limit", [("--rpm", "0"), ("--rpm", "-1"), ("--body-bytes", "1023"), ("--priority", "first")])
+def test_limits_keep_their_rules(limit: tuple[str, str]) -> None:
+    """They are checked before the installation is asked."""
+    assert _run("tenants", "set", "acme", *limit).exit_code == 2

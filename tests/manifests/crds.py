@@ -1,0 +1,72 @@
+"""The settings in `manifests/crds`, from the structs that state them: see `contracts/patches.py`.
+
+`python -m tests.manifests.crds` writes them.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from contracts.control import TenantLimits
+from controlplane.policy import declared
+from controlplane.policy.scale_settings import ScaleSettings
+
+CRDS: Final = Path(__file__).parents[2] / "manifests" / "crds"
+# The file, the field of the spec, the struct that states its settings, and those of them that the cluster has.
+PLACES: Final = (
+    ("models.yaml", "scale", ScaleSettings, declared.Scale),
+    ("tenants.yaml", "limits", TenantLimits, declared.Limits),
+)
+_INT32_MAX: Final = (1 << 31) - 1
+
+
+def with_settings(text: str, field: str, properties: dict[str, Any]) -> str:
+    """Return a CRD's text with these properties of the field. Raises ValueError where the text has no such field."""
+    found = re.search(rf"^( +){field}:\n(?:\1  .*\n)*?\1  properties:\n((?:\1    .*\n)+)", text, flags=re.M)
+    if found is None:
+        raise ValueError(f"no properties of {field}")
+    lines = (f"{found[1]}    {name}: {_flow(each)}\n" for name, each in properties.items())
+    return text[: found.start(2)] + "".join(lines) + text[found.end(2) :]
+
+
+def properties_of(settings: type[msgspec.Struct], patch: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the schemas of the patch's settings by their names in an object, as Kubernetes writes schemas."""
+    _, components = msgspec.json.schema_components((settings,))
+    stated = components[settings.__name__]["properties"]
+    return {declared.camel(name): dict(_kubernetes(stated[name])) for name in patch.__struct_fields__}
+
+
+def _kubernetes(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield a JSON schema as OpenAPI 3.0 has it, without null and defaults: what is left out stays as it is."""
+    (schema,) = (each for each in schema.get("anyOf", [schema]) if each.get("type") != "null")
+    yield "description", schema["description"]
+    yield "type", schema.get("type", "string")
+    if schema.get("maximum", 0) > _INT32_MAX:
+        yield "format", "int64"
+    for name, value in schema.items():
+        if name == "exclusiveMinimum":
+            yield from (("minimum", value), ("exclusiveMinimum", True))
+        elif name == "pattern":
+            yield name, value.removesuffix(r"(?!\n)")  # its `$` is the end of the text alone
+        elif name not in ("description", "type", "default"):
+            yield name, value
+
+
+def _flow(schema: dict[str, Any]) -> str:
+    dumped = yaml.safe_dump(schema, default_flow_style=True, sort_keys=False, width=10_000)
+    return dumped.strip()
+
+
+def main() -> None:
+    """Write the files."""
+    for name, field, settings, patch in PLACES:
+        path = CRDS / name
+        path.write_text(with_settings(path.read_text(), field, properties_of(settings, patch)))
+
+
+if __name__ == "__main__":
+    main()
