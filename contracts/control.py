@@ -50,7 +50,10 @@ Limit = Annotated[int, Meta(le=MAX_LIMIT)]
 
 
 class TenantLimits(Fact, frozen=True):
-    """What a tenant may use at most; None where the installation's setting holds for it. See `patches.py`."""
+    """What a tenant may use at most; None where the installation's setting holds for it. See `patches.py`.
+
+    Stored as JSON: a bound that becomes narrower, or a limit that goes, needs a migration.
+    """
 
     store_bytes: Annotated[Limit, Meta(ge=0, description="Bytes of its packs in the store.")] | None = None
     requests: Annotated[Limit, Meta(ge=1, description="Inference requests at once, those waiting too.")] | None = None

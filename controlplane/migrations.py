@@ -10,6 +10,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
+from contracts.wire import decode_any, encode
 from controlplane import schema
 from controlplane.audit_migration import chain_audit
 from controlplane.dialects import in_byte_order, unhurried
@@ -142,6 +143,36 @@ def _stops(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE versions ADD COLUMN stopped_at_s BIGINT"))
 
 
+def _settings(connection: Connection) -> None:
+    """Until now each setting had a column of its own. From now on all of a tenant or a model are one JSON object."""
+    limits = (
+        "store_bytes", "requests", "body_bytes", "rpm", "tpm", "context_tokens", "output_tokens", "budget_micros",
+        "weight", "priority", "plan", "deadline_max_s",
+    )  # fmt: skip
+    scale = {
+        "min": "min_replicas", "max": "max_replicas", "target": "target", "window_s": "window_s", "grace_s": "grace_s",
+        "idle": "idle", "wait_price": "wait_price", "average": "average", "backlog_s": "backlog_s",
+    }  # fmt: skip
+    connection.execute(text("ALTER TABLE tenants ADD COLUMN limits TEXT NOT NULL DEFAULT '{}'"))
+    connection.execute(text("ALTER TABLE models ADD COLUMN scale TEXT NOT NULL DEFAULT '{}'"))
+    connection.execute(text("ALTER TABLE models ADD COLUMN degradation TEXT"))
+    set_limits = text("UPDATE tenants SET limits = :limits WHERE tenant = :tenant")
+    for row in connection.execute(text("SELECT * FROM tenants")).mappings().all():
+        own = {name: row[name] for name in limits if row[name] is not None}
+        connection.execute(set_limits, {"limits": encode(own).decode(), "tenant": row["tenant"]})
+    set_scale = text("UPDATE models SET scale = :scale, degradation = :steps WHERE tenant = :tenant AND model = :model")
+    for row in connection.execute(text("SELECT * FROM models")).mappings().all():
+        steps, plans = decode_any(row["ladder"] or "[]"), decode_any(row["plan_ladders"] or "{}")
+        values = {
+            "scale": encode({name: row[column] for name, column in scale.items()}).decode(),
+            "steps": encode({"steps": steps, "plans": plans}).decode() if steps or plans else None,
+        }
+        connection.execute(set_scale, {**values, "tenant": row["tenant"], "model": row["model"]})
+    for table, columns in (("tenants", limits), ("models", (*scale.values(), "ladder", "plan_ladders"))):
+        for column in columns:
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+
+
 STEPS: Final[Sequence[Migration]] = (
     Migration(1, "registry", _registry),
     Migration(2, "access", _access),
@@ -161,6 +192,7 @@ STEPS: Final[Sequence[Migration]] = (
     Migration(16, "averages", _averages),
     Migration(17, "backlogs", _backlogs),
     Migration(18, "stops", _stops),
+    Migration(19, "settings", _settings),
 )
 
 

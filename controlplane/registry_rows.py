@@ -4,7 +4,7 @@ from msgspec import structs
 from sqlalchemy import Connection, delete, insert, select, update
 
 from contracts.control import VersionRegistration
-from contracts.ladder import Rung
+from contracts.ladder import Ladder
 from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS
 from contracts.signature import Signature
@@ -17,21 +17,6 @@ from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.trail import Action, Value, differing, made
 from controlplane.tenant_rows import find_tenant
-
-
-def scale_columns(scale: ScaleSettings) -> dict[str, float | int | str | None]:
-    """As a row of models has them."""
-    return {
-        "min_replicas": scale.min,
-        "max_replicas": scale.max,
-        "target": scale.target,
-        "window_s": scale.window_s,
-        "grace_s": scale.grace_s,
-        "idle": scale.idle,
-        "wait_price": scale.wait_price,
-        "average": scale.average,
-        "backlog_s": scale.backlog_s,
-    }
 
 
 def delete_model(connection: Connection, by: Actor, model: Model, now_s: int) -> None:
@@ -47,7 +32,7 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
     of, owner = version.registration, {"tenant": model.tenant, "model": model.model}
     find_tenant(connection, model.tenant)
     if first:
-        row = {**owner, "created_at_s": model.created_at_s, **scale_columns(model.scale)}
+        row = {**owner, "created_at_s": model.created_at_s, "scale": encode(model.scale).decode()}
         connection.execute(insert(schema.models).values(row))
     connection.execute(
         insert(schema.versions).values(
@@ -73,7 +58,7 @@ def insert_version(connection: Connection, model: Model, version: Version, *, fi
 
 def set_split(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
     """As the model has it, recorded for the audit where it was another one."""
-    _store_split(connection, model)
+    _store(connection, model, split=model.split or None)
     if before.split != model.split:
         changed = {"split": (before.split, model.split)}
         audit.record(connection, by, now_s, model.tenant, Action.MODEL_SPLIT, model.model, changed=changed)
@@ -84,7 +69,7 @@ def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now
     table, prod = schema.aliases, model.aliases[DEFAULT_ALIAS]
     which = (table.c.tenant == model.tenant, table.c.model == model.model, table.c.alias == DEFAULT_ALIAS)
     connection.execute(update(table).where(*which).values(version=prod))
-    _store_split(connection, model)
+    _store(connection, model, split=model.split or None)
     changed = differing(
         {"prod": before.aliases.get(DEFAULT_ALIAS), "split": before.split}, {"prod": prod, "split": model.split}
     )
@@ -93,10 +78,7 @@ def set_prod(connection: Connection, by: Actor, before: Model, model: Model, now
 
 def set_scale(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
     """As the model has it, recorded for the audit where it was another one."""
-    table, columns = schema.models, scale_columns(model.scale)
-    connection.execute(
-        update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(columns)
-    )
+    _store(connection, model, scale=model.scale)
     if changed := differing(structs.asdict(before.scale), structs.asdict(model.scale)):
         audit.record(connection, by, now_s, model.tenant, Action.MODEL_SCALED, model.model, changed=changed)
 
@@ -141,22 +123,16 @@ def deleted(connection: Connection, by: Actor, key: VersionKey, now_s: int) -> N
     audit.record(connection, by, now_s, key.tenant, Action.VERSION_DELETED, key.model, changed=changed)
 
 
-def _store_split(connection: Connection, model: Model) -> None:
-    table = schema.models
-    stored = encode(model.split).decode() if model.split else None
-    connection.execute(
-        update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(split=stored)
-    )
+def _store(connection: Connection, model: Model, **columns: object) -> None:
+    """Store these columns of the model as JSON; None as NULL."""
+    table, stored = schema.models, {name: None if v is None else encode(v).decode() for name, v in columns.items()}
+    connection.execute(update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(stored))
 
 
 def set_ladder(connection: Connection, by: Actor, before: Model, model: Model, now_s: int) -> None:
     """As the model has it, recorded for the audit where it was another one."""
-    table = schema.models
-    stored = {
-        "ladder": encode(model.ladder).decode() if model.ladder else None,
-        "plan_ladders": encode(model.plan_ladders).decode() if model.plan_ladders else None,
-    }
-    connection.execute(update(table).where(table.c.tenant == model.tenant, table.c.model == model.model).values(stored))
+    ladder = Ladder(steps=model.ladder, plans=model.plan_ladders)
+    _store(connection, model, degradation=ladder if ladder.steps or ladder.plans else None)
     if changed := differing(_ladders(before), _ladders(model)):
         audit.record(connection, by, now_s, model.tenant, Action.MODEL_LADDER, model.model, changed=changed)
 
@@ -196,29 +172,16 @@ def load_models(connection: Connection) -> list[Model]:
     models = []
     for row in connection.execute(select(schema.models)).mappings():
         name = (row["tenant"], row["model"])
-        scale = ScaleSettings(
-            min=row["min_replicas"],
-            max=row["max_replicas"],
-            target=row["target"],
-            window_s=row["window_s"],
-            grace_s=row["grace_s"],
-            idle=row["idle"],
-            wait_price=row["wait_price"],
-            average=row["average"],
-            backlog_s=row["backlog_s"],
-        )
+        scale = decode(row["scale"], ScaleSettings, what="a stored scale")
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))
         split = {} if row["split"] is None else decode(row["split"], dict[str, int], what="a stored split")
-        ladder = () if row["ladder"] is None else decode(row["ladder"], tuple[Rung, ...], what="a stored ladder")
+        stored = row["degradation"]
+        ladder = Ladder(steps=()) if stored is None else decode(stored, Ladder, what="a stored ladder")
         models.append(
             Model(
-                *name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder,
-                _plan_ladders(row["plan_ladders"]),
+                *name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder.steps,
+                ladder.plans,
             )
         )  # fmt: skip
     return models
-
-
-def _plan_ladders(stored: str | None) -> dict[str, tuple[Rung, ...]]:
-    return {} if stored is None else decode(stored, dict[str, tuple[Rung, ...]], what="stored ladders of plans")

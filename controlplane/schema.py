@@ -3,7 +3,7 @@
 Times are whole seconds of wall clock since 1970. The ledger keeps its tables to itself.
 """
 
-from sqlalchemy import BigInteger, Column, Float, ForeignKeyConstraint, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, ForeignKeyConstraint, Integer, MetaData, String, Table, Text
 
 metadata = MetaData()
 
@@ -13,19 +13,7 @@ tenants = Table(
     Column("tenant", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),
     Column("state", String(16), nullable=False),  # as in policy/access; a deleted one keeps its name for ever
-    # Limits of its own; NULL where the installation's setting holds.
-    Column("store_bytes", BigInteger, nullable=True),
-    Column("requests", BigInteger, nullable=True),
-    Column("body_bytes", BigInteger, nullable=True),
-    Column("rpm", BigInteger, nullable=True),
-    Column("tpm", BigInteger, nullable=True),
-    Column("context_tokens", BigInteger, nullable=True),
-    Column("output_tokens", BigInteger, nullable=True),
-    Column("budget_micros", BigInteger, nullable=True),
-    Column("weight", BigInteger, nullable=True),
-    Column("priority", String(16), nullable=True),
-    Column("plan", String(63), nullable=True),
-    Column("deadline_max_s", BigInteger, nullable=True),
+    Column("limits", Text, nullable=False, server_default="{}"),  # JSON of contracts.control.TenantLimits
 )
 
 keys = Table(
@@ -91,18 +79,9 @@ models = Table(
     Column("tenant", String(63), primary_key=True),
     Column("model", String(63), primary_key=True),
     Column("created_at_s", BigInteger, nullable=False),
-    Column("min_replicas", Integer, nullable=False),
-    Column("max_replicas", Integer, nullable=False),
-    Column("target", Float, nullable=True),  # NULL: what the version's streams give
-    Column("window_s", Float, nullable=False),
-    Column("grace_s", Float, nullable=False),
-    Column("idle", String(16), nullable=False, server_default="zero"),  # where the last replica goes
-    Column("wait_price", BigInteger, nullable=False, server_default="10000"),  # micro-units a second
-    Column("average", String(16), nullable=False, server_default="linear"),  # over the windows
-    Column("backlog_s", Float, nullable=False, server_default="0"),  # 0: by requests
+    Column("scale", Text, nullable=False, server_default="{}"),  # JSON of policy.scale_settings.ScaleSettings
     Column("split", Text, nullable=True),  # JSON: version -> weight; NULL: `prod` alone has what is asked of it
-    Column("ladder", Text, nullable=True),  # JSON of a list of contracts.ladder.Rung; NULL: none
-    Column("plan_ladders", Text, nullable=True),  # JSON of such lists by the name of a plan; NULL: none
+    Column("degradation", Text, nullable=True),  # JSON of contracts.ladder.Ladder; NULL: none
     ForeignKeyConstraint(["tenant"], ["tenants.tenant"]),
 )
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
 from sqlalchemy import Connection, func, insert, select, update
 
 from contracts.control import Feed, TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.names import tenant_name
+from contracts.wire import decode, encode
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.feed import FeedHub
@@ -109,7 +111,10 @@ class TenantStore:
             before = _one(connection, tenant, now_s)
             news = {name: value for name, value in changes.items() if getattr(before.limits, name) != value}
             if news:
-                connection.execute(update(schema.tenants).where(schema.tenants.c.tenant == tenant).values(news))
+                limits = encode(structs.replace(before.limits, **news)).decode()
+                connection.execute(
+                    update(schema.tenants).where(schema.tenants.c.tenant == tenant).values(limits=limits)
+                )
                 told = ", ".join(f"{name} {'default' if value is None else value}" for name, value in news.items())
                 changed = {name: (getattr(before.limits, name), value) for name, value in news.items()}
                 audit.record(connection, by, now_s, tenant, Action.TENANT_LIMITED, tenant, told, changed)
@@ -174,7 +179,7 @@ def _load(connection: Connection, now_s: int, only: str | None = None) -> list[T
             row["created_at_s"],
             row["models"],
             row["keys"],
-            TenantLimits(**{name: row[name] for name in TenantLimits.__struct_fields__}),
+            decode(row["limits"], TenantLimits, what="stored limits"),
         )
         for row in connection.execute(wanted.order_by(table.c.tenant)).mappings()
     ]

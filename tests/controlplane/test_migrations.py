@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, inspect, text
 
-from contracts.control import Scope
+from contracts.control import Scope, TenantLimits
+from contracts.ladder import CapOutput, Fallback
+from contracts.numbers import MAX_LIMIT
+from contracts.wire import encode
 from controlplane import schema
 from controlplane.dialects import in_byte_order
+from controlplane.facts import Model
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
+from controlplane.policy.scale_settings import ScaleSettings
+from controlplane.registry import Registry
 from controlplane.store import Database
 from controlplane.tenants import TenantStore
 from tests.controlplane.backends import Backend
@@ -50,7 +56,7 @@ def test_a_forgotten_step_is_noticed(backend: Backend, engine: Engine, tmp_path:
     """Negative control: with a column that no step makes, the comparison above goes red."""
     migrate(engine)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE models DROP COLUMN grace_s"))
+        connection.execute(text("ALTER TABLE models DROP COLUMN scale"))
     assert _shape(engine, "models") != _expected("models", backend, tmp_path / "fresh")
 
 
@@ -83,6 +89,59 @@ def test_a_newer_database_is_refused(engine: Engine) -> None:
     migrate(engine, [*STEPS, Migration(len(STEPS) + 1, "future", lambda _: None)])
     with pytest.raises(NewerDatabase, match=f"at schema {len(STEPS) + 1}"):
         migrate(engine)
+
+
+_BEFORE_SETTINGS = (
+    "INSERT INTO tenants (tenant, created_at_s, state) VALUES ('plain', 5, 'active')",
+    "INSERT INTO tenants (tenant, created_at_s, state, store_bytes, requests, body_bytes, rpm, tpm, context_tokens, "
+    "output_tokens, budget_micros, weight, priority, plan, deadline_max_s) VALUES ('acme', 5, 'active', 0, 2, 4096, "
+    "60, 1125899906842624, 2, 3, 0, 1000, 'batch', 'free', 9)",
+    "INSERT INTO models (tenant, model, created_at_s, min_replicas, max_replicas, window_s, grace_s) "
+    "VALUES ('plain', 'chat', 6, 0, 1, 60, 30)",
+    "INSERT INTO models (tenant, model, created_at_s, min_replicas, max_replicas, target, window_s, grace_s, idle, "
+    "wait_price, average, backlog_s, split, ladder, plan_ladders) VALUES ('acme', 'chat', 6, 1, 4, 0.5, 6, 0, 'auto', "
+    "7, 'weighted', 2.5, :split, :ladder, :plans)",
+    "INSERT INTO models (tenant, model, created_at_s, min_replicas, max_replicas, window_s, grace_s, plan_ladders) "
+    "VALUES ('acme', 'free', 6, 0, 1, 60, 30, :plans)",
+)
+
+
+def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> None:
+    """Limits, scales, splits and ladders are what they were, those that were not set, too; no old column is left."""
+    migrate(engine, STEPS[:18])
+    split = {"a" * 64: 9, "b" * 64: 1}
+    steps = (CapOutput(tokens=8), Fallback(model="small", wait_s=2.5))
+    values = {"split": encode(split).decode(), "ladder": encode(steps).decode()}
+    values["plans"] = encode({"free": steps[:1], "pro": ()}).decode()
+    with engine.begin() as connection:
+        for statement in _BEFORE_SETTINGS:
+            connection.execute(text(statement), values)
+    migrate(engine)
+    database, feed = Database(engine), FeedHub()
+
+    async def start() -> None:
+        registry = Registry(database, feed)
+        await registry.load()
+        await TenantStore(database, feed).load(7)
+        found = {(model.tenant, model.model): model for model in registry.every_model()}
+        assert found["plain", "chat"] == Model("plain", "chat", 6)
+        assert found["acme", "free"].plan_ladders == found["acme", "chat"].plan_ladders
+        assert found["acme", "chat"] == Model(
+            "acme", "chat", 6, split=split, ladder=steps, plan_ladders={"free": steps[:1], "pro": ()},
+            scale=ScaleSettings(
+                min=1, max=4, target=0.5, window_s=6.0, grace_s=0.0, idle="auto", wait_price=7, average="weighted",
+                backlog_s=2.5,
+            ),
+        )  # fmt: skip
+
+    asyncio.run(start())
+    database.close()
+    limits = {row.tenant: row.limits for row in feed.snapshot().tenants}
+    assert limits["plain"] == TenantLimits()
+    assert limits["acme"] == TenantLimits(
+        store_bytes=0, requests=2, body_bytes=4096, rpm=60, tpm=MAX_LIMIT, context_tokens=2, output_tokens=3,
+        budget_micros=0, weight=1000, priority="batch", plan="free", deadline_max_s=9,
+    )  # fmt: skip
 
 
 def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:

@@ -59,7 +59,7 @@ def test_both_have_the_same_tables(place: PostgresPlace, tmp_path: Path) -> None
         for table in TABLES:
             assert shape(postgres.writing, table) == shape(old, table), table
         with postgres.writing.begin() as connection:
-            connection.execute(text("ALTER TABLE models ALTER COLUMN grace_s DROP NOT NULL"))
+            connection.execute(text("ALTER TABLE models ALTER COLUMN scale DROP NOT NULL"))
         assert shape(postgres.writing, "models") != shape(old, "models")
 
 

@@ -43,8 +43,7 @@ def whole_engine(backend: Backend | None = None, path: Path | None = None) -> En
     with made.begin() as connection:
         connection.execute(insert(tenants).values(tenant="acme", created_at_s=0, state="active"))
         model = {"tenant": "acme", "model": "m"}
-        scale = {"min_replicas": 0, "max_replicas": 1, "target": None, "window_s": 60.0, "grace_s": 30.0}
-        connection.execute(insert(models).values(**model, **scale, created_at_s=0))
+        connection.execute(insert(models).values(**model, created_at_s=0))
         figures = dict.fromkeys(("weight_bytes", "total_bytes", "kv_bytes_per_token", "created_at_s"), 0)
         connection.execute(
             insert(versions).values(

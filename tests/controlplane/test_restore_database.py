@@ -210,12 +210,12 @@ def test_an_older_file_is_brought_forward_in_the_backup_alone(empty: PostgresPla
             id="an entry that was changed",
         ),
         pytest.param(
-            ("UPDATE tenants SET plan = replace(hex(zeroblob(50)), '0', 'x')",),
-            r"tenants: value too long for type character varying\(63\)",
+            ("UPDATE tenants SET state = replace(hex(zeroblob(50)), '0', 'x')",),
+            r"tenants: value too long for type character varying\(16\)",
             id="longer than its column",
         ),
         pytest.param(
-            ("UPDATE tenants SET plan = 'a' || char(0) || 'secret'",),
+            ("UPDATE tenants SET state = 'a' || char(0) || 'secret'",),
             "tenants: PostgreSQL text fields cannot contain NUL",
             id="a text that is none there",
         ),

@@ -128,7 +128,7 @@ def budgets_of(engine: Engine, *tenants: str) -> None:
     """Each has one."""
     with engine.begin() as connection:
         for tenant in tenants:
-            row = {"tenant": tenant, "created_at_s": 1, "budget_micros": 1_000_000}
+            row = {"tenant": tenant, "created_at_s": 1, "limits": '{"budget_micros": 1000000}'}
             connection.execute(insert(schema.tenants).values(row))
 
 
