@@ -38,15 +38,17 @@ class Contender:
 
 
 KELVIN: Final = Contender("kelvin", "ours", None, True, "version")
-TENSORIZER_VERIFY: Final = Contender("tensorizer-verify", "tensorizer_file", "tensorizer", True, "tensors", ("verify",))
+TENSORIZER_VERIFY: Final = Contender(
+    "tensorizer-verify", "others", "tensorizer", True, "tensors", ("tensorizer", "verify")
+)
 PEERS: Final = (
-    Contender("tensorizer", "tensorizer_file", "tensorizer", False, "tensors"),
+    Contender("tensorizer", "others", "tensorizer", False, "tensors", ("tensorizer",)),
     TENSORIZER_VERIFY,
-    Contender("safetensors", "safetensors_file", "safetensors", False, "safetensors"),
-    Contender("mmap", "mapped_file", None, False, "safetensors"),
-    Contender("runai", "runai_streamer", "runai_model_streamer", False, "safetensors"),
-    Contender("fastsafetensors", "fastsafetensors_file", "fastsafetensors", False, "safetensors"),
-    Contender("from_pretrained", "pretrained", "transformers", False, "directory"),
+    Contender("safetensors", "others", "safetensors", False, "safetensors", ("safetensors",)),
+    Contender("mmap", "others", None, False, "safetensors", ("mmap",)),
+    Contender("runai", "others", "runai_model_streamer", False, "safetensors", ("runai",)),
+    Contender("fastsafetensors", "others", "fastsafetensors", False, "safetensors", ("fastsafetensors",)),
+    Contender("from_pretrained", "others", "transformers", False, "directory", ("from_pretrained",)),
 )
 ALL: Final = (KELVIN, *PEERS)
 VERIFYING: Final = frozenset(contender.name for contender in ALL if contender.verifies)
