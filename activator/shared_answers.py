@@ -29,8 +29,13 @@ if ARGV[1] ~= '' then
 end
 return {false, false, 0}
 """
+# A Redis that has lost its data is told of the claim again. In: as of a claim.
 RENEW: Final = """
-if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('DEL', KEYS[1]) -- as in a claim
+  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'asked', ARGV[2])
+end
+if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return 0
 """
 RELEASE: Final = """
@@ -38,10 +43,10 @@ if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then return redis.call('DEL',
 return 0
 """
 # A tenant's answers in the order of their ends, and their sizes with the sum under ''. The first to end makes room. A
-# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves. Or it
-# has dropped an answer that they name, whose key is claimed since: the claim stays. An answer that seems to end after
-# the new one was kept before Redis's clock stepped back, and makes room before it. Without a token what is there is
-# replaced.
+# Redis that evicts may have dropped one of the two lists: then both begin anew, and the answers end by themselves. It
+# may have dropped an answer that they name, whose key is claimed since: the claim stays. An answer that seems to end
+# after the new one was kept before Redis's clock stepped back, and makes room before it. Without a token what is there
+# is replaced.
 PUBLISH: Final = """
 if ARGV[1] ~= '' and redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then
   return 0
@@ -101,7 +106,7 @@ class SharedAnswers:
         self._limits = limits
         self._own = own
         self._lease_ms = int(lease_s * 1000)
-        self._claims: dict[bytes, str] = {}  # entry by token
+        self._claims: dict[bytes, Asked] = {}  # by token
 
     def __repr__(self) -> str:
         return f"<SharedAnswers {self._kind} claims={len(self._claims)} {self._own!r}>"
@@ -121,7 +126,7 @@ class SharedAnswers:
         token = secrets.token_bytes(16)
         found = await self._look(asked, token)
         if isinstance(found, Mine) and not found.is_alone:
-            self._claims[token] = self._entry(asked)
+            self._claims[token] = asked
         return found
 
     async def _look(self, asked: Asked, token: bytes) -> Claim:
@@ -177,12 +182,17 @@ class SharedAnswers:
                 await self._store.ask(RELEASE, (self._entry(asked),), mine.token)
 
     async def tend(self) -> None:
-        """See `AnswerStore`. A claim that can't be renewed ends soon. One that was lost is another activator's."""
+        """See `AnswerStore`. A claim that can't be renewed ends soon. One that Redis has lost is claimed again,
+        unless another activator has it by now.
+        """
         if self._own is not None:
             await self._own.tend()
         with suppress(Away):
-            for token, entry in list(self._claims.items()):
-                await self._store.ask(RENEW, (entry,), token, self._lease_ms)
+            for token, asked in list(self._claims.items()):
+                if token in self._claims:  # it may have ended meanwhile
+                    await self._store.ask(RENEW, (self._entry(asked),), token, asked.fingerprint, self._lease_ms)
+                if token not in self._claims:  # Redis may have been told of its end first
+                    await self._store.ask(RELEASE, (self._entry(asked),), token)
 
     def _of_tenant(self, asked: Asked) -> str:
         return f"kelvin:{{{asked.tenant}}}:{self._kind}"

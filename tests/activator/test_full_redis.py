@@ -20,6 +20,7 @@ CONTROL: Final = {
     "places": (shared_quotas.LEASE, ("kelvin:{a}:places",), ("one", 0, 1, 1, 1, "5.0")),
     "budget": (shared_quotas.LEASE, ("kelvin:{a}:budget:2026-11",), ("one", 1, 0, 1, 1, "60.0")),
     "idempotency claim": (shared_answers.CLAIM, ("kelvin:{a}:once:b",), (b"token", b"fingerprint", 10_000)),
+    "claim that was lost": (shared_answers.RENEW, ("kelvin:{a}:once:c",), (b"token", b"fingerprint", 10_000)),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from activator.kept_answers import AnswerStore, Elsewhere, Mine, OwnAnswers
 from activator.once_key import ensure_once_key
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits, asked
-from activator.shared_answers import RETRY_S, SharedAnswers
+from activator.shared_answers import RENEW, RETRY_S, SharedAnswers
 from activator.shared_quotas import SharedPlaces
 from activator.shared_rates import Shared
 from activator.shared_store import RedisStore, open_store
@@ -194,6 +194,54 @@ def test_a_claim_ends_unless_it_is_renewed() -> None:
     asyncio.run(main())
 
 
+def test_a_claim_outlives_the_data_of_redis() -> None:
+    """Its activator claims the key again, unless another one did so first; whoever has it publishes."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
+                mine = await one.claim(ask("k"))
+                assert isinstance(mine, Mine)
+                server.ask("FLUSHALL")
+                await one.tend()
+                assert await two.claim(ask("k")) == Elsewhere(ask("k").fingerprint, RETRY_S)
+                server.ask("FLUSHALL")
+                theirs = await two.claim(ask("k"))
+                assert isinstance(theirs, Mine)
+                await one.tend()
+                await one.publish(ask("k"), mine, b"late")
+                await two.publish(ask("k"), theirs, b"sealed")
+                await one.tend()
+                assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+
+    asyncio.run(main())
+
+
+def test_renewal_never_outlives_a_release() -> None:
+    """Redis is told of the renewal only after the release: the key is free all the same."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with member(server) as (one, _, store), member(server, "two") as (two, _, _):
+                mine = await one.claim(ask("k"))
+                assert isinstance(mine, Mine)
+                ask_store, is_late = store.ask, True
+
+                async def late(script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> object:
+                    nonlocal is_late
+                    if script == RENEW and is_late:
+                        is_late = False
+                        await one.release(ask("k"), mine)
+                    return await ask_store(script, keys, *arguments)
+
+                store.ask = late  # type: ignore[method-assign]
+                await one.tend()
+                assert not is_late
+                assert isinstance(await two.claim(ask("k")), Mine)
+
+    asyncio.run(main())
+
+
 def test_without_redis_each_goes_on_by_itself() -> None:
     """And says so; what was kept meanwhile is found here, also when it is back."""
 
@@ -307,7 +355,7 @@ def test_making_room_ends_no_claim() -> None:
 
 
 def test_answers_are_kept_after_a_clock_step() -> None:
-    """Redis's clock stepped back by an hour. The oldest answers make room, though they seem to end after the new one."""
+    """Redis's clock stepped back by an hour. Old answers make room, though they seem to end after the new one."""
 
     async def main() -> None:
         with RedisServer() as server:
