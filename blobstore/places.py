@@ -7,8 +7,16 @@ from typing import Annotated, Final, Protocol
 import msgspec
 from msgspec import Meta
 
-from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack
-from blobstore.packs import TRAILER_BYTES, PackEntry, decode_footer, decode_table, footer_bytes
+from blobstore.packs import (
+    TRAILER_BYTES,
+    FileIndex,
+    PackEntry,
+    decode_file_index,
+    decode_footer,
+    decode_table,
+    digest_of_file_pack,
+    footer_bytes,
+)
 from blobstore.store import BlobStore
 from contracts.manifest import padded
 from contracts.wire import decoder

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from blobstore.abreast import abreast
-from blobstore.file_packs import decode_file_index, digest_of_file_pack
-from blobstore.packs import decode_table, encode_footer
+from blobstore.packs import decode_file_index, decode_table, digest_of_file_pack, encode_footer
 from blobstore.places import Place, place_of, places_of
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import PackCorrupt

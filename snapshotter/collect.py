@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from blobstore.abreast import abreast
-from blobstore.file_packs import digest_of_file_pack
+from blobstore.packs import digest_of_file_pack
 from blobstore.places import decode_index, read_footer
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt

@@ -8,7 +8,7 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.abreast import abreast
-from blobstore.file_packs import file_pack
+from blobstore.packs import file_pack
 from blobstore.places import Place, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable
 from contracts.artifact_errors import ChunkCorrupt, ManifestMissing

@@ -13,7 +13,7 @@ from typing import Final
 from blake3 import blake3
 
 from blobstore.abreast import abreast
-from blobstore.file_packs import digest_of_file_pack
+from blobstore.packs import digest_of_file_pack
 from blobstore.places import Place, decode_pack_list, read_place
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.attestation import short

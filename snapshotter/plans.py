@@ -8,7 +8,7 @@ from typing import Final
 from blake3 import blake3
 from msgspec import structs
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan, file_pack
+from blobstore.packs import FileChunk, FileIndex, FileSpan, file_pack
 from contracts.errors import Conflict, Refused
 from contracts.jobs import GateFacts
 from contracts.manifest import Chunk, Digest, Engine, Limits, Manifest, PinnedFile, Tensor

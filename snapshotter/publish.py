@@ -14,8 +14,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from blobstore.file_packs import FileIndex, encode_file_index
-from blobstore.packs import PackEntry, encode_footer, encode_table, place
+from blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
 from blobstore.places import encode_pack_list
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt

@@ -11,8 +11,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from blobstore.file_packs import FileIndex, decode_file_index, digest_of_file_pack
-from blobstore.packs import PackEntry, decode_table
+from blobstore.packs import FileIndex, PackEntry, decode_file_index, decode_table, digest_of_file_pack
 from blobstore.places import Place, place_of, places_of, read_footer, read_place
 from blobstore.store import BlobCorrupt, BlobNotFound, BlobShort, BlobStore
 from contracts.artifact_errors import PackCorrupt

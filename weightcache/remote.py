@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from blobstore.abreast import abreast
-from blobstore.file_packs import digest_of_file_pack
+from blobstore.packs import digest_of_file_pack
 from blobstore.places import Place, RangeReader, decode_index, decode_pack_list, place_of, read_footer, read_place_into
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable, list_objects
 from contracts.errors import Refused

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from blobstore.file_packs import FileIndex
+from blobstore.packs import FileIndex
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import Digest, Manifest

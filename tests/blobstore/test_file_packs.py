@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blobstore import places
-from blobstore.file_packs import (
+from blobstore.memory import MemoryStore
+from blobstore.packs import (
     FileChunk,
     FileIndex,
     FileSpan,
     decode_file_index,
     digest_of_file_pack,
     encode_file_index,
+    encode_table,
     file_pack,
+    place,
 )
-from blobstore.memory import MemoryStore
-from blobstore.packs import encode_table, place
 from blobstore.places import Place, decode_index, read_place
 from blobstore.store import BlobShort
 from contracts.artifact_errors import PackCorrupt

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis.strategies import DrawFn
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index
+from blobstore.packs import FileChunk, FileIndex, FileSpan, decode_file_index, encode_file_index
 from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, PackCorrupt
 from contracts.attestation import (
     ORIGIN,

@@ -15,7 +15,6 @@ import pytest
 
 import activator.policy.claims
 import activator.policy.key_sets
-import blobstore.file_packs
 import blobstore.packs
 import contracts.attestation
 import contracts.frames
@@ -115,7 +114,7 @@ CONTROLS: Final[dict[str, Patch]] = {
     "wire": _without(messages, "decode", lambda raw, kind: msgspec.json.decode(raw, type=kind)),
     "envelope": _without(contracts.attestation, "is_signed_by", lambda *_: True),
     "statement": _without(contracts.attestation, "decoder", msgspec.json.Decoder),
-    "file-index": _without(blobstore.file_packs, "_find_fault"),
+    "file-index": _without(blobstore.packs, "_find_index_fault"),
     "onnx-graph": _without(snapshotter.policy.onnx_graph, "_shape", lambda name, message: (4,)),
     "signature-file": _without(snapshotter.policy.predictor, "find_misfit"),
     "prediction-request": _without(runtime.open_inference, "find_misfit"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from blobstore.file_packs import decode_file_index, encode_file_index
+from blobstore.packs import decode_file_index, encode_file_index
 from snapshotter.policy.tensors_index import ContentCheck, parse_index
 from snapshotter.policy.whole_file import holds_weights_of
 from tests.golden.test_format_1 import TENANT, WEIGHTS, manifest

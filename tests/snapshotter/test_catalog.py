@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
-from blobstore.packs import encode_footer, encode_table, place
+from blobstore.packs import (
+    FileChunk,
+    FileIndex,
+    FileSpan,
+    encode_file_index,
+    encode_footer,
+    encode_table,
+    file_pack,
+    place,
+)
 from blobstore.places import Place
 from blobstore.store import BlobStat, BlobUnavailable
 from contracts.keys import index_key, pack_key

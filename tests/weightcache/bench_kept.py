@@ -14,8 +14,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
+from blobstore.packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from contracts.manifest import CHUNK_BYTES
 from service.unix import SocketDirectory

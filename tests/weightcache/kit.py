@@ -11,9 +11,17 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan, encode_file_index, file_pack
 from blobstore.files import FileStore
-from blobstore.packs import encode_footer, encode_table, place
+from blobstore.packs import (
+    FileChunk,
+    FileIndex,
+    FileSpan,
+    encode_file_index,
+    encode_footer,
+    encode_table,
+    file_pack,
+    place,
+)
 from blobstore.store import BlobStat, BlobStore
 from contracts.jobs import Fingerprint, GateFacts, Probe, SealAttestation
 from contracts.manifest import (

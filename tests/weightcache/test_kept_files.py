@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from blobstore.factory import opened
-from blobstore.file_packs import FileIndex, decode_file_index
 from blobstore.files import FileStore
+from blobstore.packs import FileIndex, decode_file_index
 from blobstore.store import BlobStore
 from contracts.errors import Refused
 from contracts.problem import code_of

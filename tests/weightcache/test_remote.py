@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from blobstore.file_packs import FileIndex, decode_file_index, encode_file_index
 from blobstore.memory import MemoryStore
+from blobstore.packs import FileIndex, decode_file_index, encode_file_index
 from blobstore.store import BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from blobstore.file_packs import FileChunk, FileIndex, FileSpan
+from blobstore.packs import FileChunk, FileIndex, FileSpan
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.manifest import Chunk, Engine, Limits, Manifest, PinnedFile
