@@ -26,8 +26,8 @@ AFTER_S: Final = 1.0
 
 # Of each member what it leases, and until when, and under '' what is known to be used at most. A lease that is over is
 # deleted. One that seems to last longer than a new one was given before Redis's clock stepped back, and is cut. In: our
-# name, what is known to be used, what is in use here, what is wanted, the limit, a lease's seconds. Out: our lease now.
-# What is in use stays, whatever the limit.
+# name, what is known to be used, what may be in use here, what is wanted, the limit, a lease's seconds. Out: our lease
+# now. What may be in use stays, whatever the limit: what is known grows before the lease that it was of shrinks.
 LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
@@ -155,8 +155,9 @@ class HeldQuotas(ABC, Generic[A]):
         key = f"kelvin:{{{tenant}}}:{self._kind}" + (f":{use.period}" if use.period else "")
         try:
             granted = await self._store.ask(
-                LEASE, (key,), self._store.name, use.known, use.own, question.want, kept.limit, str(terms.leased_s)
-            )
+                LEASE, (key,), self._store.name, use.known, question.least, question.want, kept.limit,
+                str(terms.leased_s),
+            )  # fmt: skip
             kept.quota.told(question, int(granted), self._clock())
         except Away:
             pass  # what was leased is good until its time is over

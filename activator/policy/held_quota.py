@@ -43,9 +43,10 @@ class Use(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the store is asked: as much of `want` as others leave, and `use.own` in any case, since it is in use."""
+    """What the store is asked: as much of `want` as others leave, and `least` in any case, since it may be in use."""
 
     use: Use
+    least: int
     want: int
     sent_s: float
 
@@ -97,12 +98,13 @@ class HeldQuota:
 
     def _question(self, use: Use, limit: int, want: int, now_s: float) -> Question:
         """Ask for no more than can be had. What goes back is not used any more, since others may have it before the
-        answer comes.
+        answer comes. The rest of the lease may be in use by then, so it stays leased.
         """
         want = max(use.own, min(want, limit - use.known))
         self.units = min(self.left(use), want)
         self.handed_over = use.handed_over
-        return Question(use, want, now_s)
+        least = max(use.own, self.units) if now_s < self.ends_s else use.own
+        return Question(use, least, want, now_s)
 
 
 def share(limit: int, members: int) -> int:

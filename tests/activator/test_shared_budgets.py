@@ -203,6 +203,30 @@ def test_what_the_ledger_took_over_is_leased_no_more(early: bool) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_used_during_a_question_stays_leased() -> None:
+    """Two knows already that the ledger has what one's lease was for, so the store has nothing left when it asks for
+    more. What it uses of its own lease until the answer comes is nobody else's.
+    """
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server) as one, door(server, "two") as two:
+                ledger, budget = Ledger(), 100
+                one.tell(ledger.row())
+                two.tell(ledger.row())
+                assert await one.use(budget, 50, 50) is None
+                assert await two.use(budget, 40, 0) is None
+                one.ship(ledger)
+                two.tell(ledger.row())
+                more, covered = await asyncio.gather(two.try_hold(budget, 45), two.try_hold(budget, 40))
+                assert (more, covered) == (BudgetSpent(budget, 45), None)
+                one.tell(ledger.row())
+                assert await one.try_hold(budget, 50) == BudgetSpent(budget, 50)
+                assert ledger.spent + one.committed + two.committed <= budget
+
+    asyncio.run(scenario())
+
+
 def test_few_requests_ask() -> None:
     """One after another, of which each may cost a thousandth of the budget: a tenth, and the renewals. Beyond it: once
     in a while. The control's cost as much as is leased ahead: each asks.
