@@ -90,6 +90,7 @@ class Bedroom:
                 self._feed.publish(Feed(removed_replicas=(runtime_id,)))
                 log.info("a replica sleeps", extra={"runtime_id": runtime_id})
                 notify(self._roomy, lambda roomy: roomy())
+                return ReplicaState.ASLEEP  # whatever has been done with it since
             case ReplicaState.DOZING, RuntimeState.READY:
                 self._serve_on(runtime_id, ReplicaEvent.ROUSED)
             case ReplicaState.RESTORING, RuntimeState.READY:

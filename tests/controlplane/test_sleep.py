@@ -120,6 +120,21 @@ def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps(run: 
     play(run, scenario, slots=1)
 
 
+def test_the_slot_of_who_falls_asleep_may_be_its_own_again(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """It waits for a slot, and the one that it gives back is free: it wakes, once."""
+
+    async def scenario(it: Local) -> None:
+        it.apply(key(), 1)
+        await it.ready(key())
+        it.actuator.on_room(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
+        it.actuator.sleep(key(), Level.ASLEEP)
+        await eventually(lambda: len(run.calls("wake:m")) == 1)
+        await it.ready(key())
+        assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+    play(run, scenario, slots=1)
+
+
 def test_who_is_busy_serves_on(run: Run) -> None:
     """It is in the feed as before."""
 
