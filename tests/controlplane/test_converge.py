@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -153,6 +154,22 @@ def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
         await clock.advance(1)
         assert image(world) == "one"
         assert world.writes == [M] * (2 if edited else 1)
+
+    play(scenario)
+
+
+def test_news_of_a_settled_object_leaves_nothing_behind() -> None:
+    """Its status may change each second, and its next check is half an hour away."""
+
+    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+        it.want([service("m")])
+        await clock.advance(1)
+        for number in range(200):
+            world.put(deepcopy(world.objects[M]) | {"status": {"number": number}})
+            await clock.advance(0.1)
+        assert "due=1 timers=1 " in repr(it)
+        await clock.advance(CHECK_S)
+        assert world.calls == [("apply", M)] * 2
 
     play(scenario)
 

@@ -91,7 +91,8 @@ class Converger:
 
     def __repr__(self) -> str:
         wanted = "none loaded" if self._wanted is None else len(self._wanted)
-        return f"<Converger wanted={wanted} due={len(self._due)} busy={len(self._busy)} refused={len(self.refusals())}>"
+        due = f"due={len(self._due)} timers={len(self._heap)}"
+        return f"<Converger wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
 
     def want(self, objects: Iterable[Json]) -> None:
         """The whole of what is wanted, from now on. Raises ValueError for a kind that is not written here."""
@@ -179,9 +180,10 @@ class Converger:
     def _look_at(self, ref: Ref, now: float) -> None:
         match self._judge(ref, now):
             case Settled(until):
-                self._due.pop(ref, None)
                 self._forget(ref)
-                if until is not None:
+                if until is None:
+                    self._due.pop(ref, None)
+                else:  # each change of its status comes by here: it is due as before
                     self._at(ref, until)
             case Check():
                 if ref not in self._due:
