@@ -1,8 +1,8 @@
 """Decide what to do to one object of a cluster so that it is as we want it. Pure; `converge.py` does it.
 
 The API server compares, not we. An object is applied where our labels and annotations, a digest of what we want among
-them, are otherwise; where its spec has changed since our last apply (`metadata.generation`); and else each `CHECK_S`.
-An apply of what is there already changes nothing. Times are in seconds of any clock that does not step.
+them, are otherwise than our last apply left them; where its spec has changed since (`metadata.generation`); and else
+each `CHECK_S`. An apply of what is there already changes nothing. Times are in seconds of any clock that does not step.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from controlplane.policy.labels import APPLIED, INSTALLATION, MANAGED_BY, MANAGE
 
 Json = Mapping[str, Any]
 SpecVersion = tuple[str, int]  # uid and `metadata.generation` of an object
+Marks = tuple[tuple[str, str, str | None], ...]  # "labels" or "annotations", name, value; None: it is missing
 
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 300.0
@@ -46,6 +47,7 @@ class Memory:
     tried_at: float = 0.0
     applied: SpecVersion | None = None  # what our apply made of the object; None: it was not taken
     refusal: Refusal | None = None
+    marks: Marks = ()  # those that it wrote otherwise than our apply
 
     @property
     def failing(self) -> bool:
@@ -119,13 +121,10 @@ def judge(wanted: Json | None, seen: Json | None, memory: Memory, now: float, in
 
 
 def _compared(wanted: Json, seen: Json, memory: Memory, now: float) -> Step:
-    for kind in ("labels", "annotations"):
-        noted = seen["metadata"].get(kind) or {}
-        if any(noted.get(name) != value for name, value in (wanted["metadata"].get(kind) or {}).items()):
-            return Apply()
+    marks = _marks_otherwise(wanted, seen)
     if memory.stamp != stamp_of(wanted):  # who led before may have applied it: what came after that is not known
-        return Check()
-    if memory.applied != spec_version(seen):
+        return Apply() if marks else Check()
+    if memory.applied != spec_version(seen) or memory.marks != marks:
         return Apply()
     until = memory.tried_at + CHECK_S
     return Settled(until) if now < until else Check()
@@ -144,6 +143,7 @@ def succeeded(wanted: Json | None, answer: Json | None, memory: Memory, now: flo
         tried_at=now,
         applied=None if answer is None else spec_version(answer),
         refusal=Refusal(DIFFERS, "; ".join(found)) if found else None,
+        marks=() if wanted is None or answer is None else _marks_otherwise(wanted, answer),
     )
 
 
@@ -199,6 +199,16 @@ def stamp_of(wanted: Json | None) -> str:
 def spec_version(obj: Json) -> SpecVersion:
     """Return which object it is and how often its spec has changed; 0 for a kind that does not count it."""
     return obj["metadata"]["uid"], obj["metadata"].get("generation", 0)
+
+
+def _marks_otherwise(wanted: Json, obj: Json) -> Marks:
+    """Return our labels and annotations that the object has otherwise."""
+    found: list[tuple[str, str, str | None]] = []
+    for kind in ("labels", "annotations"):
+        noted = obj["metadata"].get(kind) or {}
+        named = wanted["metadata"].get(kind) or {}
+        found += [(kind, name, noted.get(name)) for name, value in named.items() if noted.get(name) != value]
+    return tuple(found)
 
 
 def _otherwise(wanted: Any, answer: Any, path: str) -> Iterator[str]:

@@ -171,6 +171,16 @@ def test_what_a_cluster_makes_of_it_is_told() -> None:
     assert judge(WANTED, pinned, memory, now=1.0, installation=HERE) == Settled(1.0 + CHECK_S)
 
 
+def test_a_mark_that_a_cluster_writes_otherwise_is_not_written_again() -> None:
+    """A webhook's annotation in the place of ours is told once. What somebody makes of it later is written over."""
+    pinned = noted(WANTED, **{APPLIED: "x"})
+    memory = succeeded(WANTED, pinned, Memory(), now=1.0, luck=0.0)
+    assert memory.refusal is not None
+    assert memory.refusal.reason == DIFFERS
+    assert judge(WANTED, pinned, memory, now=2.0, installation=HERE) == Settled(1.0 + CHECK_S)
+    assert judge(WANTED, noted(WANTED, **{APPLIED: "y"}), memory, now=2.0, installation=HERE) == Apply()
+
+
 @pytest.mark.parametrize(
     ("wanted", "answer", "told"),
     [
