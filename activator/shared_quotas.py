@@ -26,8 +26,8 @@ AFTER_S: Final = 1.0
 
 # Of each member what it leases, and until when, and under '' what is known to be used at most. A lease that is over is
 # deleted. One that seems to last longer than a new one was given before Redis's clock stepped back, and is cut. In: our
-# name, what is known to be used, what may be in use here, what is wanted, the limit, a lease's seconds. Out: our lease
-# now. What may be in use stays, whatever the limit: what is known grows before the lease that it was of shrinks.
+# name, what is known to be used, what stays leased whatever the limit, what is wanted, the limit, a lease's seconds.
+# Out: our lease now.
 LEASE: Final = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000

@@ -43,7 +43,7 @@ class Use(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What the store is asked: as much of `want` as others leave, and `least` in any case, since it may be in use."""
+    """What the store is asked: as much of `want` as others leave, and `least` in any case."""
 
     use: Use
     least: int
@@ -98,13 +98,15 @@ class HeldQuota:
 
     def _question(self, use: Use, limit: int, want: int, now_s: float) -> Question:
         """Ask for no more than can be had. What goes back is not used any more, since others may have it before the
-        answer comes. The rest of the lease may be in use by then, so it stays leased.
+        answer comes. The rest may be in use by then. Of what is spent for good it stays leased: what is known grows
+        before the lease that it was of shrinks. Requests come back to their places, and would keep them for ever, also
+        under a limit that was lowered.
         """
         want = max(use.own, min(want, limit - use.known))
         self.units = min(self.left(use), want)
         self.handed_over = use.handed_over
-        least = max(use.own, self.units) if now_s < self.ends_s else use.own
-        return Question(use, least, want, now_s)
+        is_kept = now_s < self.ends_s and not self.terms.renews_most
+        return Question(use, max(use.own, self.units) if is_kept else use.own, want, now_s)
 
 
 def share(limit: int, members: int) -> int:

@@ -124,6 +124,26 @@ def test_renewal_refuses_nobody_while_places_are_free() -> None:
     asyncio.run(scenario())
 
 
+def test_a_lowered_limit_holds_for_all_together() -> None:
+    """Two that are busy give up the places that they leased of the old one, though they used them a moment ago."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with over(server) as one, over(server, "two") as two:
+                with ExitStack() as stack:
+                    for entrance in (one, two):
+                        for _ in range(3):
+                            stack.enter_context(await entrance.enter("a", 10))
+                        assert await refused(entrance, "a", 10) is None
+                    for entrance in (one, two):
+                        await refused(entrance, "a", 5)
+                        await entrance.tend()
+                    for entrance in (one, two):
+                        assert await refused(entrance, "a", 5) is not None
+
+    asyncio.run(scenario())
+
+
 def test_who_is_silent_loses_its_places() -> None:
     """After its time, and not before; who ends gives them back at once."""
 

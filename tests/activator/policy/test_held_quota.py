@@ -76,15 +76,16 @@ def test_what_goes_back_is_not_used_meanwhile(terms: Terms) -> None:
     assert covers(quota, use, 3.0) == 60
 
 
-@TERMS
-def test_what_may_be_used_meanwhile_stays_leased(terms: Terms) -> None:
-    """The store may have less for us by now. Once the lease's time is over, nobody uses it, and others may have it."""
+@pytest.mark.parametrize(("terms", "least"), [(BUDGETS, 70), (PLACES, 10)])
+def test_what_may_be_spent_meanwhile_stays_leased(terms: Terms, least: int) -> None:
+    """The store may have less for us by now. Once the lease's time is over, nobody uses it, and others may have it.
+    Places that are not in use are given up.
+    """
     quota, use = HeldQuota(terms), Use(10)
     quota.told(quota.ask(use, LIMIT, 50, 0.0), 80, 0.0)
     asked = quota.ask(use, 70, 100, 1.0)
-    assert (asked.least, asked.want) == (70, 70)
+    assert (asked.least, asked.want) == (least, 70)
     assert covers(quota, use, 1.0) == 60
-    assert quota.ask(use, LIMIT, 100, 2.0).least == 70
     assert quota.renewal(use, LIMIT, 3.0).least == 10
     quota.told(quota.ask(use, LIMIT, 50, 4.0), 80, 4.0)
     assert quota.ask(use, LIMIT, 100, 4.0 + terms.good_s).least == 10
