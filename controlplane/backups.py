@@ -33,7 +33,7 @@ from controlplane.journal import LIFETIME, REQUEST, LedgerJournal, OlderDatabase
 from controlplane.ledger_migrations import NewerLedger
 from controlplane.ledger_schema import IN_USE, journal_position
 from controlplane.migrations import NewerDatabase
-from controlplane.opening import check_beginnings
+from controlplane.opening import check_beginnings, check_pages, naming_damage
 from controlplane.program import reporting
 from controlplane.store import Database, open_database
 from service.private import keep_secrets
@@ -195,7 +195,8 @@ def back_up_stopped(data: Path, out: BinaryIO) -> None:
         copy = Path(draft) / DATABASE
         with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(data / DATABASE)) as source:
             source.backup(target)
-        with closing(open_database(copy)) as database:
+        with naming_damage(data / DATABASE), closing(open_database(copy)) as database:
+            check_pages(database, data / DATABASE)
             backups = Backups(data, database, None)
             for piece in backups.pieces(asyncio.run(backups.begin()), data):
                 out.write(piece)

@@ -6,8 +6,8 @@ And stay the one who writes to it: a session that was cut has lost the lock, als
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -77,17 +77,31 @@ def _open_file(path: Path) -> Database:
     """
     check_beginnings(path)
     try:
-        return open_database(path)
+        with naming_damage(path):
+            return open_database(path)
     except (NewerDatabase, NewerLedger) as newer:
         back = (
             "restore a backup from before the upgrade (kelvin restore FILE --replace), which lacks all that came later"
         )
         rule = f"{newer}: use the newer program again, or {back}"
         raise BadSetting("KELVIN_DATA", str(path.parent), rule) from newer
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Translate what SQLite says of a damaged file, or of a copy of it, to a BadSetting of `path`."""
+    try:
+        yield
     except DBAPIError as error:
         if fault_of(error) is not DatabaseFault.DAMAGED:
             raise
         raise _damaged(path, f"{path.name} is damaged ({error.orig})") from error
+
+
+def check_pages(copy: Database, path: Path) -> None:
+    """Read every page of a copy of the file at `path`. Raises BadSetting if one is damaged."""
+    if (found := copy.damage()) is not None:
+        raise _damaged(path, f"{path.name} is damaged ({found})")
 
 
 def check_beginnings(path: Path) -> None:

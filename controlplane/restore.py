@@ -16,7 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, Engine, delete, func, insert, select, text
+from sqlalchemy import Connection, Engine, delete, func, insert, select
+from sqlalchemy.exc import DBAPIError
 
 from contracts.backup import BackupIndex, RestoreReport
 from contracts.usage import LifetimeRecord, RequestRecord
@@ -146,12 +147,12 @@ def _opened(path: Path) -> Database:
         return open_database(path)
     except (NewerDatabase, NewerLedger) as newer:
         raise CannotRestore(str(newer)) from newer
+    except DBAPIError as error:
+        raise CannotRestore(f"the database can't be opened: {error.orig}") from error
 
 
 def _check_pages(database: Database) -> None:
-    with database.engine.connect() as connection:
-        found = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
-    if found != "ok":
+    if (found := database.damage()) is not None:
         raise CannotRestore(f"the database is damaged: {found}")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Select, create_engine, event
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoSession
 
@@ -188,6 +188,12 @@ class Database:
         except (sqlite3.Error, DBAPIError) as error:
             is_full = fault_of_result(getattr(error, "sqlite_errorcode", 0)) is DatabaseFault.FULL
             raise OSError(errno.ENOSPC if is_full else errno.EIO, f"the database can't be copied: {error}") from error
+
+    def damage(self) -> str | None:
+        """Return the first thing that SQLite's quick check finds wrong, as one line. Blocks: it reads every page."""
+        with self.engine.connect() as connection:
+            found = str(connection.execute(text("PRAGMA quick_check(1)")).scalar_one())
+        return None if found == "ok" else " ".join(found.split())
 
     def check_copied(self) -> None:
         """Raise Refused(Conflict) for a database that `copy` can't copy."""

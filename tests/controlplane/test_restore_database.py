@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 import controlplane.postgres
 from contracts.backup import RestoreReport
 from contracts.control import LivesSoFar, RequestBatch
+from contracts.settings import BadSetting
 from contracts.wire import encode
 from controlplane import placing, schema
 from controlplane.arrivals import insert_rows
@@ -27,7 +28,7 @@ from controlplane.placing import TABLES, CannotRestore, NotEmpty
 from controlplane.policy.month import month_of
 from controlplane.postgres_place import PostgresPlace
 from controlplane.restore import restore
-from controlplane.store import disposing, open_database, reading_engine, sqlite_engine, streamed
+from controlplane.store import Database, disposing, open_database, reading_engine, sqlite_engine, streamed
 from controlplane.verify import soundness_of
 from spool.journal import Journal
 from tests.controlplane.billing_ground import BOOK, enter
@@ -194,6 +195,40 @@ def test_an_older_file_is_brought_forward_in_the_backup_alone(empty: PostgresPla
     with pytest.raises(NewerDatabase, match="is at schema 999"):
         backed_up(path.parent)
     assert {each.name for each in path.parent.glob(".backup-*")} == set()
+
+
+@pytest.mark.parametrize("at", [112, 4096, 8192], ids=["the schema", "the first page behind it", "a page of a table"])
+def test_a_damaged_file_is_not_backed_up(tmp_path: Path, at: int) -> None:
+    """No restore would take that backup. The file is named, in one line, and stays as it is."""
+    path = tmp_path / "data" / "kelvin.db"
+    path.parent.mkdir()
+    open_database(path).close()
+    content = bytearray(path.read_bytes())
+    content[at : at + 200] = b"\xff" * 200
+    path.write_bytes(content)
+    with pytest.raises(BadSetting, match=r"kelvin\.db is damaged \(") as refused:
+        backed_up(path.parent)
+    assert "\n" not in str(refused.value)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("at", [112, 8192], ids=["the schema", "a page of a table"])
+def test_a_backup_of_a_damaged_file_is_not_restored(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so in one line, whatever page it is."""
+
+    def damage(_: Database, path: Path) -> None:
+        content = bytearray(made.read_bytes())
+        content[at : at + 200] = b"\xff" * 200
+        path.write_bytes(content)
+
+    made = tmp_path / "data" / "kelvin.db"
+    made.parent.mkdir()
+    open_database(made).close()
+    monkeypatch.setattr(Database, "copy", damage)
+    source = backed_up(made.parent)
+    with pytest.raises(CannotRestore, match=r"the database (is damaged|can't be opened): .") as refused:
+        into(tmp_path / "new.db", source)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
