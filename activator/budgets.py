@@ -23,6 +23,10 @@ class Leases(Protocol):
         """
         ...
 
+    def forget(self, tenant: str) -> None:
+        """Renew nothing for the tenant: nobody tells any more which of its records the ledger has."""
+        ...
+
 
 class Hold:
     """What a request may cost, until its record says what it did, or there will be none. One of both, once."""
@@ -67,6 +71,7 @@ class Budgets:
 
     def apply(self, line: Feed) -> None:
         """Take over what the ledger says; requests under way stay held."""
+        before = set(self._spent) if line.full else set(line.removed_tenants)
         if line.full:
             told = {row.tenant for row in line.spending}
             self._spent = {name: each for name, each in self._spent.items() if name in told or each.held_micros}
@@ -74,6 +79,9 @@ class Budgets:
             self._of(row.tenant).told(row)
         for tenant in line.removed_tenants:
             self._spent.pop(tenant, None)
+        if self._leases is not None:
+            for tenant in before - self._spent.keys():
+                self._leases.forget(tenant)
 
     def check(self, tenant: str, budget_micros: int) -> None:
         """Raises Refused(BudgetSpent) where nothing is left."""

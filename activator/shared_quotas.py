@@ -101,8 +101,14 @@ class HeldQuotas(ABC, Generic[A]):
         """Return in the moment in which it is so: who uses the units does so without waiting. Waits for the store at
         most as long as it may take to answer, and not while it is away. Cancelling leaves nothing behind.
         """
+        has_waited = False
 
         def decide(is_asking: bool) -> Cover | None:
+            nonlocal has_waited
+            kept = self._kept.get(tenant)
+            if has_waited and kept is not None and kept.account is not account:
+                return Cover.AWAY  # the tenant has another account since: two that take turns would ask for ever
+            has_waited = True
             return self._decide(tenant, account, limit, units, is_asking)
 
         def ask(waiting: int) -> Coroutine[Any, Any, None]:
@@ -211,6 +217,10 @@ class SharedBudgets(HeldQuotas[Spent]):
             raise Refused(BudgetAway(AFTER_S))
         if cover is Cover.SPENT:
             raise Refused(BudgetSpent(budget_micros, micros))
+
+    def forget(self, tenant: str) -> None:
+        """See `budgets.Leases`."""
+        self._kept.pop(tenant, None)
 
     def _use(self, _: str, spent: Spent) -> Use:
         now_us = int(self._wall_s() * 1e6)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, ExitStack
 import pytest
 
 from activator.policy.held_quota import BUDGETS
+from contracts.control import Feed
 from contracts.spending import SpendingRow
 from contracts.traffic_errors import BudgetAway, BudgetSpent
 from tests.activator.redis_server import RedisServer
@@ -223,6 +224,45 @@ def test_what_is_used_during_a_question_stays_leased() -> None:
                 one.tell(ledger.row())
                 assert await one.try_hold(budget, 50) == BudgetSpent(budget, 50)
                 assert ledger.spent + one.committed + two.committed <= budget
+
+    asyncio.run(scenario())
+
+
+def test_records_of_a_removed_tenant_hold_no_lease() -> None:
+    """The ledger has them, and the tenant comes back: what they cost is charged once."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server) as one:
+                ledger = Ledger()
+                one.tell(ledger.row())
+                assert await one.use(100, 40, 40) is None
+                one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+                assert one.shared is not None
+                assert "tenants=0" in repr(one.shared)
+                assert await one.use(100, 40, 40) is None, "of a tenant without a row nothing is counted"
+                one.tell(ledger.row())
+                assert await one.use(100, 40, 40) is None
+                one.budgets.apply(Feed(revision=3, full=True))
+                assert "tenants=0" in repr(one.shared)
+
+    asyncio.run(scenario())
+
+
+def test_tenant_that_comes_back_meanwhile_is_served() -> None:
+    """One request waits for the store since before its tenant was removed, another one since it is back."""
+
+    async def scenario() -> None:
+        with RedisServer() as server:
+            async with asyncio.timeout(60), door(server) as one:
+                one.tell(Ledger().row())
+                before = asyncio.create_task(one.try_hold(100, 10))
+                await asyncio.sleep(0)
+                one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+                one.tell(Ledger().row())
+                after = asyncio.create_task(one.try_hold(100, 10))
+                assert await after is None
+                assert await before in (None, BudgetAway(1.0))
 
     asyncio.run(scenario())
 
