@@ -143,68 +143,56 @@ async def _abused(tmp_path: Path, of_one: int = 1024, in_all: int = 8192, head_s
         assert len(replica.calls) == 2, "an abuse has reached a replica"
 
 
-def test_no_form_of_smuggling_passes(tmp_path: Path) -> None:
+async def test_no_form_of_smuggling_passes(tmp_path: Path) -> None:
     """Each is 400 and the end of its connection; what is behind it is not answered, nothing reaches a replica."""
 
-    async def scenario() -> None:
-        async with _abused(tmp_path) as here:
-            for name, raw in MALFORMED.items():
-                got = await _say(here, raw)
-                is_reset = got == b"" and len(raw) > 100_000  # closed while more was on its way
-                assert is_reset or got.startswith(b"HTTP/1.1 400"), (name, got[:100])
-                assert got.count(b"HTTP/1.1 ") <= 1, (name, got)
-
-    asyncio.run(scenario())
+    async with _abused(tmp_path) as here:
+        for name, raw in MALFORMED.items():
+            got = await _say(here, raw)
+            is_reset = got == b"" and len(raw) > 100_000  # closed while more was on its way
+            assert is_reset or got.startswith(b"HTTP/1.1 400"), (name, got[:100])
+            assert got.count(b"HTTP/1.1 ") <= 1, (name, got)
 
 
-def test_what_is_too_large_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
+async def test_what_is_too_large_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
     """413, 431 or 400, or the end where more is sent; what is behind it is not answered."""
 
-    async def scenario() -> None:
-        async with _abused(tmp_path) as here:
-            for name, raw in TOO_LARGE.items():
-                got = await _say(here, raw)
-                is_reset = got == b"" and len(raw) > 100_000
-                refused = (b"HTTP/1.1 413", b"HTTP/1.1 431", b"HTTP/1.1 400")
-                assert is_reset or got.startswith(refused), (name, got[:90])
-                assert got.count(b"HTTP/1.1 ") <= 1, (name, got)
-
-    asyncio.run(scenario())
+    async with _abused(tmp_path) as here:
+        for name, raw in TOO_LARGE.items():
+            got = await _say(here, raw)
+            is_reset = got == b"" and len(raw) > 100_000
+            refused = (b"HTTP/1.1 413", b"HTTP/1.1 431", b"HTTP/1.1 400")
+            assert is_reset or got.startswith(refused), (name, got[:90])
+            assert got.count(b"HTTP/1.1 ") <= 1, (name, got)
 
 
-def test_control_a_good_request_passes_and_is_seen(tmp_path: Path) -> None:
+async def test_control_a_good_request_passes_and_is_seen(tmp_path: Path) -> None:
     """The same way of sending: one answer, 200, and the replica knows of it; the second is not answered either."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, trusted_addresses=OURS) as here:
-            replica = await here.replica("a")
-            for raw in (GOOD, HEAD + CHUNKED + b"\r\n" + CHUNKS):
-                got = await _say(here, raw)
-                assert got.startswith(b"HTTP/1.1 200"), got[:100]
-                assert got.count(b"HTTP/1.1 ") == 1
-            assert len(replica.calls) == 2
-
-    asyncio.run(scenario())
+    async with world(tmp_path, trusted_addresses=OURS) as here:
+        replica = await here.replica("a")
+        for raw in (GOOD, HEAD + CHUNKED + b"\r\n" + CHUNKS):
+            got = await _say(here, raw)
+            assert got.startswith(b"HTTP/1.1 200"), got[:100]
+            assert got.count(b"HTTP/1.1 ") == 1
+        assert len(replica.calls) == 2
 
 
 @pytest.mark.deep
-def test_each_is_cheap(tmp_path: Path) -> None:
+async def test_each_is_cheap(tmp_path: Path) -> None:
     """Processor time of the door for each abuse, a handshake included, over many of them."""
 
-    async def scenario() -> None:
-        async with _abused(tmp_path) as here:
-            for name, raw in (MALFORMED | TOO_LARGE).items():
-                before_s = _cpu_s(here.process.pid)
-                for _ in range(REPEATS):
-                    await _say(here, raw)
-                assert (_cpu_s(here.process.pid) - before_s) / REPEATS < CPU_S, name
-
-    asyncio.run(scenario())
+    async with _abused(tmp_path) as here:
+        for name, raw in (MALFORMED | TOO_LARGE).items():
+            before_s = _cpu_s(here.process.pid)
+            for _ in range(REPEATS):
+                await _say(here, raw)
+            assert (_cpu_s(here.process.pid) - before_s) / REPEATS < CPU_S, name
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("bound", [pytest.param(50, id="bounded"), pytest.param(1000, id="control: no bound")])
-def test_slowloris_holds_its_own_places_only(tmp_path: Path, bound: int) -> None:
+async def test_slowloris_holds_its_own_places_only(tmp_path: Path, bound: int) -> None:
     """300 heads without end of one address, with room for 200 connections: only without a bound all of it is theirs."""
 
     async def try_open(here: World, source: str) -> asyncio.StreamWriter | None:
@@ -214,53 +202,47 @@ def test_slowloris_holds_its_own_places_only(tmp_path: Path, bound: int) -> None
             return None
         return writer
 
-    async def scenario() -> None:
-        async with _abused(tmp_path, of_one=bound, in_all=200, head_s=20) as here:
-            opened = [await try_open(here, ABUSER) for _ in range(300)]
-            held = [writer for writer in opened if writer is not None]
-            for writer in held:
-                writer.write(b"GET /v1/models HTTP/1.1\r\nX: ")
-            assert len(held) < 200
-            ours = await try_open(here, OURS)
-            assert (ours is not None) == (bound == 50)
-            which = "address" if bound == 50 else "all"
-            told = f'kelvin_connections_refused_total{{process="activator",limit="{which}"}} '
-            assert told in await here.page()
-            for writer in [*held, *([ours] if ours else [])]:
-                writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with _abused(tmp_path, of_one=bound, in_all=200, head_s=20) as here:
+        opened = [await try_open(here, ABUSER) for _ in range(300)]
+        held = [writer for writer in opened if writer is not None]
+        for writer in held:
+            writer.write(b"GET /v1/models HTTP/1.1\r\nX: ")
+        assert len(held) < 200
+        ours = await try_open(here, OURS)
+        assert (ours is not None) == (bound == 50)
+        which = "address" if bound == 50 else "all"
+        told = f'kelvin_connections_refused_total{{process="activator",limit="{which}"}} '
+        assert told in await here.page()
+        for writer in [*held, *([ours] if ours else [])]:
+            writer.transport.abort()
 
 
 @pytest.mark.deep
-def test_keys_are_guessed_in_bulk(tmp_path: Path) -> None:
+async def test_keys_are_guessed_in_bulk(tmp_path: Path) -> None:
     """200 connections of 20 addresses guess for some seconds: no guess is good, and none costs the one beside."""
 
-    async def scenario() -> None:
-        async with _abused(tmp_path) as here:
-            statuses: list[bytes] = []
-            now_s = asyncio.get_running_loop().time
-            least_s, end_s = now_s() + 4, now_s() + 60
+    async with _abused(tmp_path) as here:
+        statuses: list[bytes] = []
+        now_s = asyncio.get_running_loop().time
+        least_s, end_s = now_s() + 4, now_s() + 60
 
-            async def guess(number: int) -> None:
-                # A busy machine needs longer for as many guesses as an address may make.
-                while now_s() < least_s or (b"429" not in statuses and now_s() < end_s):
-                    with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
-                        reader, writer = await here.raw(f"127.0.1.{1 + number % 20}")
-                        for attempt in range(50):
-                            writer.write(http(BODY, "/v1/completions", f"{KEY[:-6]}{number:03}{attempt:03}"))
-                            head = await reader.readuntil(b"\r\n\r\n")
-                            statuses.append(head[9:12])
-                            if b"connection: close" in head:
-                                break
-                            length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
-                            await reader.readexactly(length)
-                        writer.transport.abort()
+        async def guess(number: int) -> None:
+            # A busy machine needs longer for as many guesses as an address may make.
+            while now_s() < least_s or (b"429" not in statuses and now_s() < end_s):
+                with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.IncompleteReadError):
+                    reader, writer = await here.raw(f"127.0.1.{1 + number % 20}")
+                    for attempt in range(50):
+                        writer.write(http(BODY, "/v1/completions", f"{KEY[:-6]}{number:03}{attempt:03}"))
+                        head = await reader.readuntil(b"\r\n\r\n")
+                        statuses.append(head[9:12])
+                        if b"connection: close" in head:
+                            break
+                        length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+                        await reader.readexactly(length)
+                    writer.transport.abort()
 
-            before_s = _cpu_s(here.process.pid)
-            await asyncio.gather(*(guess(number) for number in range(200)))
-            assert set(statuses) <= {b"401", b"429"}
-            assert b"429" in statuses
-            assert (_cpu_s(here.process.pid) - before_s) / len(statuses) < CPU_S
-
-    asyncio.run(scenario())
+        before_s = _cpu_s(here.process.pid)
+        await asyncio.gather(*(guess(number) for number in range(200)))
+        assert set(statuses) <= {b"401", b"429"}
+        assert b"429" in statuses
+        assert (_cpu_s(here.process.pid) - before_s) / len(statuses) < CPU_S

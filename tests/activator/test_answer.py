@@ -28,7 +28,6 @@ from tests.activator.replica import DONE, chunk
 from tests.activator.spending import PRICES
 from tests.spool.test_journal import read_all
 from tests.spool.test_spool import DEADLINE_S, GatedDisk
-from tests.virtual_loop import run_virtually
 
 
 class FakeConnection:
@@ -110,28 +109,25 @@ def _account(*, stream: bool) -> Account:
         pytest.param("rt", True, id="a replica may have worked for it: the control"),
     ],
 )
-def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | None, waits: bool) -> None:
+async def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | None, waits: bool) -> None:
     """Its record costs nothing, and follows; what may be charged is durable before its caller hears the end."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     account = _account(stream=False)
     account.runtime_id = runtime
 
-    async def scenario() -> None:
-        said: list[bytes] = []
-        usage = Usage(spool, Timelines(), ended=lambda *_: None)
-        answer = Answer(_exchange(said), account, usage, 1.0, lambda: "x")
-        failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
-        if waits:
-            await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
-            assert not said
-            disk.gate.set()
-        await failing
-        assert said[0] == b"<503>"
-        assert disk.gate.is_set() is waits
-        assert account.is_settled
-
-    asyncio.run(scenario())
+    said: list[bytes] = []
+    usage = Usage(spool, Timelines(), ended=lambda *_: None)
+    answer = Answer(_exchange(said), account, usage, 1.0, lambda: "x")
+    failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
+    if waits:
+        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+        assert not said
+        disk.gate.set()
+    await failing
+    assert said[0] == b"<503>"
+    assert disk.gate.is_set() is waits
+    assert account.is_settled
     disk.gate.set()
     spool.close()
     (record,) = read_all(tmp_path / "a-1")
@@ -212,7 +208,8 @@ def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None
         pytest.param(True, False, [b"<200>", b"data: 1\n\n", b"<cut>"], id="a stream, and the disk says nothing"),
     ],
 )
-def test_a_deadline_does_not_end_what_is_being_recorded(
+@pytest.mark.virtual_time
+async def test_a_deadline_does_not_end_what_is_being_recorded(
     monkeypatch: pytest.MonkeyPatch, stream: bool, opens: bool, want: list[bytes]
 ) -> None:
     """The answer is there, and charged: it goes out with its record, however late within the disk's time. Beyond that
@@ -223,32 +220,29 @@ def test_a_deadline_does_not_end_what_is_being_recorded(
     row = SpendingRow(tenant="t", month="2026-11", ends_at_us=1 << 60, spent_micros=0, prices=PRICES, seen={})
     spent = Spent("a-1", row)
 
-    async def scenario() -> None:
-        monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
-        assert spent.try_hold(100, 50, 0)
-        account.hold = Hold(spent, PRICES, 50)
-        spool, exchange = SlowSpool(), _exchange(said, Breakable(said))
-        answer = Answer(exchange, account, Usage(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
+    monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
+    assert spent.try_hold(100, 50, 0)
+    account.hold = Hold(spent, PRICES, 50)
+    spool, exchange = SlowSpool(), _exchange(said, Breakable(said))
+    answer = Answer(exchange, account, Usage(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
 
-        async def complete() -> None:
-            with exchange.leaving_ends(0.1):
-                await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
-                await answer.complete()
+    async def complete() -> None:
+        with exchange.leaving_ends(0.1):
+            await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
+            await answer.complete()
 
-        task = asyncio.create_task(complete())
-        await spool.reached.wait()
-        await asyncio.sleep(SPOOL.timeout_s - 1.0)
-        assert not task.done()
-        assert spent.held_micros == 50
-        if opens:
-            spool.gate.set()
+    task = asyncio.create_task(complete())
+    await spool.reached.wait()
+    await asyncio.sleep(SPOOL.timeout_s - 1.0)
+    assert not task.done()
+    assert spent.held_micros == 50
+    if opens:
+        spool.gate.set()
+        await task
+    else:
+        with pytest.raises(TimeoutError):
             await task
-        else:
-            with pytest.raises(TimeoutError):
-                await task
-            await answer.fail(DeadlineExceeded(0.1, "x"))
-
-    run_virtually(scenario())
+        await answer.fail(DeadlineExceeded(0.1, "x"))
     if stream and opens:
         said[-1] = said[-1][said[-1].index(b"\n\n") + 2 :]
     assert said == want

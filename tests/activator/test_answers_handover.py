@@ -24,94 +24,85 @@ def asked(number: int) -> Asked:
     return Asked("t", b"name %d" % number, b"fingerprint %d" % number, "once")
 
 
-def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
+async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
     """Its request runs at the old activator. Whoever sends it again meanwhile joins it there, or is told by the new one
     to come back; afterwards, and with the old one gone, it gets the answer. Nothing runs twice.
     """
 
-    async def scenario() -> None:
-        listener = listen("127.0.0.1", 0)
-        try:
-            async with world(tmp_path, listener=listener) as here:
-                gate = Gate()
-                replica = await here.replica("a", gate)
-                first = asyncio.create_task(here.post(**ALONE))
-                await replica.until(lambda r: len(r.calls) == 1)
-                old = await here.beside()
-                repeats = [asyncio.create_task(here.post(**ALONE)) for _ in range(8)]
-                old.send_signal(signal.SIGUSR1)
-                refused: set[asyncio.Task[Got]] = set()
-                while not refused:  # until then all have come to the old one, which they have joined
-                    repeats.append(asyncio.create_task(here.post(**ALONE)))
-                    refused, _ = await asyncio.wait(repeats, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-                for each in refused:
-                    assert (each.result().code, each.result().headers["retry-after"]) == ("idempotency_key_in_use", "1")
-                gate.open.set()
-                got = await first
-                assert got.status == 200
-                for repeat in await asyncio.gather(*repeats):
-                    assert repeat.status in (200, 409)
-                    assert repeat.status == 409 or repeat.body == got.body
-                assert await old.wait() == 0
-                again = await here.post(**ALONE)
-                assert (again.status, again.body) == (200, got.body)
-                assert again.headers["x-kelvin-repeat-of"] == got.headers["x-request-id"]
-                other = await here.post(body={"model": "m", "messages": []}, **ALONE)
-                assert other.code == "idempotency_key_reused"
-                assert len(replica.calls) == 1
-        finally:
-            listener.close()
-
-    asyncio.run(scenario())
+    listener = listen("127.0.0.1", 0)
+    try:
+        async with world(tmp_path, listener=listener) as here:
+            gate = Gate()
+            replica = await here.replica("a", gate)
+            first = asyncio.create_task(here.post(**ALONE))
+            await replica.until(lambda r: len(r.calls) == 1)
+            old = await here.beside()
+            repeats = [asyncio.create_task(here.post(**ALONE)) for _ in range(8)]
+            old.send_signal(signal.SIGUSR1)
+            refused: set[asyncio.Task[Got]] = set()
+            while not refused:  # until then all have come to the old one, which they have joined
+                repeats.append(asyncio.create_task(here.post(**ALONE)))
+                refused, _ = await asyncio.wait(repeats, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            for each in refused:
+                assert (each.result().code, each.result().headers["retry-after"]) == ("idempotency_key_in_use", "1")
+            gate.open.set()
+            got = await first
+            assert got.status == 200
+            for repeat in await asyncio.gather(*repeats):
+                assert repeat.status in (200, 409)
+                assert repeat.status == 409 or repeat.body == got.body
+            assert await old.wait() == 0
+            again = await here.post(**ALONE)
+            assert (again.status, again.body) == (200, got.body)
+            assert again.headers["x-kelvin-repeat-of"] == got.headers["x-request-id"]
+            other = await here.post(body={"model": "m", "messages": []}, **ALONE)
+            assert other.code == "idempotency_key_reused"
+            assert len(replica.calls) == 1
+    finally:
+        listener.close()
 
 
 @pytest.mark.parametrize("ends", [signal.SIGUSR1, signal.SIGKILL], ids=["planned", "killed"])
-def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: signal.Signals) -> None:
+async def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: signal.Signals) -> None:
     """Over two changes. An activator that is killed takes its answers along: the key is free, and nobody waits."""
 
-    async def scenario() -> None:
-        listener = listen("127.0.0.1", 0)
-        try:
-            async with world(tmp_path, listener=listener) as here:
-                replica = await here.replica("a", hello)
-                first = await here.post(**ALONE)
-                for _ in range(2):
-                    old = await here.beside()
-                    old.send_signal(ends)
-                    assert await old.wait() == (0 if ends is signal.SIGUSR1 else -ends)
-                again = await asyncio.wait_for(here.post(**ALONE), 10)
-                assert again.status == 200
-                assert ("x-kelvin-repeat-of" in again.headers) is (ends is signal.SIGUSR1)
-                assert ends is signal.SIGKILL or again.body == first.body
-                assert len(replica.calls) == (1 if ends is signal.SIGUSR1 else 2)
-        finally:
-            listener.close()
-
-    asyncio.run(scenario())
+    listener = listen("127.0.0.1", 0)
+    try:
+        async with world(tmp_path, listener=listener) as here:
+            replica = await here.replica("a", hello)
+            first = await here.post(**ALONE)
+            for _ in range(2):
+                old = await here.beside()
+                old.send_signal(ends)
+                assert await old.wait() == (0 if ends is signal.SIGUSR1 else -ends)
+            again = await asyncio.wait_for(here.post(**ALONE), 10)
+            assert again.status == 200
+            assert ("x-kelvin-repeat-of" in again.headers) is (ends is signal.SIGUSR1)
+            assert ends is signal.SIGKILL or again.body == first.body
+            assert len(replica.calls) == (1 if ends is signal.SIGUSR1 else 2)
+    finally:
+        listener.close()
 
 
-def test_deadline_that_passes_while_a_key_is_claimed_says_how_long(tmp_path: Path) -> None:
+async def test_deadline_that_passes_while_a_key_is_claimed_says_how_long(tmp_path: Path) -> None:
     """The old activator decides on keys, and hangs."""
 
-    async def scenario() -> None:
-        listener = listen("127.0.0.1", 0)
-        try:
-            async with world(tmp_path, listener=listener) as here:
-                old = await here.beside()
-                old.send_signal(signal.SIGSTOP)
-                try:
-                    got = await asyncio.wait_for(here.post(**ALONE, x_kelvin_deadline_ms="300"), 30)
-                finally:
-                    old.send_signal(signal.SIGCONT)
-                assert (got.status, got.code) == (504, "deadline_exceeded")
-                assert b"s passed while claiming its key" in got.body
-                assert b" 0.0 s passed" not in got.body
-                old.send_signal(signal.SIGUSR1)
-                assert await old.wait() == 0
-        finally:
-            listener.close()
-
-    asyncio.run(scenario())
+    listener = listen("127.0.0.1", 0)
+    try:
+        async with world(tmp_path, listener=listener) as here:
+            old = await here.beside()
+            old.send_signal(signal.SIGSTOP)
+            try:
+                got = await asyncio.wait_for(here.post(**ALONE, x_kelvin_deadline_ms="300"), 30)
+            finally:
+                old.send_signal(signal.SIGCONT)
+            assert (got.status, got.code) == (504, "deadline_exceeded")
+            assert b"s passed while claiming its key" in got.body
+            assert b" 0.0 s passed" not in got.body
+            old.send_signal(signal.SIGUSR1)
+            assert await old.wait() == 0
+    finally:
+        listener.close()
 
 
 class Pair:
@@ -137,82 +128,73 @@ async def _keep(answers: OwnAnswers, number: int) -> None:
     await answers.publish(asked(number), Mine(), b"sealed %d" % number)
 
 
-def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
+async def test_all_that_is_known_is_handed_over(tmp_path: Path) -> None:
     """Answers with their age, and running keys; what becomes of these follows until the old one has gone."""
 
-    async def scenario() -> None:
-        pair = Pair(tmp_path)
-        await _keep(pair.old, 1)
-        pair.now_s += 60.0
-        await _keep(pair.old, 2)
-        receiving = asyncio.ensure_future((await pair.connect()).receive())
-        waiting = asyncio.ensure_future(pair.new.claim(asked(9)))
-        assert isinstance(await pair.old.claim(asked(3)), Mine)
-        pair.runs = [Running(asked(number).name, asked(number).fingerprint) for number in (3, 4, 5)]
-        await asyncio.sleep(0.02)
-        assert not waiting.done(), "the old one decides"
-        pair.sender.hand_over()
-        assert isinstance(await waiting, Mine)
-        assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
-        assert isinstance(await pair.new.claim(asked(3)), Elsewhere)
-        assert isinstance(await pair.old.claim(asked(8)), Elsewhere), "it begins nothing that is new"
-        assert isinstance(await pair.old.claim(asked(2)), Kept)
-        await _keep(pair.old, 3)
-        await pair.old.release(asked(4), Mine())
-        await asyncio.sleep(0.02)
-        assert await pair.new.claim(asked(3)) == Kept(asked(3).fingerprint, b"sealed 3")
-        assert isinstance(await pair.new.claim(asked(4)), Mine)
-        assert isinstance(await pair.new.claim(asked(5)), Elsewhere)
-        pair.now_s += 50.0  # the first one has been kept for 110 s
-        assert isinstance(await pair.new.claim(asked(1)), Mine)
-        assert isinstance(await pair.new.claim(asked(2)), Kept)
-        pair.new.shelf.check_integrity()
-        await pair.sender.close()
-        await asyncio.wait_for(receiving, 5)
-        assert isinstance(await pair.new.claim(asked(5)), Mine), "nobody runs it any more"
-
-    asyncio.run(scenario())
+    pair = Pair(tmp_path)
+    await _keep(pair.old, 1)
+    pair.now_s += 60.0
+    await _keep(pair.old, 2)
+    receiving = asyncio.ensure_future((await pair.connect()).receive())
+    waiting = asyncio.ensure_future(pair.new.claim(asked(9)))
+    assert isinstance(await pair.old.claim(asked(3)), Mine)
+    pair.runs = [Running(asked(number).name, asked(number).fingerprint) for number in (3, 4, 5)]
+    await asyncio.sleep(0.02)
+    assert not waiting.done(), "the old one decides"
+    pair.sender.hand_over()
+    assert isinstance(await waiting, Mine)
+    assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
+    assert isinstance(await pair.new.claim(asked(3)), Elsewhere)
+    assert isinstance(await pair.old.claim(asked(8)), Elsewhere), "it begins nothing that is new"
+    assert isinstance(await pair.old.claim(asked(2)), Kept)
+    await _keep(pair.old, 3)
+    await pair.old.release(asked(4), Mine())
+    await asyncio.sleep(0.02)
+    assert await pair.new.claim(asked(3)) == Kept(asked(3).fingerprint, b"sealed 3")
+    assert isinstance(await pair.new.claim(asked(4)), Mine)
+    assert isinstance(await pair.new.claim(asked(5)), Elsewhere)
+    pair.now_s += 50.0  # the first one has been kept for 110 s
+    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    assert isinstance(await pair.new.claim(asked(2)), Kept)
+    pair.new.shelf.check_integrity()
+    await pair.sender.close()
+    await asyncio.wait_for(receiving, 5)
+    assert isinstance(await pair.new.claim(asked(5)), Mine), "nobody runs it any more"
 
 
-def test_old_activator_that_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_activator_that_hands_nothing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While it lives it decides: who comes to the new one waits for a moment, and is told to come back. Once it has
     gone the new one decides. Where nobody is there, it does so at once.
     """
     monkeypatch.setattr("activator.kept_answers.DECIDES_S", 0.05)
 
-    async def scenario() -> None:
-        pair = Pair(tmp_path)
-        assert await HandoverReceiver.connect(pair.new, pair.directory) is None
-        assert isinstance(await pair.new.claim(asked(1)), Mine)
-        receiver = await pair.connect()
-        receiving = asyncio.ensure_future(receiver.receive())
-        assert isinstance(await pair.new.claim(asked(1)), Elsewhere)
-        pair.sender.hand_over()
-        await asyncio.sleep(0.01)
-        assert isinstance(await pair.new.claim(asked(1)), Mine)
-        await pair.sender.close()
-        await asyncio.wait_for(receiving, 5)
-
-    asyncio.run(scenario())
+    pair = Pair(tmp_path)
+    assert await HandoverReceiver.connect(pair.new, pair.directory) is None
+    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    receiver = await pair.connect()
+    receiving = asyncio.ensure_future(receiver.receive())
+    assert isinstance(await pair.new.claim(asked(1)), Elsewhere)
+    pair.sender.hand_over()
+    await asyncio.sleep(0.01)
+    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    await pair.sender.close()
+    await asyncio.wait_for(receiving, 5)
 
 
-def test_activator_that_connects_late_is_handed_over_to(tmp_path: Path) -> None:
+async def test_activator_that_connects_late_is_handed_over_to(tmp_path: Path) -> None:
     """It comes once the old one has been told to end, and decides at once, by what the old one knows."""
 
-    async def scenario() -> None:
-        pair = Pair(tmp_path)
-        await _keep(pair.old, 1)
-        pair.runs = [Running(asked(2).name, asked(2).fingerprint)]
-        pair.sender.hand_over()
-        receiving = asyncio.ensure_future((await pair.connect()).receive())
-        assert isinstance(await pair.new.claim(asked(3)), Mine)
-        assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
-        assert isinstance(await pair.new.claim(asked(2)), Elsewhere)
-        assert isinstance(await pair.old.claim(asked(4)), Elsewhere), "it begins nothing that is new"
-        await pair.sender.close()
-        await asyncio.wait_for(receiving, 5)
-
-    asyncio.run(scenario())
+    pair = Pair(tmp_path)
+    await _keep(pair.old, 1)
+    pair.runs = [Running(asked(2).name, asked(2).fingerprint)]
+    pair.sender.hand_over()
+    receiving = asyncio.ensure_future((await pair.connect()).receive())
+    assert isinstance(await pair.new.claim(asked(3)), Mine)
+    assert await pair.new.claim(asked(1)) == Kept(asked(1).fingerprint, b"sealed 1")
+    assert isinstance(await pair.new.claim(asked(2)), Elsewhere)
+    assert isinstance(await pair.old.claim(asked(4)), Elsewhere), "it begins nothing that is new"
+    await pair.sender.close()
+    await asyncio.wait_for(receiving, 5)
 
 
 def test_old_activator_ends_once_its_socket_has_everything(
@@ -255,19 +237,16 @@ def test_old_activator_ends_once_its_socket_has_everything(
     assert are_told == {True, False}
 
 
-def test_large_answers_are_handed_over(tmp_path: Path) -> None:
+async def test_large_answers_are_handed_over(tmp_path: Path) -> None:
     """KELVIN_ONCE_ANSWER_BYTES has no upper bound."""
 
-    async def scenario() -> None:
-        pair = Pair(tmp_path, OnceLimits(tenant_bytes=80 << 20, answer_bytes=80 << 20))
-        await pair.old.publish(asked(1), Mine(), bytes(65 << 20))
-        receiving = asyncio.ensure_future((await pair.connect()).receive())
-        pair.sender.hand_over()
-        assert isinstance(await pair.new.claim(asked(1)), Kept)
-        await pair.sender.close()
-        await asyncio.wait_for(receiving, 5)
-
-    asyncio.run(scenario())
+    pair = Pair(tmp_path, OnceLimits(tenant_bytes=80 << 20, answer_bytes=80 << 20))
+    await pair.old.publish(asked(1), Mine(), bytes(65 << 20))
+    receiving = asyncio.ensure_future((await pair.connect()).receive())
+    pair.sender.hand_over()
+    assert isinstance(await pair.new.claim(asked(1)), Kept)
+    await pair.sender.close()
+    await asyncio.wait_for(receiving, 5)
 
 
 @pytest.mark.parametrize(
@@ -280,21 +259,18 @@ def test_large_answers_are_handed_over(tmp_path: Path) -> None:
         pytest.param(b"\x00\x00\x00\x08\x92\xa5Hello" + bytes([FORMAT + 1]), id="another format"),
     ],
 )
-def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: bytes) -> None:
+async def test_handover_that_breaks_off_frees_all_keys(tmp_path: Path, said: bytes) -> None:
     """Nobody waits for ever for an activator that does not hand over as this one understands it."""
 
-    async def scenario() -> None:
-        pair = Pair(tmp_path)
+    pair = Pair(tmp_path)
 
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(said)
-            writer.close()
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
 
-        server = await asyncio.start_unix_server(speak, sock=pair.directory.listen(SOCKET))
-        receiver = await HandoverReceiver.connect(pair.new, pair.directory)
-        assert receiver is not None
-        await asyncio.wait_for(receiver.receive(), 5)
-        assert isinstance(await pair.new.claim(asked(1)), Mine)
-        server.close()
-
-    asyncio.run(scenario())
+    server = await asyncio.start_unix_server(speak, sock=pair.directory.listen(SOCKET))
+    receiver = await HandoverReceiver.connect(pair.new, pair.directory)
+    assert receiver is not None
+    await asyncio.wait_for(receiver.receive(), 5)
+    assert isinstance(await pair.new.claim(asked(1)), Mine)
+    server.close()

@@ -63,63 +63,57 @@ async def retries(here: World) -> dict[tuple[str, str], int]:
     return found
 
 
-def test_a_refusal_is_tried_again_elsewhere_and_counted(tmp_path: Path) -> None:
+async def test_a_refusal_is_tried_again_elsewhere_and_counted(tmp_path: Path) -> None:
     """The caller sees the other replica's answer, the metrics see one retry, the ledger one record."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            script = Gated(decline)
-            draining = await here.replica("a", script)
-            asked = asyncio.create_task(here.post())
-            await draining.until(lambda replica: len(replica.calls) == 1)
-            other = await here.replica("b", hello)
-            script.gate.set()
-            assert (await asked).status == 200
-            assert await retries(here) == {("unavailable", "again"): 1}
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
-            assert draining.calls[0].request_id == other.calls[0].request_id, "one request, one name"
-            await other.until(lambda replica: replica.recorded == [record.request_id])
-            assert not draining.recorded, "the record is another's: this one keeps what it counted"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        script = Gated(decline)
+        draining = await here.replica("a", script)
+        asked = asyncio.create_task(here.post())
+        await draining.until(lambda replica: len(replica.calls) == 1)
+        other = await here.replica("b", hello)
+        script.gate.set()
+        assert (await asked).status == 200
+        assert await retries(here) == {("unavailable", "again"): 1}
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.runtime_id, record.completion_tokens) == ("ok", "b", 2)
+        assert draining.calls[0].request_id == other.calls[0].request_id, "one request, one name"
+        await other.until(lambda replica: replica.recorded == [record.request_id])
+        assert not draining.recorded, "the record is another's: this one keeps what it counted"
 
 
-def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path) -> None:
+async def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path) -> None:
     """Of many that fail at once as many are tried again as the budget holds; the others are told why, and to retry."""
 
-    async def scenario() -> None:
-        count = 48
-        async with world(tmp_path) as here:
-            arrived = asyncio.Event()
+    count = 48
+    async with world(tmp_path) as here:
+        arrived = asyncio.Event()
 
-            async def together(call: Call) -> None:
-                if len(call.replica.calls) > count:
-                    await hello(call)
-                    return
-                if len(call.replica.calls) == count:
-                    arrived.set()
-                await arrived.wait()
-                await decline(call)
+        async def together(call: Call) -> None:
+            if len(call.replica.calls) > count:
+                await hello(call)
+                return
+            if len(call.replica.calls) == count:
+                arrived.set()
+            await arrived.wait()
+            await decline(call)
 
-            await here.replica("a", together, max_streams=count)
-            got = await asyncio.gather(*(here.post() for _ in range(count)))
-            answered = sum(each.status == 200 for each in got)
-            refused = [each for each in got if each.status != 200]
-            # A tenth of them and what a slow machine's seconds bring come on top.
-            assert BUDGET <= answered < count, answered
-            assert {(each.status, each.code, each.headers["retry-after"]) for each in refused} == {
-                (503, "unavailable", "1")
-            }
-            assert await retries(here) == {
-                ("unavailable", "again"): answered,
-                ("unavailable", "budget"): count - answered,
-            }
-            records = await here.control.until_records(count)
-            assert len({record.request_id for record in records}) == len(records) == count
-            assert {record.runtime_id for record in records if record.outcome == "unavailable"} == {None}
-
-    asyncio.run(scenario())
+        await here.replica("a", together, max_streams=count)
+        got = await asyncio.gather(*(here.post() for _ in range(count)))
+        answered = sum(each.status == 200 for each in got)
+        refused = [each for each in got if each.status != 200]
+        # A tenth of them and what a slow machine's seconds bring come on top.
+        assert BUDGET <= answered < count, answered
+        assert {(each.status, each.code, each.headers["retry-after"]) for each in refused} == {
+            (503, "unavailable", "1")
+        }
+        assert await retries(here) == {
+            ("unavailable", "again"): answered,
+            ("unavailable", "budget"): count - answered,
+        }
+        records = await here.control.until_records(count)
+        assert len({record.request_id for record in records}) == len(records) == count
+        assert {record.runtime_id for record in records if record.outcome == "unavailable"} == {None}
 
 
 @pytest.mark.parametrize(
@@ -130,119 +124,104 @@ def test_the_last_failure_is_told_when_the_budget_is_spent(tmp_path: Path) -> No
         pytest.param(cut_behind_beat, True, id="a heartbeat"),
     ],
 )
-def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail: Script, begun: bool) -> None:
+async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail: Script, begun: bool) -> None:
     """Its control is the same without that byte. The record names the replica that counts the request."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            script = Gated(fail)
-            first = await here.replica("a", script)
-            asked = asyncio.create_task(here.post())
-            await first.until(lambda replica: len(replica.calls) == 1)
-            second = await here.replica("b", hello)
-            script.gate.set()
-            got = await asked
-            assert (got.status, len(second.calls)) == ((502, 0) if begun else (200, 1))
-            assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
-            (record,) = await here.control.until_records(1)
-            assert record.runtime_id == ("a" if begun else "b")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        script = Gated(fail)
+        first = await here.replica("a", script)
+        asked = asyncio.create_task(here.post())
+        await first.until(lambda replica: len(replica.calls) == 1)
+        second = await here.replica("b", hello)
+        script.gate.set()
+        got = await asked
+        assert (got.status, len(second.calls)) == ((502, 0) if begun else (200, 1))
+        assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
+        (record,) = await here.control.until_records(1)
+        assert record.runtime_id == ("a" if begun else "b")
 
 
-def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) -> None:
+async def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) -> None:
     """The third that is lost with it is the last: it may be what ends them."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            lost = [await here.replica(name, cut) for name in "abcde"]
-            got = await here.post()
-            assert (got.status, got.code) == (502, "replica_lost")
-            assert sum(len(replica.calls) for replica in lost) == 3
-            assert await retries(here) == {("replica_lost", "again"): 2, ("replica_lost", "tries"): 1}
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.runtime_id) == ("replica_lost", None)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        lost = [await here.replica(name, cut) for name in "abcde"]
+        got = await here.post()
+        assert (got.status, got.code) == (502, "replica_lost")
+        assert sum(len(replica.calls) for replica in lost) == 3
+        assert await retries(here) == {("replica_lost", "again"): 2, ("replica_lost", "tries"): 1}
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.runtime_id) == ("replica_lost", None)
 
 
-def test_requests_of_an_ended_replica_wait_for_a_start(tmp_path: Path) -> None:
+async def test_requests_of_an_ended_replica_wait_for_a_start(tmp_path: Path) -> None:
     """A replica ended, and the feed doesn't say so. Its requests were never sent, however many they are: they wait for
     another replica beyond the time for retries, and spend no budget of retries.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            here.control.publish(replica_row("ended"))
-            await here.settled()
-            asked = [asyncio.create_task(here.post()) for _ in range(12)]
-            await asyncio.sleep(5.5)
-            assert not any(each.done() for each in asked)
-            await here.replica("new", hello)
-            assert {(await each).status for each in asked} == {200}
-            assert set(await retries(here)) == {("replica_lost", "again")}
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        here.control.publish(replica_row("ended"))
+        await here.settled()
+        asked = [asyncio.create_task(here.post()) for _ in range(12)]
+        await asyncio.sleep(5.5)
+        assert not any(each.done() for each in asked)
+        await here.replica("new", hello)
+        assert {(await each).status for each in asked} == {200}
+        assert set(await retries(here)) == {("replica_lost", "again")}
 
 
-def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> None:
+async def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> None:
     """Nothing is left of it: the one slot of the replica that failed can be had."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            script = Gated(decline)
-            only = await here.replica("a", script, max_streams=1)
-            asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="2000"))
-            await only.until(lambda replica: len(replica.calls) == 1)
-            here.control.publish(removed=("a",))
-            await here.settled()
-            script.gate.set()
-            got = await asked
-            assert (got.status, got.code) == (504, "deadline_exceeded")
-            only.script = hello
-            here.control.publish(replica_row("a", 1))
-            await here.settled()
-            assert (await here.post()).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        script = Gated(decline)
+        only = await here.replica("a", script, max_streams=1)
+        asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="2000"))
+        await only.until(lambda replica: len(replica.calls) == 1)
+        here.control.publish(removed=("a",))
+        await here.settled()
+        script.gate.set()
+        got = await asked
+        assert (got.status, got.code) == (504, "deadline_exceeded")
+        only.script = hello
+        here.control.publish(replica_row("a", 1))
+        await here.settled()
+        assert (await here.post()).status == 200
 
 
-def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(tmp_path: Path) -> None:
+async def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(tmp_path: Path) -> None:
     """A replica that refuses and refuses rests longer and longer: its request has the refusal within one bound of time.
     One whose replica is gone failed before that, waits for a start all the same, and is answered.
     """
     other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            here.control.publish(replica_row("gone", version=OTHER))
-            gone = await here.replica("gone", script := Gated(cut), told=False)
-            await here.settled()
-            waits = asyncio.create_task(here.post(body=other))
-            await gone.until(lambda replica: len(replica.calls) == 1)
-            here.control.publish(removed=("gone",))
-            await here.settled()
-            script.gate.set()
-            while await retries(here) != {("replica_lost", "again"): 1}:
-                await asyncio.sleep(0.005)
+    async with world(tmp_path) as here:
+        here.control.publish(replica_row("gone", version=OTHER))
+        gone = await here.replica("gone", script := Gated(cut), told=False)
+        await here.settled()
+        waits = asyncio.create_task(here.post(body=other))
+        await gone.until(lambda replica: len(replica.calls) == 1)
+        here.control.publish(removed=("gone",))
+        await here.settled()
+        script.gate.set()
+        while await retries(here) != {("replica_lost", "again"): 1}:
+            await asyncio.sleep(0.005)
 
-            only = await here.replica("a", decline)
-            got = await here.post()
-            assert (got.status, got.code, got.headers["retry-after"]) == (503, "unavailable", "1")
-            counted = await retries(here)
-            assert counted["unavailable", "time"] == 1, "eight tries would be two minutes"
-            assert counted.get(("unavailable", "again"), 0) + 1 >= len(only.calls) >= 1
+        only = await here.replica("a", decline)
+        got = await here.post()
+        assert (got.status, got.code, got.headers["retry-after"]) == (503, "unavailable", "1")
+        counted = await retries(here)
+        assert counted["unavailable", "time"] == 1, "eight tries would be two minutes"
+        assert counted.get(("unavailable", "again"), 0) + 1 >= len(only.calls) >= 1
 
-            assert not waits.done()
-            here.control.publish(replica_row("new", version=OTHER))
-            await here.replica("new", hello, told=False)
-            assert (await waits).status == 200
-
-    asyncio.run(scenario())
+        assert not waits.done()
+        here.control.publish(replica_row("new", version=OTHER))
+        await here.replica("new", hello, told=False)
+        assert (await waits).status == 200
 
 
 @pytest.mark.parametrize("named", ["pod-1-5f3a", None])
-def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, named: str | None) -> None:
+async def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, named: str | None) -> None:
     """The feed knows the pod, whose containers may start again; the replica counts the request under the name of this
     life. The control: who gives no name is called what the feed calls it.
     """
@@ -253,14 +232,11 @@ def test_a_record_names_a_pods_life_as_it_does_itself(tmp_path: Path, named: str
         await call.answer.prepare(call.request)
         await hello(call)
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a", answer)
-            assert (await here.post()).status == 200
-            (record,) = await here.control.until_records(1)
-            assert record.runtime_id == (named or "a")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a", answer)
+        assert (await here.post()).status == 200
+        (record,) = await here.control.until_records(1)
+        assert record.runtime_id == (named or "a")
 
 
 MOVED = ModelRow(tenant="default", model="m", aliases={"prod": OTHER}, created_at_s=7)
@@ -268,31 +244,26 @@ DELETED = (("default", "m", VERSION),)
 
 
 @pytest.mark.parametrize("removed", [pytest.param((), id="alias moved"), pytest.param(DELETED, id="version deleted")])
-def test_retry_goes_to_the_version_that_the_alias_names_by_then(
+async def test_retry_goes_to_the_version_that_the_alias_names_by_then(
     tmp_path: Path, removed: tuple[tuple[str, str, str], ...]
 ) -> None:
     """A deploy while the first attempt was under way: the retry neither waits for a version that is no more nor wakes
     one that is on its way out.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            script = Gated(decline)
-            first = await here.replica("a", script)
-            asked = asyncio.create_task(here.post())
-            await first.until(lambda replica: len(replica.calls) == 1)
-            await here.replica("b", hello, told=False)
-            here.control.publish(
-                replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed
-            )
-            await here.settled()
-            script.gate.set()
-            got = await asyncio.wait_for(asked, 20)
-            assert (got.status, got.headers["x-kelvin-version"]) == (200, OTHER)
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.version, record.runtime_id) == ("ok", OTHER, "b")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        script = Gated(decline)
+        first = await here.replica("a", script)
+        asked = asyncio.create_task(here.post())
+        await first.until(lambda replica: len(replica.calls) == 1)
+        await here.replica("b", hello, told=False)
+        here.control.publish(replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed)
+        await here.settled()
+        script.gate.set()
+        got = await asyncio.wait_for(asked, 20)
+        assert (got.status, got.headers["x-kelvin-version"]) == (200, OTHER)
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.version, record.runtime_id) == ("ok", OTHER, "b")
 
 
 @pytest.mark.parametrize(
@@ -302,21 +273,18 @@ def test_retry_goes_to_the_version_that_the_alias_names_by_then(
         pytest.param(f"m@{VERSION[:12]}", 404, id="by version: there is none"),
     ],
 )
-def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, model: str, want: int) -> None:
+async def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, model: str, want: int) -> None:
     """It waits for a start; then its version is deleted, and the alias names another one."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            asked = asyncio.create_task(here.post(body={"model": model, "messages": []}))
-            await here.control.until_stat()
-            await here.replica("b", hello, told=False)
-            here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
-            got = await asyncio.wait_for(asked, 20)
-            assert got.status == want
-            if want == 404:
-                assert got.code == "model_not_found"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        asked = asyncio.create_task(here.post(body={"model": model, "messages": []}))
+        await here.control.until_stat()
+        await here.replica("b", hello, told=False)
+        here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
+        got = await asyncio.wait_for(asked, 20)
+        assert got.status == want
+        if want == 404:
+            assert got.code == "model_not_found"
 
 
 def _foreign(status: int, body: bytes, content_type: str = "text/html") -> Script:
@@ -348,26 +316,23 @@ JSON = "application/json"
         pytest.param(_foreign(302, b"", "text/plain"), id="a redirect"),
     ],
 )
-def test_answer_of_no_runtime_is_retried_elsewhere(tmp_path: Path, script: Script) -> None:
+async def test_answer_of_no_runtime_is_retried_elsewhere(tmp_path: Path, script: Script) -> None:
     """No runtime took the request, so another replica may; where there is none the caller is told to come back, and
     never that the failure is internal.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            gated = Gated(script)
-            first = await here.replica("a", gated)
-            asked = asyncio.create_task(here.post())
-            await first.until(lambda replica: len(replica.calls) == 1)
-            other = await here.replica("b", hello)
-            gated.gate.set()
-            assert (await asked).status == 200
-            here.control.publish(removed=("b",))
-            await other.stop()
-            await here.settled()
-            await here.control.until_records(1)
-            got = await here.post(x_kelvin_deadline_ms="4000")
-            assert got.status in (503, 504)
-            assert got.code in ("replica_lost", "unavailable", "deadline_exceeded")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        gated = Gated(script)
+        first = await here.replica("a", gated)
+        asked = asyncio.create_task(here.post())
+        await first.until(lambda replica: len(replica.calls) == 1)
+        other = await here.replica("b", hello)
+        gated.gate.set()
+        assert (await asked).status == 200
+        here.control.publish(removed=("b",))
+        await other.stop()
+        await here.settled()
+        await here.control.until_records(1)
+        got = await here.post(x_kelvin_deadline_ms="4000")
+        assert got.status in (503, 504)
+        assert got.code in ("replica_lost", "unavailable", "deadline_exceeded")

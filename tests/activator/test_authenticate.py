@@ -104,75 +104,66 @@ async def _suspension(here: World) -> None:
         assert (await here.get("/v1/models", STRANGER)).status == 200
 
 
-def test_what_a_key_opens(tmp_path: Path) -> None:
+async def test_what_a_key_opens(tmp_path: Path) -> None:
     """Its scopes, its models, its time and its tenant decide; that it was used is told to the minute."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            before_s = int(time.time()) // 60 * 60
-            await here.replica("r1")
-            for part in (_scopes, _models, _bad_keys, _suspension):
-                await part(here)
-            assert before_s <= await here.control.until_used("k4") <= time.time()
-            assert {at_s % 60 for at_s in here.control.used_at_s.values()} == {0}
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        before_s = int(time.time()) // 60 * 60
+        await here.replica("r1")
+        for part in (_scopes, _models, _bad_keys, _suspension):
+            await part(here)
+        assert before_s <= await here.control.until_used("k4") <= time.time()
+        assert {at_s % 60 for at_s in here.control.used_at_s.values()} == {0}
 
 
-def test_a_revocation_cuts_no_answer(tmp_path: Path) -> None:
+async def test_a_revocation_cuts_no_answer(tmp_path: Path) -> None:
     """What was under way ends as if nothing had been; the next request is 401."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            half, rest = asyncio.Event(), asyncio.Event()
+    async with world(tmp_path) as here:
+        half, rest = asyncio.Event(), asyncio.Event()
 
-            async def in_halves(call: Call) -> None:
-                await call.data(chunk("one "), 1)
-                half.set()
-                await rest.wait()
-                await call.data(chunk("two"), 2)
-                await call.data(DONE, 2)
-                await call.end(2)
+        async def in_halves(call: Call) -> None:
+            await call.data(chunk("one "), 1)
+            half.set()
+            await rest.wait()
+            await call.data(chunk("two"), 2)
+            await call.data(DONE, 2)
+            await call.end(2)
 
-            await here.replica("r1", in_halves)
-            stream = asyncio.create_task(here.post(body={**CHAT, "stream": True}))
-            await half.wait()
-            here.control.publish(removed_keys=("k1",))
-            await here.settled()
-            assert (await here.post()).status == 401
-            rest.set()
-            got = await stream
-            assert (got.status, got.body.count(b"[DONE]")) == (200, 1)
-            (record,) = await here.control.until_records(1)
-            assert (record.key_id, record.outcome) == ("k1", "ok")
-
-    asyncio.run(scenario())
+        await here.replica("r1", in_halves)
+        stream = asyncio.create_task(here.post(body={**CHAT, "stream": True}))
+        await half.wait()
+        here.control.publish(removed_keys=("k1",))
+        await here.settled()
+        assert (await here.post()).status == 401
+        rest.set()
+        got = await stream
+        assert (got.status, got.body.count(b"[DONE]")) == (200, 1)
+        (record,) = await here.control.until_records(1)
+        assert (record.key_id, record.outcome) == ("k1", "ok")
 
 
-def test_guessing_costs_the_guesser_alone(tmp_path: Path) -> None:
+async def test_guessing_costs_the_guesser_alone(tmp_path: Path) -> None:
     """A burst is 401, what follows waits and is 429 with its time; a good key of the same address is served at once."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            assert [(await here.get("/v1/models", WRONG)).status for _ in range(20)] == [401] * 20
+    async with world(tmp_path) as here:
+        assert [(await here.get("/v1/models", WRONG)).status for _ in range(20)] == [401] * 20
+        began = time.monotonic()
+        while (got := await here.get("/v1/models", WRONG)).status == 401:  # some were forgotten meanwhile
             began = time.monotonic()
-            while (got := await here.get("/v1/models", WRONG)).status == 401:  # some were forgotten meanwhile
-                began = time.monotonic()
-            assert time.monotonic() - began >= 0.09  # held back; a failure within the burst is not
-            assert (got.status, got.code) == (429, "too_many_failures")
-            assert int(got.headers["retry-after"]) >= 1
-            waiting = [asyncio.create_task(here.get("/v1/models", WRONG)) for _ in range(12)]
-            while not any(task.done() for task in waiting):
-                await asyncio.sleep(0.01)
-            assert (await here.get("/v1/models")).status == 200
-            assert not all(task.done() for task in waiting), "the neighbour was served while the guesser waits"
-            async with here.client.get(here.url + "/v1/models") as keyless:
-                assert keyless.status == 401  # no key is no guess
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-            log = (here.data / "log").read_text()
-            assert "many keys that are not good" in log
-            assert "127.0.0.1" in log
-
-    asyncio.run(scenario())
+        assert time.monotonic() - began >= 0.09  # held back; a failure within the burst is not
+        assert (got.status, got.code) == (429, "too_many_failures")
+        assert int(got.headers["retry-after"]) >= 1
+        waiting = [asyncio.create_task(here.get("/v1/models", WRONG)) for _ in range(12)]
+        while not any(task.done() for task in waiting):
+            await asyncio.sleep(0.01)
+        assert (await here.get("/v1/models")).status == 200
+        assert not all(task.done() for task in waiting), "the neighbour was served while the guesser waits"
+        async with here.client.get(here.url + "/v1/models") as keyless:
+            assert keyless.status == 401  # no key is no guess
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        log = (here.data / "log").read_text()
+        assert "many keys that are not good" in log
+        assert "127.0.0.1" in log

@@ -207,31 +207,25 @@ async def unheard(port: int) -> AsyncIterator[tuple[AutoscalerLink, asyncio.Task
     await eventually(lambda: line.fileno() < 0)
 
 
-def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What can't be sent within its time was not taken, and the connection is given up: what it holds is let go."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.2)
 
-    async def scenario() -> None:
-        async with deaf() as port, unheard(port) as (link, _, line):
-            session = link.session
-            assert not await link.send(FLOOD)
-            assert link.session is not session
-            await eventually(lambda: line.fileno() < 0)
-
-    asyncio.run(scenario())
+    async with deaf() as port, unheard(port) as (link, _, line):
+        session = link.session
+        assert not await link.send(FLOOD)
+        assert link.session is not session
+        await eventually(lambda: line.fileno() < 0)
 
 
-def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
+async def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
     """While more is to be sent than is taken."""
 
-    async def scenario() -> None:
-        async with deaf() as port, unheard(port) as (link, running, _):
-            sending = asyncio.create_task(link.send(FLOOD))
-            await asyncio.sleep(0)
-            running.cancel()
-            assert not await sending
-
-    asyncio.run(scenario())
+    async with deaf() as port, unheard(port) as (link, running, _):
+        sending = asyncio.create_task(link.send(FLOOD))
+        await asyncio.sleep(0)
+        running.cancel()
+        assert not await sending
 
 
 def sockets() -> int:
@@ -274,7 +268,7 @@ def test_nothing_stays_open_on_either_loop(
     ("timeout_s", "times"),
     [pytest.param(0.2, 1, id="its time is over"), pytest.param(30.0, 2, id="it is cancelled again")],
 )
-def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int) -> None:
+async def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout_s: float, times: int) -> None:
     """The other end keeps up a close in order, for longer than there is time."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", timeout_s)
     leaving, really = asyncio.Event(), aiohttp.ClientWebSocketResponse.close
@@ -283,15 +277,12 @@ def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, timeout
         leaving.set()
         return await really(socket)
 
-    async def scenario() -> None:
-        async with deaf() as port, unheard(port) as (_, running, line):
-            monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
-            for _ in range(times):
-                running.cancel()
-                await leaving.wait()
-            await eventually(lambda: line.fileno() < 0)
-
-    asyncio.run(scenario())
+    async with deaf() as port, unheard(port) as (_, running, line):
+        monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "close", close)
+        for _ in range(times):
+            running.cancel()
+            await leaving.wait()
+        await eventually(lambda: line.fileno() < 0)
 
 
 @pytest.mark.parametrize("then", [
@@ -325,11 +316,8 @@ def test_a_zero_that_was_not_taken_is_owed(monkeypatch: pytest.MonkeyPatch, then
     play(scenario)
 
 
-def test_a_lost_host_is_noticed() -> None:
+async def test_a_lost_host_is_noticed() -> None:
     """The connection is made as each to another host."""
 
-    async def scenario() -> None:
-        async with deaf() as port, unheard(port) as (_, _, line):
-            assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-
-    asyncio.run(scenario())
+    async with deaf() as port, unheard(port) as (_, _, line):
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

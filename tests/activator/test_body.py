@@ -1,6 +1,5 @@
 """The door decodes a request's body once, and passes it on as it came."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import TypedDict
@@ -27,19 +26,16 @@ class Counted(TypedDict, total=False):
         pytest.param(Counted(planted=1), 2, id="a second decode is seen"),
     ],
 )
-def test_how_often_a_body_is_decoded(tmp_path: Path, settings: Counted, want: int) -> None:
+async def test_how_often_a_body_is_decoded(tmp_path: Path, settings: Counted, want: int) -> None:
     """Once per request, whole or streamed, at a replica or refused; the replica is given the same bytes."""
     counted = tmp_path / "counted"
 
-    async def scenario() -> None:
-        async with world(tmp_path, program="tests.activator.counting", **settings, counted=counted) as here:
-            replica = await here.replica("a", hello)
-            assert (await here.post(body=BODY)).status == 200
-            assert replica.calls[0].body == BODY
-            assert len(counted.read_bytes()) == want
-            assert (await here.post(body=BODY.replace(b'"model"', b'"stream": true, "model"'))).status == 200
-            assert len(counted.read_bytes()) == 2 * want
-            assert (await here.post(body=BODY.replace(b'"m"', b'"n"'))).status == 404
-            assert len(counted.read_bytes()) == 3 * want
-
-    asyncio.run(scenario())
+    async with world(tmp_path, program="tests.activator.counting", **settings, counted=counted) as here:
+        replica = await here.replica("a", hello)
+        assert (await here.post(body=BODY)).status == 200
+        assert replica.calls[0].body == BODY
+        assert len(counted.read_bytes()) == want
+        assert (await here.post(body=BODY.replace(b'"model"', b'"stream": true, "model"'))).status == 200
+        assert len(counted.read_bytes()) == 2 * want
+        assert (await here.post(body=BODY.replace(b'"m"', b'"n"'))).status == 404
+        assert len(counted.read_bytes()) == 3 * want

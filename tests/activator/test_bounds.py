@@ -55,34 +55,28 @@ async def _one_that_waits(here: World, body: object = None) -> asyncio.Task[Got]
         pytest.param(Bounds(queue_requests_per_tenant=9), None, None, id="nothing is full"),
     ],
 )
-def test_bounds_of_the_queue(tmp_path: Path, bounds: Bounds, mine: str | None, theirs: str | None) -> None:
+async def test_bounds_of_the_queue(tmp_path: Path, bounds: Bounds, mine: str | None, theirs: str | None) -> None:
     """One waits, and may take 1024 tokens; the next of its tenant is refused, or waits until its deadline; so is the
     next of another tenant.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path, **bounds) as here:
-            waiting = await _one_that_waits(here)
-            await _next(here, CHAT, KEY, mine)
-            await _next(here, THEIRS, STRANGER, theirs)
-            await here.replica("a")
-            assert (await waiting).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path, **bounds) as here:
+        waiting = await _one_that_waits(here)
+        await _next(here, CHAT, KEY, mine)
+        await _next(here, THEIRS, STRANGER, theirs)
+        await here.replica("a")
+        assert (await waiting).status == 200
 
 
-def test_a_small_answer_waits_where_a_large_one_has_no_room(tmp_path: Path) -> None:
+async def test_a_small_answer_waits_where_a_large_one_has_no_room(tmp_path: Path) -> None:
     """`max_tokens` counts, as far as the version gives them."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_tokens=1500) as here:
-            waiting = await _one_that_waits(here, CHAT | {"max_tokens": 10**9})
-            await _next(here, CHAT | {"max_tokens": 1000}, KEY, "model is full (limit of tokens: 1500)")
-            await _next(here, CHAT | {"max_tokens": 100}, KEY, None)
-            await here.replica("a")
-            assert (await waiting).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path, queue_tokens=1500) as here:
+        waiting = await _one_that_waits(here, CHAT | {"max_tokens": 10**9})
+        await _next(here, CHAT | {"max_tokens": 1000}, KEY, "model is full (limit of tokens: 1500)")
+        await _next(here, CHAT | {"max_tokens": 100}, KEY, None)
+        await here.replica("a")
+        assert (await waiting).status == 200
 
 
 async def _next(here: World, body: object, key: str, full: str | None) -> None:

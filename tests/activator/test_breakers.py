@@ -63,93 +63,78 @@ async def refused_after(here: World, times: int) -> tuple[Got, int]:
                 return got, tried
 
 
-def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
+async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
     """Its caller is told the failure, the next one that nothing is tried and when to come again; others serve on."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            got, tried = await refused_after(here, 1)
-            assert (got.status, got.code) == (503, "breaker_open")
-            assert "chunk_corrupt" in got.body.decode()
-            assert 1 <= int(got.headers["retry-after"]) <= 30
-            assert await openings(here) == {"chunk_corrupt": tried}
-            count = 1
-            while not (found := [each for each in await here.control.until_records(count) if _is_of(each, got)]):
-                count = len(here.control.records) + 1
-            (record,) = found
-            assert (record.outcome, record.status, record.runtime_id) == ("breaker_open", 503, None)
-            here.control.publish(replica_row("b", version=OTHER))
-            await here.replica("b", hello, told=False)
-            await here.settled()
-            other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
-            assert (await here.post(body=other)).status == 200, "another version is another matter"
-            await here.replica("a", hello)
-            assert (await here.post()).status == 200, "a replica that is there is asked"
-            assert await _gauge(here, "kelvin_versions_failing") == 0, "and closes it by its answer"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        got, tried = await refused_after(here, 1)
+        assert (got.status, got.code) == (503, "breaker_open")
+        assert "chunk_corrupt" in got.body.decode()
+        assert 1 <= int(got.headers["retry-after"]) <= 30
+        assert await openings(here) == {"chunk_corrupt": tried}
+        count = 1
+        while not (found := [each for each in await here.control.until_records(count) if _is_of(each, got)]):
+            count = len(here.control.records) + 1
+        (record,) = found
+        assert (record.outcome, record.status, record.runtime_id) == ("breaker_open", 503, None)
+        here.control.publish(replica_row("b", version=OTHER))
+        await here.replica("b", hello, told=False)
+        await here.settled()
+        other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
+        assert (await here.post(body=other)).status == 200, "another version is another matter"
+        await here.replica("a", hello)
+        assert (await here.post()).status == 200, "a replica that is there is asked"
+        assert await _gauge(here, "kelvin_versions_failing") == 0, "and closes it by its answer"
 
 
-def test_how_long_it_is_open_is_bounded(tmp_path: Path) -> None:
+async def test_how_long_it_is_open_is_bounded(tmp_path: Path) -> None:
     """By `KELVIN_BREAKER_S`: after three openings it would be 4 s."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, breaker_s=1) as here:
-            got, _ = await refused_after(here, 3)
-            after_s = re.search(r"not tried again for (.*?) s", got.body.decode())
-            assert after_s is not None
-            assert float(after_s[1]) <= 1.0
-            assert got.headers["retry-after"] == "1"
-
-    asyncio.run(scenario())
+    async with world(tmp_path, breaker_s=1) as here:
+        got, _ = await refused_after(here, 3)
+        after_s = re.search(r"not tried again for (.*?) s", got.body.decode())
+        assert after_s is not None
+        assert float(after_s[1]) <= 1.0
+        assert got.headers["retry-after"] == "1"
 
 
-def test_its_control_other_failures_have_to_come_in_a_row(tmp_path: Path) -> None:
+async def test_its_control_other_failures_have_to_come_in_a_row(tmp_path: Path) -> None:
     """Two that are nobody's bytes' fault, and any number of a machine that is full, change nothing."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            for _ in range(5):
-                assert (await fails(here, "overloaded")).code == "overloaded"
-            for _ in range(2):
-                assert (await fails(here, "unavailable")).code == "unavailable"
-            assert await openings(here) == {}
+    async with world(tmp_path) as here:
+        for _ in range(5):
+            assert (await fails(here, "overloaded")).code == "overloaded"
+        for _ in range(2):
             assert (await fails(here, "unavailable")).code == "unavailable"
-            assert await openings(here) == {"unavailable": 1}
+        assert await openings(here) == {}
+        assert (await fails(here, "unavailable")).code == "unavailable"
+        assert await openings(here) == {"unavailable": 1}
 
-    asyncio.run(scenario())
 
-
-def test_while_it_is_half_open_one_request_tries(tmp_path: Path) -> None:
+async def test_while_it_is_half_open_one_request_tries(tmp_path: Path) -> None:
     """The others are refused at once; the one that tries is answered when the start succeeds, and then all are."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await fails(here, "chunk_corrupt")
-            trying = await _one_that_waits(here)
-            refused = await asyncio.gather(*(here.post() for _ in range(8)))
-            assert {(got.status, got.code) for got in refused} == {(503, "breaker_open")}
-            assert "is being tried" in refused[0].body.decode()
-            await here.replica("a", hello)
-            assert (await trying).status == 200
-            assert {got.status for got in await asyncio.gather(*(here.post() for _ in range(8)))} == {200}
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await fails(here, "chunk_corrupt")
+        trying = await _one_that_waits(here)
+        refused = await asyncio.gather(*(here.post() for _ in range(8)))
+        assert {(got.status, got.code) for got in refused} == {(503, "breaker_open")}
+        assert "is being tried" in refused[0].body.decode()
+        await here.replica("a", hello)
+        assert (await trying).status == 200
+        assert {got.status for got in await asyncio.gather(*(here.post() for _ in range(8)))} == {200}
 
 
-def test_who_tries_and_leaves_makes_room_for_the_next(tmp_path: Path) -> None:
+async def test_who_tries_and_leaves_makes_room_for_the_next(tmp_path: Path) -> None:
     """Its deadline ends it without a verdict."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await fails(here, "probe_failed")
-            trying = await _one_that_waits(here, x_kelvin_deadline_ms="1500")
-            assert (await trying).code == "deadline_exceeded"
-            again = await _one_that_waits(here)
-            await here.replica("a", hello)
-            assert (await again).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await fails(here, "probe_failed")
+        trying = await _one_that_waits(here, x_kelvin_deadline_ms="1500")
+        assert (await trying).code == "deadline_exceeded"
+        again = await _one_that_waits(here)
+        await here.replica("a", hello)
+        assert (await again).status == 200
 
 
 async def _one_that_waits(here: World, **headers: str) -> "asyncio.Task[Got]":
@@ -170,26 +155,23 @@ async def _one_that_waits(here: World, **headers: str) -> "asyncio.Task[Got]":
         pytest.param(WeightsDamaged(VERSION), {}, id="memory that the next start mends"),
     ],
 )
-def test_what_a_replica_says_of_itself(
+async def test_what_a_replica_says_of_itself(
     tmp_path: Path, said: ProbeFailed | WeightsDamaged, want: dict[str, int]
 ) -> None:
     """A probe that fails opens the version's breaker at once; damaged memory is that replica's alone."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
+    async with world(tmp_path) as here:
 
-            async def confess(call: Call) -> None:
-                await call.fail(said)
-                here.control.publish(removed=("a",))
+        async def confess(call: Call) -> None:
+            await call.fail(said)
+            here.control.publish(removed=("a",))
 
-            await here.replica("a", confess)
-            asked = asyncio.create_task(here.post())
-            if want:
-                assert (await asked).code == "probe_failed"
-            else:
-                await here.replicas[0].until(lambda replica: len(replica.calls) == 1)
-                await here.replica("b", hello)
-                assert (await asked).status == 200
-            assert await openings(here) == want
-
-    asyncio.run(scenario())
+        await here.replica("a", confess)
+        asked = asyncio.create_task(here.post())
+        if want:
+            assert (await asked).code == "probe_failed"
+        else:
+            await here.replicas[0].until(lambda replica: len(replica.calls) == 1)
+            await here.replica("b", hello)
+            assert (await asked).status == 200
+        assert await openings(here) == want

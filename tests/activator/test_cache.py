@@ -1,6 +1,5 @@
 """Cached answers, over TLS: only for who asks for them, of the same tenant, version and request, for a short time."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,28 +16,25 @@ ALLOW = {"x-kelvin-cache": "allow"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, stream: bool) -> None:
+async def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, stream: bool) -> None:
     """The same bytes, said to be so, at no charge; no model is asked. Each that differs in anything runs."""
     body = GREEDY | {"stream": stream}
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a")
-            first, again = [await here.post(body=body, **ALLOW) for _ in range(2)]
-            assert same(first, again)
-            assert [got.headers["x-kelvin-cache"] for got in (first, again)] == ["miss", "hit"]
-            assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
-            assert again.headers["x-request-id"] != first.headers["x-request-id"]
-            assert sent(await here.control.until_records(2)) == [("ok", 200, 2, False), ("cached", 200, 0, False)]
-            assert len(replica.calls) == 1
-            assert (await here.post(body=body | {"seed": 1}, **ALLOW)).headers["x-kelvin-cache"] == "miss"
-            assert (await here.post(body=body, key=STRANGER, **ALLOW)).status == 404
-            unasked = await here.post(body=body)
-            assert "x-kelvin-cache" not in unasked.headers
-            assert len(replica.calls) == 3
-            assert await figure(here, 'kelvin_cache_requests_total result="hit"') == 1
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a")
+        first, again = [await here.post(body=body, **ALLOW) for _ in range(2)]
+        assert same(first, again)
+        assert [got.headers["x-kelvin-cache"] for got in (first, again)] == ["miss", "hit"]
+        assert again.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
+        assert again.headers["x-request-id"] != first.headers["x-request-id"]
+        assert sent(await here.control.until_records(2)) == [("ok", 200, 2, False), ("cached", 200, 0, False)]
+        assert len(replica.calls) == 1
+        assert (await here.post(body=body | {"seed": 1}, **ALLOW)).headers["x-kelvin-cache"] == "miss"
+        assert (await here.post(body=body, key=STRANGER, **ALLOW)).status == 404
+        unasked = await here.post(body=body)
+        assert "x-kelvin-cache" not in unasked.headers
+        assert len(replica.calls) == 3
+        assert await figure(here, 'kelvin_cache_requests_total result="hit"') == 1
 
 
 @pytest.mark.parametrize(
@@ -49,73 +45,61 @@ def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, stream: 
         pytest.param(CHAT | {"temperature": None}, id="none said"),
     ],
 )
-def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, object]) -> None:
+async def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, object]) -> None:
     """It runs each time, and says nothing of a cache."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a")
-            for _ in range(2):
-                assert "x-kelvin-cache" not in (await here.post(body=body, **ALLOW)).headers
-            assert len(replica.calls) == 2
-            assert await figure(here, 'kelvin_cache_requests_total result="bypass"') == 2
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a")
+        for _ in range(2):
+            assert "x-kelvin-cache" not in (await here.post(body=body, **ALLOW)).headers
+        assert len(replica.calls) == 2
+        assert await figure(here, 'kelvin_cache_requests_total result="bypass"') == 2
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_answer_that_passed_unfiltered_is_not_cached(tmp_path: Path, stream: bool) -> None:
+async def test_answer_that_passed_unfiltered_is_not_cached(tmp_path: Path, stream: bool) -> None:
     """The filters may be back when it is asked for again: it runs then, and what ran filtered is cached."""
     body = GREEDY | {"stream": stream}
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", unfiltered)
-            assert (await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] == "miss"
-            replica.script = hello
-            said = [(await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)]
-            assert said == ["miss", "hit"]
-            assert len(replica.calls) == 2
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", unfiltered)
+        assert (await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] == "miss"
+        replica.script = hello
+        said = [(await here.post(body=body, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)]
+        assert said == ["miss", "hit"]
+        assert len(replica.calls) == 2
 
 
-def test_what_the_header_may_say(tmp_path: Path) -> None:
+async def test_what_the_header_may_say(tmp_path: Path) -> None:
     """`allow`; anything else is 400. With a key as well, the run of the key may be answered out of the cache."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a")
-            refused = await here.post(body=GREEDY, **{"x-kelvin-cache": "yes"})
-            assert (refused.status, refused.code) == (400, "invalid_request")
-            assert b"must be allow" in refused.body
-            first = await here.post(body=GREEDY, **ALLOW)
-            keyed = await here.post(body=GREEDY, **ALLOW, **ASK)
-            assert same(first, keyed)
-            assert keyed.headers["x-kelvin-cache"] == "hit"
-            assert len(replica.calls) == 1
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a")
+        refused = await here.post(body=GREEDY, **{"x-kelvin-cache": "yes"})
+        assert (refused.status, refused.code) == (400, "invalid_request")
+        assert b"must be allow" in refused.body
+        first = await here.post(body=GREEDY, **ALLOW)
+        keyed = await here.post(body=GREEDY, **ALLOW, **ASK)
+        assert same(first, keyed)
+        assert keyed.headers["x-kelvin-cache"] == "hit"
+        assert len(replica.calls) == 1
 
 
-def test_failures_are_not_cached(tmp_path: Path) -> None:
+async def test_failures_are_not_cached(tmp_path: Path) -> None:
     """The next one runs."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
+    async with world(tmp_path) as here:
 
-            async def refuse(call: Call) -> None:
-                call.refuse(Overloaded("the queue", 1, 1.0))
+        async def refuse(call: Call) -> None:
+            call.refuse(Overloaded("the queue", 1, 1.0))
 
-            replica = await here.replica("a", refuse)
-            assert (await here.post(body=GREEDY, **ALLOW)).status == 503
-            replica.script = hello
-            assert [(await here.post(body=GREEDY, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)] == [
-                "miss",
-                "hit",
-            ]
-
-    asyncio.run(scenario())
+        replica = await here.replica("a", refuse)
+        assert (await here.post(body=GREEDY, **ALLOW)).status == 503
+        replica.script = hello
+        assert [(await here.post(body=GREEDY, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)] == [
+            "miss",
+            "hit",
+        ]
 
 
 @pytest.mark.parametrize(

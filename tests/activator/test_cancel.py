@@ -99,117 +99,103 @@ Reach = Callable[[World, object], Awaitable["asyncio.Task[Got]"]]
         pytest.param(_decoding, id="decoding"),
     ],
 )
-def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body: dict[str, object]) -> None:
+async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body: dict[str, object]) -> None:
     """Its caller is told, its replica too; its place is free; a second time is as the first; others know nothing of it.
 
     Once a stream has begun its last event says so; before that the status does.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            asked = await reach(here, body)
-            assert (await _cancel(here, key=STRANGER)).status == 404, "another tenant's looks like none"
-            done = await _cancel(here)
-            assert (done.status, done.body) == (204, b"")
-            got = await asked
-            if got.status == 200:
-                event = got.body.rstrip().rsplit(b"\n\n", 1)[-1]
-                assert event.startswith(b"event: error\ndata: ")
-                assert json.loads(event.partition(b"data: ")[2])["error"]["code"] == "cancelled"
-                assert b"[DONE]" not in got.body
-            else:
-                assert (got.status, got.code) == (499, "cancelled")
-            assert (await _cancel(here)).status == 204
-            record = next(each for each in await here.control.until_records(1) if each.outcome == "cancelled")
-            assert record.request_id == got.headers["x-request-id"]
-            assert record.status == got.status or got.status == 200
-            if (
-                reach is _decoding and body is CHAT
-            ):  # nothing is delivered of it before its end: what was computed counts
-                assert record.completion_tokens == here.replicas[0].calls[0].tokens > 0
-            else:
-                assert record.completion_tokens <= got.body.count(b'"content": "x"')
-            if reach in (_prefilling, _decoding):
-                replica = here.replicas[0]
-                await replica.until(lambda r: r.deleted == [record.request_id])
-                assert reach is _prefilling or replica.deleted_before_close == replica.deleted
-            if reach is _restoring:
-                late = FakeReplica()
-                await late.start(here.data / "run", "late")
-                here.replicas.append(late)
-                here.control.publish(replica_row("late"))
-            if reach is _queued:
-                assert (await _cancel(here, "holder")).status == 204
-                assert (await HELD.pop()).status == 499
-            assert (await here.post()).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        asked = await reach(here, body)
+        assert (await _cancel(here, key=STRANGER)).status == 404, "another tenant's looks like none"
+        done = await _cancel(here)
+        assert (done.status, done.body) == (204, b"")
+        got = await asked
+        if got.status == 200:
+            event = got.body.rstrip().rsplit(b"\n\n", 1)[-1]
+            assert event.startswith(b"event: error\ndata: ")
+            assert json.loads(event.partition(b"data: ")[2])["error"]["code"] == "cancelled"
+            assert b"[DONE]" not in got.body
+        else:
+            assert (got.status, got.code) == (499, "cancelled")
+        assert (await _cancel(here)).status == 204
+        record = next(each for each in await here.control.until_records(1) if each.outcome == "cancelled")
+        assert record.request_id == got.headers["x-request-id"]
+        assert record.status == got.status or got.status == 200
+        if reach is _decoding and body is CHAT:  # nothing is delivered of it before its end: what was computed counts
+            assert record.completion_tokens == here.replicas[0].calls[0].tokens > 0
+        else:
+            assert record.completion_tokens <= got.body.count(b'"content": "x"')
+        if reach in (_prefilling, _decoding):
+            replica = here.replicas[0]
+            await replica.until(lambda r: r.deleted == [record.request_id])
+            assert reach is _prefilling or replica.deleted_before_close == replica.deleted
+        if reach is _restoring:
+            late = FakeReplica()
+            await late.start(here.data / "run", "late")
+            here.replicas.append(late)
+            here.control.publish(replica_row("late"))
+        if reach is _queued:
+            assert (await _cancel(here, "holder")).status == 204
+            assert (await HELD.pop()).status == 499
+        assert (await here.post()).status == 200
 
 
-def test_the_answer_s_own_id_names_it(tmp_path: Path) -> None:
+async def test_the_answer_s_own_id_names_it(tmp_path: Path) -> None:
     """As a stream's head has it. What was delivered is what is billed."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a", _endless, max_streams=1)
-            own = {"authorization": f"Bearer {KEY}"}
-            async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as stream:
-                name = stream.headers["x-request-id"]
-                first = await stream.content.readuntil(b"\n\n")
-                assert (await _cancel(here, name)).status == 204
-                body = first + await stream.read()
-            assert b'"code":"cancelled"' in body
-            (record,) = await here.control.until_records(1)
-            assert (record.request_id, record.outcome) == (name, "cancelled")
-            assert 0 < record.completion_tokens <= body.count(b'"content": "x"')
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a", _endless, max_streams=1)
+        own = {"authorization": f"Bearer {KEY}"}
+        async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as stream:
+            name = stream.headers["x-request-id"]
+            first = await stream.content.readuntil(b"\n\n")
+            assert (await _cancel(here, name)).status == 204
+            body = first + await stream.read()
+        assert b'"code":"cancelled"' in body
+        (record,) = await here.control.until_records(1)
+        assert (record.request_id, record.outcome) == (name, "cancelled")
+        assert 0 < record.completion_tokens <= body.count(b'"content": "x"')
 
 
-def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
+async def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
     """An answer that was given stands; unknown names are 404, as are those of models that the key is not for."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            limited = "kv-limitedlimit-" + "l" * 43
-            row = key_row("k9", limited, "default", Scope.INFER)
-            here.control.publish(keys=(msgspec.structs.replace(row, models=("other",)),))
-            replica = await here.replica("a", hello)
-            name = (await here.post()).headers["x-request-id"]
-            assert (await _cancel(here, name)).status == 204
-            assert (await _cancel(here, name, STRANGER)).status == 404
-            assert (await _cancel(here, name, limited)).status == 404
-            unknown = await _cancel(here, "req_unknown")
-            assert (unknown.status, unknown.code) == (404, "not_found")
-            (record,) = await here.control.until_records(1)
-            assert record.outcome == "ok"
-            replica.script = _silent
-            replica.calls.clear()
-            asked = _ask(here, CHAT)
-            await replica.until(lambda r: len(r.calls) == 1)
-            assert (await _cancel(here, NAME, limited)).status == 404
-            assert not asked.done()
-            assert (await _cancel(here)).status == 204
-            assert (await asked).status == 499
-            assert (await here.get(f"/v1/requests/{NAME}")).status == 405
-            assert (await here.request("DELETE", f"/v1/requests/{NAME}", None, "kv-bad")).status == 401
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        limited = "kv-limitedlimit-" + "l" * 43
+        row = key_row("k9", limited, "default", Scope.INFER)
+        here.control.publish(keys=(msgspec.structs.replace(row, models=("other",)),))
+        replica = await here.replica("a", hello)
+        name = (await here.post()).headers["x-request-id"]
+        assert (await _cancel(here, name)).status == 204
+        assert (await _cancel(here, name, STRANGER)).status == 404
+        assert (await _cancel(here, name, limited)).status == 404
+        unknown = await _cancel(here, "req_unknown")
+        assert (unknown.status, unknown.code) == (404, "not_found")
+        (record,) = await here.control.until_records(1)
+        assert record.outcome == "ok"
+        replica.script = _silent
+        replica.calls.clear()
+        asked = _ask(here, CHAT)
+        await replica.until(lambda r: len(r.calls) == 1)
+        assert (await _cancel(here, NAME, limited)).status == 404
+        assert not asked.done()
+        assert (await _cancel(here)).status == 204
+        assert (await asked).status == 499
+        assert (await here.get(f"/v1/requests/{NAME}")).status == 405
+        assert (await here.request("DELETE", f"/v1/requests/{NAME}", None, "kv-bad")).status == 401
 
 
-def test_one_name_of_several_ends_all_of_them(tmp_path: Path) -> None:
+async def test_one_name_of_several_ends_all_of_them(tmp_path: Path) -> None:
     """A caller that gives the same name twice means both; other requests go on."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            both = [_ask(here, CHAT) for _ in range(2)]
-            bystander = asyncio.create_task(here.post(body=CHAT | {"model": "m@next"}))
-            await _waiting(here, 3)
-            assert (await _cancel(here)).status == 204
-            assert [got.status for got in await asyncio.gather(*both)] == [499, 499]
-            replica = await here.replica("a", hello, told=False)
-            here.control.publish(replica_row("a", version=OTHER))
-            assert (await bystander).status == 200
-            assert len(replica.calls) == 1
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        both = [_ask(here, CHAT) for _ in range(2)]
+        bystander = asyncio.create_task(here.post(body=CHAT | {"model": "m@next"}))
+        await _waiting(here, 3)
+        assert (await _cancel(here)).status == 204
+        assert [got.status for got in await asyncio.gather(*both)] == [499, 499]
+        replica = await here.replica("a", hello, told=False)
+        here.control.publish(replica_row("a", version=OTHER))
+        assert (await bystander).status == 200
+        assert len(replica.calls) == 1

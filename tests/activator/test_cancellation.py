@@ -37,60 +37,51 @@ async def _leave_once(here: World, body: bytes, until: "asyncio.Future[None] | N
     writer.transport.abort()
 
 
-def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: Path) -> None:
+async def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: Path) -> None:
     """The runtime is told by DELETE while its connection still stands; the one slot serves the next at once."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", _endless, max_streams=1)
-            await _leave_once(here, STREAM)
-            await replica.until(lambda r: r.deleted == [r.calls[0].request_id])
-            assert replica.deleted_before_close == replica.deleted
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.status) == ("cancelled", 499)
-            assert record.completion_tokens >= 1
-            await replica.until(lambda r: r.recorded == r.deleted)
-            replica.script = hello
-            assert (await here.post()).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", _endless, max_streams=1)
+        await _leave_once(here, STREAM)
+        await replica.until(lambda r: r.deleted == [r.calls[0].request_id])
+        assert replica.deleted_before_close == replica.deleted
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.status) == ("cancelled", 499)
+        assert record.completion_tokens >= 1
+        await replica.until(lambda r: r.recorded == r.deleted)
+        replica.script = hello
+        assert (await here.post()).status == 200
 
 
-def test_leaving_before_the_first_token_cancels_upstream(tmp_path: Path) -> None:
+async def test_leaving_before_the_first_token_cancels_upstream(tmp_path: Path) -> None:
     """The runtime has not said a word yet; it is told all the same."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", _silent, max_streams=1)
-            started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
-            await _leave_once(here, STREAM, started)
-            await replica.until(lambda r: len(r.deleted) == 1)
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.completion_tokens, record.runtime_id) == ("cancelled", 0, "a")
-            replica.script = hello
-            assert (await here.post()).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", _silent, max_streams=1)
+        started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
+        await _leave_once(here, STREAM, started)
+        await replica.until(lambda r: len(r.deleted) == 1)
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.completion_tokens, record.runtime_id) == ("cancelled", 0, "a")
+        replica.script = hello
+        assert (await here.post()).status == 200
 
 
-def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
+async def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
     """A client of an answer that does not stream is missed just as quickly."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", _silent, max_streams=1)
-            started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
-            await _leave_once(here, json.dumps(CHAT).encode(), started)
-            await replica.until(lambda r: len(r.deleted) == 1)
-            (record,) = await here.control.until_records(1)
-            assert record.outcome == "cancelled"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", _silent, max_streams=1)
+        started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
+        await _leave_once(here, json.dumps(CHAT).encode(), started)
+        await replica.until(lambda r: len(r.deleted) == 1)
+        (record,) = await here.control.until_records(1)
+        assert record.outcome == "cancelled"
 
 
 @pytest.mark.parametrize("beats", [pytest.param(8, id="after its head"), pytest.param(0, id="before its head")])
 @pytest.mark.parametrize("way", ["leaves", "deadline", "drain"])
-def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path, way: str, beats: int) -> None:
+async def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path, way: str, beats: int) -> None:
     """Its prompt and the tokens that its replica had computed when the cut took effect, whoever of the caller's side
     cut it. A cut of ours, the end of a drain, charges nothing.
     """
@@ -102,47 +93,41 @@ def test_cut_whole_answer_is_charged_for_what_was_computed(tmp_path: Path, way: 
         await call.replica.changed()
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        async with world(tmp_path, activator_drain_s=1) as here:
-            replica = await here.replica("a", compute, max_streams=1)
-            started = asyncio.ensure_future(replica.until(lambda r: bool(r.calls) and r.calls[0].tokens == 9))
-            if way == "leaves":
-                await _leave_once(here, json.dumps(CHAT).encode(), started)
-            elif way == "deadline":
-                assert (await here.post(x_kelvin_deadline_ms="700")).status == 504
-            else:
-                asked = asyncio.create_task(here.post())
-                await started
-                here.process.send_signal(signal.SIGTERM)
-                assert (await asked).status == 503
-            (record,) = await here.control.until_records(1)
-            assert record.outcome == {"leaves": "cancelled", "deadline": "deadline_exceeded"}.get(way, "unavailable")
-            assert record.completion_tokens == (0 if way == "drain" else 9)
-            assert record.runtime_id == "a"
-            await replica.until(lambda r: r.recorded == [record.request_id])
-
-    asyncio.run(scenario())
+    async with world(tmp_path, activator_drain_s=1) as here:
+        replica = await here.replica("a", compute, max_streams=1)
+        started = asyncio.ensure_future(replica.until(lambda r: bool(r.calls) and r.calls[0].tokens == 9))
+        if way == "leaves":
+            await _leave_once(here, json.dumps(CHAT).encode(), started)
+        elif way == "deadline":
+            assert (await here.post(x_kelvin_deadline_ms="700")).status == 504
+        else:
+            asked = asyncio.create_task(here.post())
+            await started
+            here.process.send_signal(signal.SIGTERM)
+            assert (await asked).status == 503
+        (record,) = await here.control.until_records(1)
+        assert record.outcome == {"leaves": "cancelled", "deadline": "deadline_exceeded"}.get(way, "unavailable")
+        assert record.completion_tokens == (0 if way == "drain" else 9)
+        assert record.runtime_id == "a"
+        await replica.until(lambda r: r.recorded == [record.request_id])
 
 
-def test_leaving_after_a_large_body_is_noticed(tmp_path: Path) -> None:
+async def test_leaving_after_a_large_body_is_noticed(tmp_path: Path) -> None:
     """A body over the read buffer pauses the socket, and a paused socket would hide that the client left."""
     body = json.dumps(CHAT | {"stream": True, "model": "m@next", "pad": "x" * 700_000}).encode()
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            from tests.activator.control import OTHER, replica_row
+    async with world(tmp_path) as here:
+        from tests.activator.control import OTHER, replica_row
 
-            replica = await here.replica("a", _silent, told=False)
-            here.control.publish(replica_row("a", version=OTHER))
-            await here.settled()
-            started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
-            await _leave_once(here, body, started)
-            await replica.until(lambda r: len(r.deleted) == 1)
-
-    asyncio.run(scenario())
+        replica = await here.replica("a", _silent, told=False)
+        here.control.publish(replica_row("a", version=OTHER))
+        await here.settled()
+        started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
+        await _leave_once(here, body, started)
+        await replica.until(lambda r: len(r.deleted) == 1)
 
 
-def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
+async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
     """One slot, taken: who leaves the queue never reaches the runtime, and whoever is behind moves up."""
     release = asyncio.Event()
 
@@ -151,22 +136,19 @@ def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
             await release.wait()
         await hello(call)
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", hold, max_streams=1)
-            first = asyncio.create_task(here.post())
-            await replica.until(lambda r: len(r.calls) == 1)
-            await here.control.until_stat(1.0)
-            left = asyncio.ensure_future(_queued(here, 2))
-            await _leave_once(here, STREAM, left)
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.runtime_id) == ("cancelled", None)
-            third = asyncio.create_task(here.post())
-            release.set()
-            assert (await first).status == (await third).status == 200
-            assert len(replica.calls) == 2
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", hold, max_streams=1)
+        first = asyncio.create_task(here.post())
+        await replica.until(lambda r: len(r.calls) == 1)
+        await here.control.until_stat(1.0)
+        left = asyncio.ensure_future(_queued(here, 2))
+        await _leave_once(here, STREAM, left)
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.runtime_id) == ("cancelled", None)
+        third = asyncio.create_task(here.post())
+        release.set()
+        assert (await first).status == (await third).status == 200
+        assert len(replica.calls) == 2
 
 
 async def _queued(here: World, count: int) -> None:
@@ -176,55 +158,46 @@ async def _queued(here: World, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_leaving_while_cold_ends_the_waking(tmp_path: Path) -> None:
+async def test_leaving_while_cold_ends_the_waking(tmp_path: Path) -> None:
     """The only one who waited has left: no more pokes, and the version's concurrency is told to be nothing."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await _leave_once(here, STREAM, asyncio.ensure_future(here.control.until_stat(1.0)))
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.runtime_id) == ("cancelled", None)
-            await here.control.until_stat(0.0, 2)  # less than a second's wait is taken off by its poke
-            pokes = len(here.control.posts)
-            await asyncio.sleep(2.2)
-            assert len(here.control.posts) == pokes
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await _leave_once(here, STREAM, asyncio.ensure_future(here.control.until_stat(1.0)))
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.runtime_id) == ("cancelled", None)
+        await here.control.until_stat(0.0, 2)  # less than a second's wait is taken off by its poke
+        pokes = len(here.control.posts)
+        await asyncio.sleep(2.2)
+        assert len(here.control.posts) == pokes
 
 
-def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> None:
+async def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> None:
     """After 200 was committed by heartbeats, too."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            reader, writer = await here.raw()
-            writer.write(http(STREAM))
-            await reader.readuntil(b": waiting")
-            writer.transport.abort()
-            (record,) = await here.control.until_records(1)
-            assert record.outcome == "cancelled"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        reader, writer = await here.raw()
+        writer.write(http(STREAM))
+        await reader.readuntil(b": waiting")
+        writer.transport.abort()
+        (record,) = await here.control.until_records(1)
+        assert record.outcome == "cancelled"
 
 
-def test_leaving_while_a_slot_is_granted_leaks_nothing(tmp_path: Path) -> None:
+async def test_leaving_while_a_slot_is_granted_leaks_nothing(tmp_path: Path) -> None:
     """Many come and go while one slot moves among them: at the end it is free, and the runtime holds nothing."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", hello, max_streams=1)
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", hello, max_streams=1)
 
-            async def come_and_go(turn: int) -> None:
-                _, writer = await here.raw()
-                writer.write(http(STREAM))
-                await writer.drain()
-                await asyncio.sleep(0.001 * (turn % 7))
-                writer.transport.abort()
+        async def come_and_go(turn: int) -> None:
+            _, writer = await here.raw()
+            writer.write(http(STREAM))
+            await writer.drain()
+            await asyncio.sleep(0.001 * (turn % 7))
+            writer.transport.abort()
 
-            for _ in range(3):
-                await asyncio.gather(*(come_and_go(turn) for turn in range(30)))
-            assert (await here.post()).status == 200
-            await replica.until(lambda r: r.running == 0)
-            assert replica.most == 1
-
-    asyncio.run(scenario())
+        for _ in range(3):
+            await asyncio.gather(*(come_and_go(turn) for turn in range(30)))
+        assert (await here.post()).status == 200
+        await replica.until(lambda r: r.running == 0)
+        assert replica.most == 1

@@ -56,36 +56,33 @@ def test_the_name_decides(tmp_path: Path, issuer: Issuer) -> None:
     assert len({exact, beside, ours}) == 3
 
 
-def test_what_changes_is_read_again_and_what_is_broken_is_not(tmp_path: Path, issuer: Issuer) -> None:
+async def test_what_changes_is_read_again_and_what_is_broken_is_not(tmp_path: Path, issuer: Issuer) -> None:
     """Half a renewal, or a directory that goes, leaves the certificate before it; the other half brings the new one."""
 
-    async def scenario() -> None:
-        place = tmp_path / "from"
-        first = issuer.pair(place, "a.b")
-        files = CertificateFiles(place)
-        own = Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
-        second = issuer.pair(tmp_path / "next", "a.b")
-        os.replace(tmp_path / "next" / "tls.crt", place / "tls.crt")
-        await files.look()
-        assert _shown(own, "a.b") == first, "its key is not there yet"
-        os.replace(tmp_path / "next" / "tls.key", place / "tls.key")
-        await files.look()
-        assert _shown(own, "a.b") == second
-        (place / "tls.crt").write_bytes(b"")
-        await files.look()
-        assert _shown(own, "a.b") == second
-        third = issuer.pair(place, "a.b")
-        await files.look()
-        assert _shown(own, "a.b") == third
-        place.rename(tmp_path / "gone")
-        await files.look()
-        assert _shown(own, "a.b") == third
-        (tmp_path / "gone").rename(place)
-        issuer.pair(place / "more", "c.d")
-        await files.look()
-        assert repr(files).endswith("names=2>")
-
-    asyncio.run(scenario())
+    place = tmp_path / "from"
+    first = issuer.pair(place, "a.b")
+    files = CertificateFiles(place)
+    own = Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
+    second = issuer.pair(tmp_path / "next", "a.b")
+    os.replace(tmp_path / "next" / "tls.crt", place / "tls.crt")
+    await files.look()
+    assert _shown(own, "a.b") == first, "its key is not there yet"
+    os.replace(tmp_path / "next" / "tls.key", place / "tls.key")
+    await files.look()
+    assert _shown(own, "a.b") == second
+    (place / "tls.crt").write_bytes(b"")
+    await files.look()
+    assert _shown(own, "a.b") == second
+    third = issuer.pair(place, "a.b")
+    await files.look()
+    assert _shown(own, "a.b") == third
+    place.rename(tmp_path / "gone")
+    await files.look()
+    assert _shown(own, "a.b") == third
+    (tmp_path / "gone").rename(place)
+    issuer.pair(place / "more", "c.d")
+    await files.look()
+    assert repr(files).endswith("names=2>")
 
 
 def _own(tmp_path: Path, files: CertificateFiles) -> Certificates:
@@ -215,7 +212,7 @@ def test_a_start_with_what_can_not_be_shown_is_refused(tmp_path: Path, issuer: I
         CertificateFiles(place)
 
 
-def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -> None:
+async def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -> None:
     """16 connections ask on, each over the certificate it began with; who comes afterwards is shown the new one."""
     place = tmp_path / "from"
     old = issuer.pair(place, "localhost")
@@ -231,29 +228,26 @@ def test_it_is_changed_under_connections(tmp_path: Path, issuer: Issuer) -> None
         tls = issuer.client()
         return await asyncio.open_connection("127.0.0.1", here.port, ssl=tls, server_hostname="localhost")
 
-    async def scenario() -> None:
-        async with world(tmp_path / "world", certificates=place) as here:
-            kept = [await connect(here) for _ in range(16)]
-            new = issuer.pair(place, "localhost")
-            async with asyncio.timeout(30):
-                while True:
-                    for reader, writer in kept:
-                        await ask(reader, writer)
-                    _, late = await connect(here)
-                    shown = _serial(late.get_extra_info("ssl_object"))
-                    late.transport.abort()
-                    if shown == new:
-                        break
-                    assert shown == old
-            for reader, writer in kept:
-                await ask(reader, writer)
-                assert _serial(writer.get_extra_info("ssl_object")) == old
-                writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with world(tmp_path / "world", certificates=place) as here:
+        kept = [await connect(here) for _ in range(16)]
+        new = issuer.pair(place, "localhost")
+        async with asyncio.timeout(30):
+            while True:
+                for reader, writer in kept:
+                    await ask(reader, writer)
+                _, late = await connect(here)
+                shown = _serial(late.get_extra_info("ssl_object"))
+                late.transport.abort()
+                if shown == new:
+                    break
+                assert shown == old
+        for reader, writer in kept:
+            await ask(reader, writer)
+            assert _serial(writer.get_extra_info("ssl_object")) == old
+            writer.transport.abort()
 
 
-def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
+async def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
     """The first of the files, and our own beside it; a renewal is seen without a restart."""
     place = tmp_path / "from"
     issuer.pair(place / "a", "localhost", days=90)
@@ -264,12 +258,9 @@ def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
         found = re.findall(rf'^{NAME}{{process="activator",of="(\w+)"}} (\S+)$', await here.page(), re.MULTILINE)
         return {of: round((float(at) - time.time()) / 86_400) for of, at in found}
 
-    async def scenario() -> None:
-        async with world(tmp_path / "world", certificates=place) as here:
-            assert await days(here) == {"authority": CA_DAYS, "leaves": LEAF_DAYS, "files": 7}
-            issuer.pair(place / "b", "other.example.com", days=200)
-            async with asyncio.timeout(30):
-                while (await days(here))["files"] != 90:
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(scenario())
+    async with world(tmp_path / "world", certificates=place) as here:
+        assert await days(here) == {"authority": CA_DAYS, "leaves": LEAF_DAYS, "files": 7}
+        issuer.pair(place / "b", "other.example.com", days=200)
+        async with asyncio.timeout(30):
+            while (await days(here))["files"] != 90:
+                await asyncio.sleep(0.05)

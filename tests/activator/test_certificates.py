@@ -80,27 +80,26 @@ def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
     assert _shown(certificates, client, "m.u.d.e") != default
 
 
-def test_who_asks_before_a_new_tenants_leaf_was_made_gets_it(tmp_path: Path) -> None:
+async def test_who_asks_before_a_new_tenants_leaf_was_made_gets_it(tmp_path: Path) -> None:
     """Its model may be asked for as soon as it is known. The control: of a stranger nothing is made."""
     certificates, client = _made(tmp_path, _Clock())
     tenants: set[str] = set()
 
-    async def scenario() -> None:
-        following = asyncio.create_task(certificates.follow(lambda: frozenset(tenants), asyncio.Event()))
-        await asyncio.sleep(0)  # it waits for news, which never come
-        tenants.add("t")
-        default = _shown(certificates, client, "localhost")
-        leaf = _shown(certificates, client, "m.t.d.e")
-        assert leaf != default
-        assert _shown(certificates, client, "m.t.d.e") == leaf
-        assert _shown(certificates, client, "m.stranger.d.e") == default
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-    asyncio.run(scenario())
+    following = asyncio.create_task(certificates.follow(lambda: frozenset(tenants), asyncio.Event()))
+    await asyncio.sleep(0)  # it waits for news, which never come
+    tenants.add("t")
+    default = _shown(certificates, client, "localhost")
+    leaf = _shown(certificates, client, "m.t.d.e")
+    assert leaf != default
+    assert _shown(certificates, client, "m.t.d.e") == leaf
+    assert _shown(certificates, client, "m.stranger.d.e") == default
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
-def test_a_certificate_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_that_cannot_be_made_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And ends nothing: until then its names get the default one."""
     certificates, client = _made(tmp_path, _Clock())
     default = _shown(certificates, client, "m.t.d.e")
@@ -110,37 +109,31 @@ def test_a_certificate_that_cannot_be_made_is_tried_again(tmp_path: Path, monkey
         failed.set()
         raise OSError(27, "File too large")
 
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        monkeypatch.setattr(Authority, "context", fail)
-        following = asyncio.create_task(certificates.follow(lambda: frozenset({"t"}), changed, 0.01))
-        changed.set()
-        async with asyncio.timeout(30):
-            while not failed.is_set():
-                await asyncio.sleep(0.01)
-            assert _shown(certificates, client, "m.t.d.e") == default
-            monkeypatch.setattr(Authority, "context", made)
-            while repr(certificates) != "<Certificates d.e tenants=1>":
-                assert not following.done()
-                await asyncio.sleep(0.01)
-        following.cancel()
-
-    asyncio.run(scenario())
+    changed = asyncio.Event()
+    monkeypatch.setattr(Authority, "context", fail)
+    following = asyncio.create_task(certificates.follow(lambda: frozenset({"t"}), changed, 0.01))
+    changed.set()
+    async with asyncio.timeout(30):
+        while not failed.is_set():
+            await asyncio.sleep(0.01)
+        assert _shown(certificates, client, "m.t.d.e") == default
+        monkeypatch.setattr(Authority, "context", made)
+        while repr(certificates) != "<Certificates d.e tenants=1>":
+            assert not following.done()
+            await asyncio.sleep(0.01)
+    following.cancel()
     assert _shown(certificates, client, "m.t.d.e") != default
 
 
-def test_follower_ends_where_tenants_change_in_the_same_round(tmp_path: Path) -> None:
+async def test_follower_ends_where_tenants_change_in_the_same_round(tmp_path: Path) -> None:
     """A cancellation is not lost where what is waited for comes with it."""
 
-    async def scenario() -> None:
-        certificates, _ = _made(tmp_path, _Clock())
-        changed = asyncio.Event()
-        following = asyncio.create_task(certificates.follow(frozenset, changed))
-        for _ in range(5):  # rounds of the event loop, until it waits
-            await asyncio.sleep(0)
-        changed.set()
-        following.cancel()
-        await asyncio.wait((following,), timeout=5)
-        assert following.cancelled()
-
-    asyncio.run(scenario())
+    certificates, _ = _made(tmp_path, _Clock())
+    changed = asyncio.Event()
+    following = asyncio.create_task(certificates.follow(frozenset, changed))
+    for _ in range(5):  # rounds of the event loop, until it waits
+        await asyncio.sleep(0)
+    changed.set()
+    following.cancel()
+    await asyncio.wait((following,), timeout=5)
+    assert following.cancelled()

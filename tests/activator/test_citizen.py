@@ -44,79 +44,70 @@ def row_of(pod: FakePod) -> ReplicaRow:
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["it was told once", "it was started anew meanwhile"])
-def test_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
+async def test_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
     """The first request is told at once, as one; its pod is used once it answers for itself; then comes a zero, then
     nothing. Who waits while the autoscaler is restarted is told of again.
     """
 
-    async def scenario() -> None:
-        async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
-            asking = asyncio.create_task(here.post())
-            await autoscaler.until(lambda heard: len(heard.stats) >= 1)
-            first = autoscaler.stats[0]
-            assert (first.revision, first.concurrency, first.requests) == (NAME, 1.0, 1.0)
-            assert first.pod.startswith("activator-")
-            if forgets:
-                await autoscaler.leave()
-                autoscaler.is_away = False
-                await autoscaler.until(lambda heard: any(each.connection and each.concurrency for each in heard.stats))
-            here.control.publish(row_of(pod))
-            async with asyncio.timeout(30):
-                while len(pod.probes) < 3:
-                    await asyncio.sleep(0.01)
-            assert not pod.replica.calls, "it has not said that it takes requests"
-            pod.is_ready = True
-            got = await asking
-            assert got.status == 200, got.body
-            assert pod.probes.count(200) == 1
-            told = len(autoscaler.stats)
-            await autoscaler.until(lambda heard: len(heard.stats) > told and heard.stats[-1].concurrency == 0)
-            assert {each.pod for each in autoscaler.stats} == {first.pod}
-
-    asyncio.run(scenario())
+    async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
+        asking = asyncio.create_task(here.post())
+        await autoscaler.until(lambda heard: len(heard.stats) >= 1)
+        first = autoscaler.stats[0]
+        assert (first.revision, first.concurrency, first.requests) == (NAME, 1.0, 1.0)
+        assert first.pod.startswith("activator-")
+        if forgets:
+            await autoscaler.leave()
+            autoscaler.is_away = False
+            await autoscaler.until(lambda heard: any(each.connection and each.concurrency for each in heard.stats))
+        here.control.publish(row_of(pod))
+        async with asyncio.timeout(30):
+            while len(pod.probes) < 3:
+                await asyncio.sleep(0.01)
+        assert not pod.replica.calls, "it has not said that it takes requests"
+        pod.is_ready = True
+        got = await asking
+        assert got.status == 200, got.body
+        assert pod.probes.count(200) == 1
+        told = len(autoscaler.stats)
+        await autoscaler.until(lambda heard: len(heard.stats) > told and heard.stats[-1].concurrency == 0)
+        assert {each.pod for each in autoscaler.stats} == {first.pod}
 
 
-def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> None:
+async def test_without_the_autoscaler_what_runs_serves_on(tmp_path: Path) -> None:
     """It says that it isn't heard, and answers; its door is open all the while. Then it is heard again."""
 
-    async def scenario() -> None:
-        async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
-            pod.is_ready = True
-            here.control.publish(row_of(pod))
-            assert (await here.post()).status == 200
-            assert (await until_heard(here, True)).status == 200
-            await autoscaler.leave()
-            assert (await until_heard(here, False)).status == 503
-            assert (await here.own(DOOR)).status == 200
-            assert 'kelvin_autoscaler_connected{process="activator"} 0' in await here.page()
-            assert (await here.post()).status == 200
-            autoscaler.is_away = False
-            assert (await until_heard(here, True)).status == 200
-
-    asyncio.run(scenario())
+    async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
+        pod.is_ready = True
+        here.control.publish(row_of(pod))
+        assert (await here.post()).status == 200
+        assert (await until_heard(here, True)).status == 200
+        await autoscaler.leave()
+        assert (await until_heard(here, False)).status == 503
+        assert (await here.own(DOOR)).status == 200
+        assert 'kelvin_autoscaler_connected{process="activator"} 0' in await here.page()
+        assert (await here.post()).status == 200
+        autoscaler.is_away = False
+        assert (await until_heard(here, True)).status == 200
 
 
-def test_one_that_was_never_heard_has_no_open_door(tmp_path: Path) -> None:
+async def test_one_that_was_never_heard_has_no_open_door(tmp_path: Path) -> None:
     """Also where it knows all else; who comes all the same is answered. Heard once, it is."""
 
-    async def scenario() -> None:
-        async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
-            pod.is_ready = True
-            here.control.publish(row_of(pod))
-            await here.settled()
-            autoscaler.is_away = True
-            assert await here.terminate() == 0
-            await here.restart("/healthz")
-            await here.settled()
-            ready = await here.own("/readyz")
-            assert (ready.status, ready.json["feed"], ready.json["autoscaler"]) == (503, "live", False)
-            assert (await here.own(DOOR)).status == 503
-            assert (await here.post()).status == 200
-            autoscaler.is_away = False
-            assert (await until_heard(here, True)).status == 200
-            assert (await here.own(DOOR)).status == 200
-
-    asyncio.run(scenario())
+    async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
+        pod.is_ready = True
+        here.control.publish(row_of(pod))
+        await here.settled()
+        autoscaler.is_away = True
+        assert await here.terminate() == 0
+        await here.restart("/healthz")
+        await here.settled()
+        ready = await here.own("/readyz")
+        assert (ready.status, ready.json["feed"], ready.json["autoscaler"]) == (503, "live", False)
+        assert (await here.own(DOOR)).status == 503
+        assert (await here.post()).status == 200
+        autoscaler.is_away = False
+        assert (await until_heard(here, True)).status == 200
+        assert (await here.own(DOOR)).status == 200
 
 
 async def until_heard(here: World, is_so: bool) -> Got:

@@ -58,245 +58,223 @@ def test_never_more_than_a_replica_takes(
     run_virtually(scenario())
 
 
-def test_the_only_busy_one_has_all() -> None:
+@pytest.mark.virtual_time
+async def test_the_only_busy_one_has_all() -> None:
     """Of two that know of each other one is idle: after its first answer the other has all streams. Of two that are
     busy each has half, and when one ends the other has all again while an answer lasts.
     """
 
-    async def scenario() -> None:
-        replica = Streams(Credits(8))
-        one, two = doors(2, {"a": replica}, random.Random(1), known=True)
-        first = asyncio.ensure_future(one.clients(20, 30.0, 1.0))
-        await asyncio.sleep(0.1)
-        assert one.inside == 4, "its share, since it was told nothing"
-        await asyncio.sleep(0.8)
-        assert one.inside == 8
-        second = asyncio.ensure_future(two.clients(20, 15.0, 1.0))
-        await asyncio.sleep(5.0)
-        found = []
-        for _ in range(20):
-            await asyncio.sleep(0.25)
-            found.append((one.inside, two.inside))
-        assert all(3 <= inside <= 5 for pair in found[4:] for inside in pair), found
-        await second
-        await asyncio.sleep(TOLD_S + 2.0)
-        assert one.inside >= 7
-        await first
-
-    run_virtually(scenario())
+    replica = Streams(Credits(8))
+    one, two = doors(2, {"a": replica}, random.Random(1), known=True)
+    first = asyncio.ensure_future(one.clients(20, 30.0, 1.0))
+    await asyncio.sleep(0.1)
+    assert one.inside == 4, "its share, since it was told nothing"
+    await asyncio.sleep(0.8)
+    assert one.inside == 8
+    second = asyncio.ensure_future(two.clients(20, 15.0, 1.0))
+    await asyncio.sleep(5.0)
+    found = []
+    for _ in range(20):
+        await asyncio.sleep(0.25)
+        found.append((one.inside, two.inside))
+    assert all(3 <= inside <= 5 for pair in found[4:] for inside in pair), found
+    await second
+    await asyncio.sleep(TOLD_S + 2.0)
+    assert one.inside >= 7
+    await first
 
 
-def test_one_that_waits_behind_long_answers_tries_again() -> None:
+@pytest.mark.virtual_time
+async def test_one_that_waits_behind_long_answers_tries_again() -> None:
     """The other one has ended meanwhile, and no answer tells it: after a second it finds out by itself."""
 
-    async def scenario() -> None:
-        replica = Streams(Credits(4))
-        one, two = doors(2, {"a": replica}, random.Random(1), known=True)
-        theirs = [asyncio.ensure_future(two.ask(20.0)) for _ in range(4)]
-        await asyncio.sleep(12.0)
-        ours = [asyncio.ensure_future(one.ask(1000.0)) for _ in range(4)]
-        await asyncio.gather(*theirs)
-        began_s = one.loop.time()
-        while one.inside < 4 and one.loop.time() < began_s + 600.0:
-            await asyncio.sleep(0.1)
-        assert one.inside == 4
-        assert one.loop.time() - began_s < 4 * TRY_S + CLAIM_S
-        for each in ours:
-            each.cancel()
-        await asyncio.gather(*ours, return_exceptions=True)
-        one.throttler.check_integrity()
-
-    run_virtually(scenario())
+    replica = Streams(Credits(4))
+    one, two = doors(2, {"a": replica}, random.Random(1), known=True)
+    theirs = [asyncio.ensure_future(two.ask(20.0)) for _ in range(4)]
+    await asyncio.sleep(12.0)
+    ours = [asyncio.ensure_future(one.ask(1000.0)) for _ in range(4)]
+    await asyncio.gather(*theirs)
+    began_s = one.loop.time()
+    while one.inside < 4 and one.loop.time() < began_s + 600.0:
+        await asyncio.sleep(0.1)
+    assert one.inside == 4
+    assert one.loop.time() - began_s < 4 * TRY_S + CLAIM_S
+    for each in ours:
+        each.cancel()
+    await asyncio.gather(*ours, return_exceptions=True)
+    one.throttler.check_integrity()
 
 
 @pytest.mark.parametrize("claims", [pytest.param(True, id="claims"), pytest.param(False, id="none: the control")])
-def test_one_that_is_far_away_does_not_starve(claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_one_that_is_far_away_does_not_starve(claims: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream, and another activator that fills it again the moment it is free."""
     if not claims:
         monkeypatch.setattr(Credits, "_kept_for_others", lambda self, name, known: 0)
 
-    async def scenario() -> None:
-        replica = Streams(Credits(1))
-        (near,) = doors(1, {"a": replica}, random.Random(1), delay_s=0.0)
-        (_, far) = doors(2, {"a": replica}, random.Random(2), delay_s=0.05)
-        await asyncio.gather(near.clients(3, 60.0, 1.0), asyncio.wait_for(far.clients(3, 60.0, 1.0), 70.0))
-        assert (far.served["t"] >= 15) == claims, (far.served, near.served)
-
-    run_virtually(scenario())
+    replica = Streams(Credits(1))
+    (near,) = doors(1, {"a": replica}, random.Random(1), delay_s=0.0)
+    (_, far) = doors(2, {"a": replica}, random.Random(2), delay_s=0.05)
+    await asyncio.gather(near.clients(3, 60.0, 1.0), asyncio.wait_for(far.clients(3, 60.0, 1.0), 70.0))
+    assert (far.served["t"] >= 15) == claims, (far.served, near.served)
 
 
-def test_a_full_replica_is_not_asked_in_a_spin() -> None:
+@pytest.mark.virtual_time
+async def test_a_full_replica_is_not_asked_in_a_spin() -> None:
     """A hundred requests wait for half a minute: it is asked a few times a second, however many they are."""
 
-    async def scenario() -> None:
-        replica = Streams(Credits(2))
-        one, two = doors(2, {"a": replica}, random.Random(1))
-        theirs = [asyncio.ensure_future(two.ask(30.0)) for _ in range(2)]
-        await asyncio.sleep(1.0)
-        ours = [asyncio.ensure_future(one.ask(0.1)) for _ in range(100)]
-        await asyncio.gather(*theirs)
-        assert 10 <= replica.refusals <= 120
-        await asyncio.gather(*ours)
-        assert one.served["t"] == 100
-
-    run_virtually(scenario())
+    replica = Streams(Credits(2))
+    one, two = doors(2, {"a": replica}, random.Random(1))
+    theirs = [asyncio.ensure_future(two.ask(30.0)) for _ in range(2)]
+    await asyncio.sleep(1.0)
+    ours = [asyncio.ensure_future(one.ask(0.1)) for _ in range(100)]
+    await asyncio.gather(*theirs)
+    assert 10 <= replica.refusals <= 120
+    await asyncio.gather(*ours)
+    assert one.served["t"] == 100
 
 
-def test_a_refusal_does_not_keep_guests_out() -> None:
+@pytest.mark.virtual_time
+async def test_a_refusal_does_not_keep_guests_out() -> None:
     """The one stream that may be tried after it is theirs, too, although the owner has one reserved: of the activator's
     part there are more.
     """
 
-    async def scenario() -> None:
-        replica = Streams(Credits(8))
-        one, two = doors(2, {"a": replica}, random.Random(1))
-        await one.ask(1.0, KEY.tenant)
-        runs = asyncio.ensure_future(one.ask(100.0, "guest"))
-        await asyncio.sleep(0.5)
-        theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(7)]
-        await asyncio.sleep(1.0)
-        ours = [asyncio.ensure_future(one.ask(1.0, "guest")) for _ in range(3)]
-        await asyncio.gather(*theirs)
-        assert one.throttler.refusals > 0
-        began_s = one.loop.time()
-        await asyncio.gather(*ours)
-        assert one.loop.time() - began_s < 1.0 + 2 * TRY_S
-        runs.cancel()
-        await asyncio.gather(runs, return_exceptions=True)
-
-    run_virtually(scenario())
+    replica = Streams(Credits(8))
+    one, two = doors(2, {"a": replica}, random.Random(1))
+    await one.ask(1.0, KEY.tenant)
+    runs = asyncio.ensure_future(one.ask(100.0, "guest"))
+    await asyncio.sleep(0.5)
+    theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(7)]
+    await asyncio.sleep(1.0)
+    ours = [asyncio.ensure_future(one.ask(1.0, "guest")) for _ in range(3)]
+    await asyncio.gather(*theirs)
+    assert one.throttler.refusals > 0
+    began_s = one.loop.time()
+    await asyncio.gather(*ours)
+    assert one.loop.time() - began_s < 1.0 + 2 * TRY_S
+    runs.cancel()
+    await asyncio.gather(runs, return_exceptions=True)
 
 
-def test_a_pause_refuses_nobody_for_its_time() -> None:
+@pytest.mark.virtual_time
+async def test_a_pause_refuses_nobody_for_its_time() -> None:
     """Requests that come while the replica is full are expected to have the activator's part of it, not the one stream
     that is tried: none is told that its deadline is too short.
     """
 
-    async def scenario() -> None:
-        replica = Streams(Credits(8))
-        one, two = doors(2, {"a": replica}, random.Random(1), known=True)
-        for _ in range(3):  # so that it is known how long answers take
-            await asyncio.gather(*(one.ask(1.0) for _ in range(8)))
-        await asyncio.sleep(WANTS_S)
-        await two.ask(1.0)
-        theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(8)]
-        await asyncio.sleep(1.0)
-        ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
-        await asyncio.sleep(0.5)
-        assert one.throttler.refusals > 0
-        ours += [asyncio.ensure_future(one.ask(1.0, within_s=8.0)) for _ in range(12)]
-        await asyncio.gather(*theirs, *ours)
-
-    run_virtually(scenario())
+    replica = Streams(Credits(8))
+    one, two = doors(2, {"a": replica}, random.Random(1), known=True)
+    for _ in range(3):  # so that it is known how long answers take
+        await asyncio.gather(*(one.ask(1.0) for _ in range(8)))
+    await asyncio.sleep(WANTS_S)
+    await two.ask(1.0)
+    theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(8)]
+    await asyncio.sleep(1.0)
+    ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
+    await asyncio.sleep(0.5)
+    assert one.throttler.refusals > 0
+    ours += [asyncio.ensure_future(one.ask(1.0, within_s=8.0)) for _ in range(12)]
+    await asyncio.gather(*theirs, *ours)
 
 
-def test_a_refused_request_keeps_its_place() -> None:
+@pytest.mark.virtual_time
+async def test_a_refused_request_keeps_its_place() -> None:
     """The tenant's request that was refused goes first, although others of it came before it is sent again; and what it
     was charged is undone: another tenant, which is served in turns with it, has no more of the slots.
     """
 
-    async def scenario() -> None:
-        replica = Streams(Credits(1))
-        one, two = doors(2, {"a": replica}, random.Random(1), delay_s=0.0)
-        theirs = asyncio.ensure_future(two.ask(10.0))
-        await asyncio.sleep(1.0)
-        order: list[str] = []
+    replica = Streams(Credits(1))
+    one, two = doors(2, {"a": replica}, random.Random(1), delay_s=0.0)
+    theirs = asyncio.ensure_future(two.ask(10.0))
+    await asyncio.sleep(1.0)
+    order: list[str] = []
 
-        async def ask(name: str, tenant: str) -> None:
-            await one.ask(1.0, tenant)
-            order.append(name)
+    async def ask(name: str, tenant: str) -> None:
+        await one.ask(1.0, tenant)
+        order.append(name)
 
-        ours = []
-        for number in range(4):
-            for tenant in "tu":
-                ours.append(asyncio.ensure_future(ask(f"{tenant}{number}", tenant)))
-                await asyncio.sleep(0.001)
-        await asyncio.gather(theirs, *ours)
-        assert one.throttler.refusals > 3
-        assert order == ["t0", "u0", "t1", "u1", "t2", "u2", "t3", "u3"]
-
-    run_virtually(scenario())
+    ours = []
+    for number in range(4):
+        for tenant in "tu":
+            ours.append(asyncio.ensure_future(ask(f"{tenant}{number}", tenant)))
+            await asyncio.sleep(0.001)
+    await asyncio.gather(theirs, *ours)
+    assert one.throttler.refusals > 3
+    assert order == ["t0", "u0", "t1", "u1", "t2", "u2", "t3", "u3"]
 
 
-def test_a_second_request_wants_what_the_replica_has_then() -> None:
+@pytest.mark.virtual_time
+async def test_a_second_request_wants_what_the_replica_has_then() -> None:
     """Not what was wanted with the last one that was sent there."""
 
-    async def scenario() -> None:
-        replicas = {name: Streams(Credits(8)) for name in "ab"}
-        (one,) = doors(1, replicas, random.Random(1), delay_s=0.0)
-        burst = [asyncio.ensure_future(one.ask(1.0)) for _ in range(40)]
-        await asyncio.gather(*burst)
-        ask, deadline = Ask("t", 10, 10), Deadline(one.loop.time() + 60.0)
-        async with one.throttler.slot(KEY, ask, deadline) as first:
-            second = one.throttler.try_other(KEY, ask, deadline, first.replica)
-            assert second is not None
-            assert second.replica.wants == 1
-            second.release()
-
-    run_virtually(scenario())
+    replicas = {name: Streams(Credits(8)) for name in "ab"}
+    (one,) = doors(1, replicas, random.Random(1), delay_s=0.0)
+    burst = [asyncio.ensure_future(one.ask(1.0)) for _ in range(40)]
+    await asyncio.gather(*burst)
+    ask, deadline = Ask("t", 10, 10), Deadline(one.loop.time() + 60.0)
+    async with one.throttler.slot(KEY, ask, deadline) as first:
+        second = one.throttler.try_other(KEY, ask, deadline, first.replica)
+        assert second is not None
+        assert second.replica.wants == 1
+        second.release()
 
 
-def test_a_full_queue_keeps_it() -> None:
+@pytest.mark.virtual_time
+async def test_a_full_queue_keeps_it() -> None:
     """Its request was sent before those that fill the queue, so it waits in it, beyond the bound."""
 
-    async def scenario() -> None:
-        replica = Streams(Credits(1))
-        one, two = doors(2, {"a": replica}, random.Random(1), most_waiting=3)
-        theirs = asyncio.ensure_future(two.ask(5.0))
-        await asyncio.sleep(0.1)
-        ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
-        await asyncio.sleep(1.0)
-        assert one.throttler.queued(KEY) == 4
-        with pytest.raises(Refused):
-            await one.ask(1.0)
-        await asyncio.gather(theirs, *ours)
-
-    run_virtually(scenario())
+    replica = Streams(Credits(1))
+    one, two = doors(2, {"a": replica}, random.Random(1), most_waiting=3)
+    theirs = asyncio.ensure_future(two.ask(5.0))
+    await asyncio.sleep(0.1)
+    ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
+    await asyncio.sleep(1.0)
+    assert one.throttler.queued(KEY) == 4
+    with pytest.raises(Refused):
+        await one.ask(1.0)
+    await asyncio.gather(theirs, *ours)
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_replica_of_an_older_build(known: bool) -> None:
+@pytest.mark.virtual_time
+async def test_a_replica_of_an_older_build(known: bool) -> None:
     """It tells no credit: each activator has its share for good, and does not try more; one that knows of no other has
     all.
     """
 
-    async def scenario() -> None:
-        replica = Streams(Credits(8), is_old=True)
-        every = doors(2, {"a": replica}, random.Random(1), known=known)
-        await asyncio.gather(*(door.clients(20, 20.0, 1.0) for door in every))
-        assert replica.most == (8 if known else 16)
-
-    run_virtually(scenario())
+    replica = Streams(Credits(8), is_old=True)
+    every = doors(2, {"a": replica}, random.Random(1), known=known)
+    await asyncio.gather(*(door.clients(20, 20.0, 1.0) for door in every))
+    assert replica.most == (8 if known else 16)
 
 
-def test_replicas_come_and_go_while_one_is_refused() -> None:
+@pytest.mark.virtual_time
+async def test_replicas_come_and_go_while_one_is_refused() -> None:
     """The request goes where there is a stream; and waits for a start where no replica is left."""
 
-    async def scenario() -> None:
-        full, other = Streams(Credits(1)), Streams(Credits(1))
-        one, two = doors(2, {"a": full}, random.Random(1))
-        theirs = asyncio.ensure_future(two.ask(100.0))
-        await asyncio.sleep(0.1)
-        ours = asyncio.ensure_future(one.ask(1.0))
-        await asyncio.sleep(1.0)
-        one.replicas["b"] = other
-        _put(one.throttler, "b")
-        await asyncio.sleep(2.0)
-        assert ours.done()
-        assert other.entered == ["door-0"]
-        other.credits.enter("door-2", one.loop.time())
-        waits = asyncio.ensure_future(one.ask(1.0))
-        await asyncio.sleep(1.0)
-        _remove(one.throttler, "a", "b")
-        other.credits.leave("door-2")
-        await asyncio.sleep(5.0)
-        assert one.throttler.queued(KEY) == 1
-        _put(one.throttler, "b")
-        await waits
-        theirs.cancel()
-        await asyncio.gather(theirs, return_exceptions=True)
-
-    run_virtually(scenario())
+    full, other = Streams(Credits(1)), Streams(Credits(1))
+    one, two = doors(2, {"a": full}, random.Random(1))
+    theirs = asyncio.ensure_future(two.ask(100.0))
+    await asyncio.sleep(0.1)
+    ours = asyncio.ensure_future(one.ask(1.0))
+    await asyncio.sleep(1.0)
+    one.replicas["b"] = other
+    _put(one.throttler, "b")
+    await asyncio.sleep(2.0)
+    assert ours.done()
+    assert other.entered == ["door-0"]
+    other.credits.enter("door-2", one.loop.time())
+    waits = asyncio.ensure_future(one.ask(1.0))
+    await asyncio.sleep(1.0)
+    _remove(one.throttler, "a", "b")
+    other.credits.leave("door-2")
+    await asyncio.sleep(5.0)
+    assert one.throttler.queued(KEY) == 1
+    _put(one.throttler, "b")
+    await waits
+    theirs.cancel()
+    await asyncio.gather(theirs, return_exceptions=True)
 
 
 def _put(throttler: Throttler, name: str) -> None:

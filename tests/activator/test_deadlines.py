@@ -28,28 +28,25 @@ async def _start(here: World) -> FakeReplica:
 
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
-def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: Path, body: dict[str, object]) -> None:
+async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: Path, body: dict[str, object]) -> None:
     """503 with the time in which it could be served; the decider is told, so that the next caller has an answer."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            here.control.publish(starts=(SLOW,))
-            await here.settled()
-            got = await here.post(body=body, x_kelvin_deadline_ms="30000")
-            assert (got.status, got.code) == (503, "deadline_too_short")
-            assert (got.headers["retry-after"], got.headers["x-kelvin-expected-wait-ms"]) == ("40", "40000")
-            said = json.loads(got.body)["error"]["message"]
-            assert re.fullmatch(
-                r"no answer can begin within the (29\.\d|30) s that are left: the model's start takes 40 s", said
-            )
-            await here.control.until_stat(1.0)
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.status, record.runtime_id) == ("deadline_too_short", 503, None)
-            await _start(here)
-            await here.settled()
-            assert (await here.post(x_kelvin_deadline_ms="30000")).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        here.control.publish(starts=(SLOW,))
+        await here.settled()
+        got = await here.post(body=body, x_kelvin_deadline_ms="30000")
+        assert (got.status, got.code) == (503, "deadline_too_short")
+        assert (got.headers["retry-after"], got.headers["x-kelvin-expected-wait-ms"]) == ("40", "40000")
+        said = json.loads(got.body)["error"]["message"]
+        assert re.fullmatch(
+            r"no answer can begin within the (29\.\d|30) s that are left: the model's start takes 40 s", said
+        )
+        await here.control.until_stat(1.0)
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.status, record.runtime_id) == ("deadline_too_short", 503, None)
+        await _start(here)
+        await here.settled()
+        assert (await here.post(x_kelvin_deadline_ms="30000")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -60,42 +57,36 @@ def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: Path, 
         pytest.param((SLOW,), None, id="the installation's own deadline is long"),
     ],
 )
-def test_who_is_not_known_to_be_late_waits(
+async def test_who_is_not_known_to_be_late_waits(
     tmp_path: Path, known: tuple[StartRow, ...], deadline_ms: str | None
 ) -> None:
     """Negative control: the same request, and the answer of the replica that came in time."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            here.control.publish(starts=known)
-            await here.settled()
-            headers = {} if deadline_ms is None else {"x_kelvin_deadline_ms": deadline_ms}
-            asked = asyncio.create_task(here.post(**headers))
-            await here.control.until_stat(1.0)
-            await _start(here)
-            assert (await asked).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        here.control.publish(starts=known)
+        await here.settled()
+        headers = {} if deadline_ms is None else {"x_kelvin_deadline_ms": deadline_ms}
+        asked = asyncio.create_task(here.post(**headers))
+        await here.control.until_stat(1.0)
+        await _start(here)
+        assert (await asked).status == 200
 
 
-def test_a_start_under_way_is_nearer_its_end(tmp_path: Path) -> None:
+async def test_a_start_under_way_is_nearer_its_end(tmp_path: Path) -> None:
     """What was said of a start at zero counts no more once one was begun."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            here.control.publish(
-                starts=(SLOW,), forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1000),)
-            )
-            await here.settled()
-            asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
-            await here.control.until_stat(1.0)
-            await _start(here)
-            assert (await asked).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        here.control.publish(
+            starts=(SLOW,), forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1000),)
+        )
+        await here.settled()
+        asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
+        await here.control.until_stat(1.0)
+        await _start(here)
+        assert (await asked).status == 200
 
 
-def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
+async def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
     """By the pace of the one slot, once that is known: each heartbeat of a stream that is queued has the time left."""
     release = asyncio.Event()
 
@@ -104,22 +95,19 @@ def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
             await release.wait()
         await hello(call)
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", hold, max_streams=1)
-            for _ in range(LEAST):
-                assert (await here.post()).status == 200
-            first = asyncio.create_task(here.post())
-            await replica.until(lambda r: len(r.calls) == LEAST + 1)
-            own = {"authorization": f"Bearer {KEY}"}
-            async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as queued:
-                beat = await queued.content.readline()
-                assert re.fullmatch(rb": waiting stage=queued elapsed_s=[0-9.]+ remaining_s=[0-9.]+\n", beat), beat
-                release.set()
-                assert (await first).status == 200
-                assert b"[DONE]" in await queued.read()
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", hold, max_streams=1)
+        for _ in range(LEAST):
+            assert (await here.post()).status == 200
+        first = asyncio.create_task(here.post())
+        await replica.until(lambda r: len(r.calls) == LEAST + 1)
+        own = {"authorization": f"Bearer {KEY}"}
+        async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as queued:
+            beat = await queued.content.readline()
+            assert re.fullmatch(rb": waiting stage=queued elapsed_s=[0-9.]+ remaining_s=[0-9.]+\n", beat), beat
+            release.set()
+            assert (await first).status == 200
+            assert b"[DONE]" in await queued.read()
 
 
 @pytest.mark.parametrize(
@@ -132,25 +120,22 @@ def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
         pytest.param(None, "550000", 600, 550_000, id="of a tenant that has none, what was asked for"),
     ],
 )
-def test_the_smallest_deadline_holds(
+async def test_the_smallest_deadline_holds(
     tmp_path: Path, most_s: int | None, asked_ms: str | None, installation_s: int, within_ms: int
 ) -> None:
     """And is what the replica is told; below the time that a start takes the request is refused at once."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, deadline_s=installation_s) as here:
-            limits = TenantLimits(deadline_max_s=most_s)
-            here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
-            start_ms = within_ms + 1000
-            here.control.publish(starts=(StartRow(start_ms=start_ms, **NAMES),))
-            await here.settled()
-            headers = {} if asked_ms is None else {"x_kelvin_deadline_ms": asked_ms}
-            refused = await here.post(**headers)
-            assert (refused.status, refused.code) == (503, "deadline_too_short")
-            replica = await _start(here)
-            await here.settled()
-            assert (await here.post(**headers)).status == 200
-            told_ms = int(replica.calls[-1].headers["x-kelvin-deadline-ms"])
-            assert within_ms - 60_000 < told_ms <= within_ms
-
-    asyncio.run(scenario())
+    async with world(tmp_path, deadline_s=installation_s) as here:
+        limits = TenantLimits(deadline_max_s=most_s)
+        here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
+        start_ms = within_ms + 1000
+        here.control.publish(starts=(StartRow(start_ms=start_ms, **NAMES),))
+        await here.settled()
+        headers = {} if asked_ms is None else {"x_kelvin_deadline_ms": asked_ms}
+        refused = await here.post(**headers)
+        assert (refused.status, refused.code) == (503, "deadline_too_short")
+        replica = await _start(here)
+        await here.settled()
+        assert (await here.post(**headers)).status == 200
+        told_ms = int(replica.calls[-1].headers["x-kelvin-deadline-ms"])
+        assert within_ms - 60_000 < told_ms <= within_ms

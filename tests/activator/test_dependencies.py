@@ -182,41 +182,35 @@ def _unavailable(got: Got) -> None:
 
 
 @pytest.mark.parametrize("dependency", SERVING, ids=lambda each: each.name)
-def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
+async def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
     """What the table says holds; and while it is away, and after it, requests are answered."""
 
-    async def scenario() -> None:
-        with RedisServer() if dependency.name == "redis" else nullcontext() as server:
-            async with key_server(tmp_path / "idp", SIGNER) as keys:
-                given: dict[str, Any] = {} if server is None else {"redis": server.url}
-                if dependency.name == "firewall":
-                    given = {"waf_socket": tmp_path / "waf.sock", "waf_unanswered": "allow"}
-                if dependency.name == "issuer":
-                    given["oidc"] = keys.file(tmp_path / "issuers.toml", 'scopes = ["infer"]\n')
-                async with world(tmp_path, **given) as here:
-                    await here.replica("a", hello)
-                    await SCENARIOS[dependency.name](Taken(here, server, keys))
-                    for _ in range(4):
-                        assert (await here.post()).status == 200
-                    if server is not None:
-                        server.resume()
-
-    asyncio.run(scenario())
+    with RedisServer() if dependency.name == "redis" else nullcontext() as server:
+        async with key_server(tmp_path / "idp", SIGNER) as keys:
+            given: dict[str, Any] = {} if server is None else {"redis": server.url}
+            if dependency.name == "firewall":
+                given = {"waf_socket": tmp_path / "waf.sock", "waf_unanswered": "allow"}
+            if dependency.name == "issuer":
+                given["oidc"] = keys.file(tmp_path / "issuers.toml", 'scopes = ["infer"]\n')
+            async with world(tmp_path, **given) as here:
+                await here.replica("a", hello)
+                await SCENARIOS[dependency.name](Taken(here, server, keys))
+                for _ in range(4):
+                    assert (await here.post()).status == 200
+                if server is not None:
+                    server.resume()
 
 
-def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
+async def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
     """What nothing makes up for, a replica that is lost within its answer, is seen by the same question."""
 
     async def cut(call: Call) -> None:
         await call.open()
         call.cut()
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a", cut)
-            assert (await here.post()).status != 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a", cut)
+        assert (await here.post()).status != 200
 
 
 def test_each_has_its_scenario() -> None:

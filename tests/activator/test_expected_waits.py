@@ -54,136 +54,121 @@ def _left(throttler: Throttler) -> float | None:
     return throttler.outlook(KEY, ASK, Deadline(200.0)).remaining_s
 
 
-def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
+async def test_who_waits_is_told_how_long_as_far_as_it_was_said() -> None:
     """Less and less, never below zero; nothing once a replica is there, or the start failed."""
 
-    async def scenario() -> None:
-        clock = Clock()
-        throttler = Throttler(LIMITS, Bell(), clock=clock, draw=lambda n: 0)
-        assert _left(throttler) is None
-        waiting = asyncio.create_task(throttler.acquire(KEY, ASK, Deadline(130.0)))
-        await _turns()
-        assert _left(throttler) is None
-        throttler.apply(STARTING)
-        assert _left(throttler) == 1.5
-        clock.now_s = 101.0
-        assert _left(throttler) == 0.5
-        clock.now_s = 105.0
-        assert _left(throttler) == 0.0
-        throttler.apply(READY)
-        assert _left(throttler) is None
-        throttler.apply(Feed(revision=1, removed_replicas=("a",)))
-        assert _left(throttler) is None, "what was said was of the start before"
-        await waiting
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    clock = Clock()
+    throttler = Throttler(LIMITS, Bell(), clock=clock, draw=lambda n: 0)
+    assert _left(throttler) is None
+    waiting = asyncio.create_task(throttler.acquire(KEY, ASK, Deadline(130.0)))
+    await _turns()
+    assert _left(throttler) is None
+    throttler.apply(STARTING)
+    assert _left(throttler) == 1.5
+    clock.now_s = 101.0
+    assert _left(throttler) == 0.5
+    clock.now_s = 105.0
+    assert _left(throttler) == 0.0
+    throttler.apply(READY)
+    assert _left(throttler) is None
+    throttler.apply(Feed(revision=1, removed_replicas=("a",)))
+    assert _left(throttler) is None, "what was said was of the start before"
+    await waiting
+    throttler.check_integrity()
 
 
-def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
+async def test_a_start_that_takes_too_long_refuses_at_once_and_begins() -> None:
     """Who has the time waits; a start under way is nearer its end than one that has to begin."""
 
-    async def scenario() -> None:
-        bell = Bell()
-        throttler = Throttler(LIMITS, bell, clock=Clock(), draw=lambda n: 0)
-        assert await _refused(throttler, 0.5) is None, "nothing is known"
-        throttler.apply(STANDING)
-        assert await _refused(throttler, 9.5) is None
-        assert not bell.nudged
-        assert await _refused(throttler, 2.0) == DeadlineTooShort(9.0, 2.0, True)
-        assert (bell.nudged, bell.ringing) == ({KEY: 9.0}, set())
-        throttler.apply(STARTING)
-        assert await _refused(throttler, 2.0) is None
-        assert await _refused(throttler, 1.0) == DeadlineTooShort(1.5, 1.0, True)
-        throttler.apply(READY)
-        assert not bell.nudged
-        assert repr(throttler.slots) == "<Slots versions=1 running=0 queued=0>"
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    bell = Bell()
+    throttler = Throttler(LIMITS, bell, clock=Clock(), draw=lambda n: 0)
+    assert await _refused(throttler, 0.5) is None, "nothing is known"
+    throttler.apply(STANDING)
+    assert await _refused(throttler, 9.5) is None
+    assert not bell.nudged
+    assert await _refused(throttler, 2.0) == DeadlineTooShort(9.0, 2.0, True)
+    assert (bell.nudged, bell.ringing) == ({KEY: 9.0}, set())
+    throttler.apply(STARTING)
+    assert await _refused(throttler, 2.0) is None
+    assert await _refused(throttler, 1.0) == DeadlineTooShort(1.5, 1.0, True)
+    throttler.apply(READY)
+    assert not bell.nudged
+    assert repr(throttler.slots) == "<Slots versions=1 running=0 queued=0>"
+    throttler.check_integrity()
 
 
-def test_what_one_more_would_wait() -> None:
+async def test_what_one_more_would_wait() -> None:
     """For a start, as long as it is not known to fail; else for what its tenant has waiting, as urgent or more."""
 
-    async def scenario() -> None:
-        clock, bell = Clock(), Bell()
-        throttler = Throttler(LIMITS, bell, clock=clock, draw=lambda n: 0)
-        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
-        throttler.apply(STANDING)
-        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (9.0, True)
-        throttler.want(KEY, 9.0)
-        assert bell.nudged == {KEY: 9.0}
-        throttler.apply(Feed(revision=1, failures=(FAILED,)))
-        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True), "somebody has to find out"
-        throttler.apply(READY)
-        throttler.want(KEY, 9.0)
-        assert not bell.nudged, "it is there"
-        clock.now_s = 100.0 - 2 * LEAST
-        for _ in range(LEAST):
-            replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
-            clock.now_s += 2.0
-            throttler.slots.release(KEY, replica, ASK, None)
-        asks = [ASK, ASK, msgspec.structs.replace(ASK, rank=Rank.BATCH), msgspec.structs.replace(ASK, tenant="other")]
-        tasks = [asyncio.ensure_future(throttler.acquire(KEY, ask, Deadline(500.0))) for ask in asks]
-        await _turns()
-        assert throttler.wait_of(KEY, "default", Rank.INTERACTIVE) == (2.0, False), "one runs, one waits"
-        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (4.0, False)
-        assert throttler.wait_of(KEY, "other", Rank.STANDARD) == (2.0, False)
-        assert throttler.wait_of(KEY, "nobody", Rank.BATCH) == (0.0, False)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-    asyncio.run(scenario())
+    clock, bell = Clock(), Bell()
+    throttler = Throttler(LIMITS, bell, clock=clock, draw=lambda n: 0)
+    assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
+    throttler.apply(STANDING)
+    assert throttler.wait_of(KEY, "default", Rank.BATCH) == (9.0, True)
+    throttler.want(KEY, 9.0)
+    assert bell.nudged == {KEY: 9.0}
+    throttler.apply(Feed(revision=1, failures=(FAILED,)))
+    assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True), "somebody has to find out"
+    throttler.apply(READY)
+    throttler.want(KEY, 9.0)
+    assert not bell.nudged, "it is there"
+    clock.now_s = 100.0 - 2 * LEAST
+    for _ in range(LEAST):
+        replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
+        clock.now_s += 2.0
+        throttler.slots.release(KEY, replica, ASK, None)
+    asks = [ASK, ASK, msgspec.structs.replace(ASK, rank=Rank.BATCH), msgspec.structs.replace(ASK, tenant="other")]
+    tasks = [asyncio.ensure_future(throttler.acquire(KEY, ask, Deadline(500.0))) for ask in asks]
+    await _turns()
+    assert throttler.wait_of(KEY, "default", Rank.INTERACTIVE) == (2.0, False), "one runs, one waits"
+    assert throttler.wait_of(KEY, "default", Rank.BATCH) == (4.0, False)
+    assert throttler.wait_of(KEY, "other", Rank.STANDARD) == (2.0, False)
+    assert throttler.wait_of(KEY, "nobody", Rank.BATCH) == (0.0, False)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
-def test_a_start_that_failed_is_asked_for_no_more() -> None:
+async def test_a_start_that_failed_is_asked_for_no_more() -> None:
     """Else whoever was refused would have it begun again and again."""
 
-    async def scenario() -> None:
-        bell = Bell()
-        throttler = Throttler(LIMITS, bell, clock=Clock(), draw=lambda n: 0)
-        throttler.apply(STANDING)
-        assert await _refused(throttler, 2.0) is not None
-        throttler.apply(Feed(revision=1, failures=(FAILED,)))
-        assert not bell.nudged
-
-    asyncio.run(scenario())
+    bell = Bell()
+    throttler = Throttler(LIMITS, bell, clock=Clock(), draw=lambda n: 0)
+    throttler.apply(STANDING)
+    assert await _refused(throttler, 2.0) is not None
+    throttler.apply(Feed(revision=1, failures=(FAILED,)))
+    assert not bell.nudged
 
 
-def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
+async def test_a_queue_that_takes_too_long_refuses_at_once() -> None:
     """By the pace of one slot: ten tokens in two seconds. Only who is served first counts: not who has more time."""
 
-    async def scenario() -> None:
-        clock, bell = Clock(), Bell()
-        throttler = Throttler(LIMITS, bell, clock=clock, draw=lambda n: 0)
-        throttler.apply(READY)
-        clock.now_s = 100.0 - 2 * LEAST
-        for _ in range(LEAST):
-            replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
-            clock.now_s += 2.0
-            throttler.slots.release(KEY, replica, ASK, None)
-        assert clock.now_s == 100.0
-        running = await throttler.acquire(KEY, ASK, Deadline(500.0))
-        assert await _refused(throttler, 0.1) is None, "nobody waits before it"
-        waiting = [asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(103.0))) for _ in range(3)]
-        later = asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(400.0)))
-        await _turns()
-        assert throttler.outlook(KEY, ASK, Deadline(110.0)) == Outlook(6.0)
-        assert await _refused(throttler, 5.0) == DeadlineTooShort(8.0, 5.0, False)
-        assert await _refused(throttler, 7.5) is not None, "its answer takes two seconds, too"
-        assert await _refused(throttler, 8.5) is None
-        assert await _refused(throttler, 2.0) is None, "it is served before those that have more time"
-        assert not bell.nudged
-        throttler.slots.release(KEY, running, ASK, None)
-        assert await asyncio.gather(*waiting[:1])
-        for task in (*waiting[1:], later):
-            task.cancel()
-        await asyncio.wait((*waiting, later))
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    clock, bell = Clock(), Bell()
+    throttler = Throttler(LIMITS, bell, clock=clock, draw=lambda n: 0)
+    throttler.apply(READY)
+    clock.now_s = 100.0 - 2 * LEAST
+    for _ in range(LEAST):
+        replica = await throttler.acquire(KEY, ASK, Deadline(500.0))
+        clock.now_s += 2.0
+        throttler.slots.release(KEY, replica, ASK, None)
+    assert clock.now_s == 100.0
+    running = await throttler.acquire(KEY, ASK, Deadline(500.0))
+    assert await _refused(throttler, 0.1) is None, "nobody waits before it"
+    waiting = [asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(103.0))) for _ in range(3)]
+    later = asyncio.ensure_future(throttler.acquire(KEY, ASK, Deadline(400.0)))
+    await _turns()
+    assert throttler.outlook(KEY, ASK, Deadline(110.0)) == Outlook(6.0)
+    assert await _refused(throttler, 5.0) == DeadlineTooShort(8.0, 5.0, False)
+    assert await _refused(throttler, 7.5) is not None, "its answer takes two seconds, too"
+    assert await _refused(throttler, 8.5) is None
+    assert await _refused(throttler, 2.0) is None, "it is served before those that have more time"
+    assert not bell.nudged
+    throttler.slots.release(KEY, running, ASK, None)
+    assert await asyncio.gather(*waiting[:1])
+    for task in (*waiting[1:], later):
+        task.cancel()
+    await asyncio.wait((*waiting, later))
+    throttler.check_integrity()
 
 
 def test_a_version_is_known_by_all_of_its_name() -> None:

@@ -6,25 +6,22 @@ from pathlib import Path
 from tests.activator.world import world
 
 
-def test_failing_loop_leaves_the_activator_serving_and_not_ready(tmp_path: Path) -> None:
+async def test_failing_loop_leaves_the_activator_serving_and_not_ready(tmp_path: Path) -> None:
     """Callers are answered meanwhile; the metric names the loop, and so does `/readyz` from the fifth error on."""
     fails = tmp_path / "fails"
 
-    async def main() -> None:
-        async with world(tmp_path, program="tests.activator.failing_loop", fails=fails) as here:
-            await here.replica("a")
-            assert (await here.own("/readyz")).status == 200
-            fails.touch()
-            async with asyncio.timeout(60):
-                while (ready := await here.own("/readyz")).status == 200:
-                    assert (await here.post()).status == 200
-                    await asyncio.sleep(0.05)
-            assert b"key uses" in ready.body
-            assert (await here.own("/healthz")).status == 200
-            assert (await here.post()).status == 200
-            page = await here.page()
-            assert 'kelvin_loop_errors_total{process="activator",loop="key uses"}' in page
-            assert 'kelvin_loops_failing{process="activator"} 1\n' in page
-            (here.data / "log").write_text("")  # its tracebacks are expected
-
-    asyncio.run(main())
+    async with world(tmp_path, program="tests.activator.failing_loop", fails=fails) as here:
+        await here.replica("a")
+        assert (await here.own("/readyz")).status == 200
+        fails.touch()
+        async with asyncio.timeout(60):
+            while (ready := await here.own("/readyz")).status == 200:
+                assert (await here.post()).status == 200
+                await asyncio.sleep(0.05)
+        assert b"key uses" in ready.body
+        assert (await here.own("/healthz")).status == 200
+        assert (await here.post()).status == 200
+        page = await here.page()
+        assert 'kelvin_loop_errors_total{process="activator",loop="key uses"}' in page
+        assert 'kelvin_loops_failing{process="activator"} 1\n' in page
+        (here.data / "log").write_text("")  # its tracebacks are expected

@@ -93,19 +93,16 @@ FAIR: list[tuple[int, int, float]] = [(1, 100, 2.3), (2, 100, 1.7), (4, 100, 1.0
 
 
 @pytest.mark.parametrize(("slots", "loud_tokens", "every_s"), FAIR, ids=str)
-def test_a_flood_costs_the_other_tenant_one_service_time(slots: int, loud_tokens: int, every_s: float) -> None:
+async def test_a_flood_costs_the_other_tenant_one_service_time(slots: int, loud_tokens: int, every_s: float) -> None:
     """At the 95th percentile, with one slot or many, for requests that are as large as the flood's or smaller. The
     flood is served whole, and no slot idles while anybody waits.
     """
 
-    async def scenario() -> None:
-        here = await _flooded(slots, loud_tokens, every_s)
-        assert len(here.waits["quiet"]) == ASKS
-        assert _p95(here.waits["quiet"]) <= SERVICE_S
-        assert len(here.waits["loud"]) == FLOOD
-        assert here.now_s <= (FLOOD + ASKS) / slots * SERVICE_S + 1
-
-    asyncio.run(scenario())
+    here = await _flooded(slots, loud_tokens, every_s)
+    assert len(here.waits["quiet"]) == ASKS
+    assert _p95(here.waits["quiet"]) <= SERVICE_S
+    assert len(here.waits["loud"]) == FLOOD
+    assert here.now_s <= (FLOOD + ASKS) / slots * SERVICE_S + 1
 
 
 def _first_come(shared: object, bound: Bound) -> object:
@@ -145,14 +142,11 @@ class _NoShares(SlotShares):
 
 
 @pytest.mark.parametrize("queue", [_first_come, _one_tenant])
-def test_another_order_would_be_seen(monkeypatch: pytest.MonkeyPatch, queue: Callable[..., object]) -> None:
+async def test_another_order_would_be_seen(monkeypatch: pytest.MonkeyPatch, queue: Callable[..., object]) -> None:
     """Negative control: first come first served, and a queue that does not know tenants apart, are red."""
 
-    async def scenario() -> None:
-        monkeypatch.setattr(module, "FairQueue", queue)
-        monkeypatch.setattr(module, "SlotShares", _NoShares)
-        here = await _flooded(8, 100, 0.3)
-        assert _p95(here.waits["quiet"]) > SERVICE_S
-        assert min(here.waits["quiet"]) > 100 * SERVICE_S
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(module, "FairQueue", queue)
+    monkeypatch.setattr(module, "SlotShares", _NoShares)
+    here = await _flooded(8, 100, 0.3)
+    assert _p95(here.waits["quiet"]) > SERVICE_S
+    assert min(here.waits["quiet"]) > 100 * SERVICE_S

@@ -45,52 +45,46 @@ async def _until_busy(here: World, path: bytes) -> bytes:
             return got
 
 
-def test_an_address_has_its_own_places(tmp_path: Path) -> None:
+async def test_an_address_has_its_own_places(tmp_path: Path) -> None:
     """The third connection of two is cut, another address' and a trusted one are not; a place comes back."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, trusted_addresses=OURS, address_connections=2) as here:
-            kept = [await _is_let_in(here, ABUSER) for _ in range(3)]
-            assert [writer is not None for writer in kept] == [True, True, False]
-            for _ in range(4):
-                kept.append(await _is_let_in(here, OURS))
-                assert kept[-1] is not None, "a load balancer of ours stands for many"
-            kept.append(await _is_let_in(here, OTHER))
-            assert kept[-1] is not None
-            assert (await here.get("/v1/models")).status == 200
-            assert 'kelvin_connections_refused_total{process="activator",limit="address"} 1' in await here.page()
-            assert kept[0] is not None
-            kept[0].transport.abort()
-            async with asyncio.timeout(10):
-                while (again := await _is_let_in(here, ABUSER)) is None:
-                    await asyncio.sleep(0.01)
-            for writer in [*kept, again]:
-                if writer is not None:
-                    writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, trusted_addresses=OURS, address_connections=2) as here:
+        kept = [await _is_let_in(here, ABUSER) for _ in range(3)]
+        assert [writer is not None for writer in kept] == [True, True, False]
+        for _ in range(4):
+            kept.append(await _is_let_in(here, OURS))
+            assert kept[-1] is not None, "a load balancer of ours stands for many"
+        kept.append(await _is_let_in(here, OTHER))
+        assert kept[-1] is not None
+        assert (await here.get("/v1/models")).status == 200
+        assert 'kelvin_connections_refused_total{process="activator",limit="address"} 1' in await here.page()
+        assert kept[0] is not None
+        kept[0].transport.abort()
+        async with asyncio.timeout(10):
+            while (again := await _is_let_in(here, ABUSER)) is None:
+                await asyncio.sleep(0.01)
+        for writer in [*kept, again]:
+            if writer is not None:
+                writer.transport.abort()
 
 
-def test_an_address_asks_no_more_often_than_it_may(tmp_path: Path) -> None:
+async def test_an_address_asks_no_more_often_than_it_may(tmp_path: Path) -> None:
     """Beyond its rate it is 429 `address_busy`, and the one beside notices nothing."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, trusted_addresses=OURS, address_rate=1) as here:
-            head, _, body = (await _until_busy(here, b"/v1/models")).partition(b"\r\n\r\n")
-            assert b"\r\nretry-after: 1" in head
-            error = json.loads(body)["error"]
-            assert (error["code"], error["type"]) == ("address_busy", "rate_limit_error")
-            assert f"\r\nx-request-id: {error['request_id']}\r\n".encode() in head
-            for _ in range(30):
-                assert (await here.get("/v1/models")).status == 200
-            page = await here.page()
-            assert 'kelvin_refusals_total{process="activator",outcome="address_busy",status="429"} 1' in page
-
-    asyncio.run(scenario())
+    async with world(tmp_path, trusted_addresses=OURS, address_rate=1) as here:
+        head, _, body = (await _until_busy(here, b"/v1/models")).partition(b"\r\n\r\n")
+        assert b"\r\nretry-after: 1" in head
+        error = json.loads(body)["error"]
+        assert (error["code"], error["type"]) == ("address_busy", "rate_limit_error")
+        assert f"\r\nx-request-id: {error['request_id']}\r\n".encode() in head
+        for _ in range(30):
+            assert (await here.get("/v1/models")).status == 200
+        page = await here.page()
+        assert 'kelvin_refusals_total{process="activator",outcome="address_busy",status="429"} 1' in page
 
 
 @pytest.mark.deep
-def test_opening_connections_is_asking(tmp_path: Path) -> None:
+async def test_opening_connections_is_asking(tmp_path: Path) -> None:
     """Who only shakes hands, again and again, is cut before the next; without the bound the same is let in."""
 
     async def opened(here: World) -> int:
@@ -101,57 +95,49 @@ def test_opening_connections_is_asking(tmp_path: Path) -> None:
                 writer.transport.abort()
         return count
 
-    async def scenario() -> None:
-        async with world(tmp_path / "bound", trusted_addresses=OURS, address_rate=1) as here:
-            assert await opened(here) < 40
-        async with world(tmp_path / "free", trusted_addresses=OURS) as here:
-            assert await opened(here) == 40
-
     (tmp_path / "bound").mkdir()
     (tmp_path / "free").mkdir()
-    asyncio.run(scenario())
+
+    async with world(tmp_path / "bound", trusted_addresses=OURS, address_rate=1) as here:
+        assert await opened(here) < 40
+    async with world(tmp_path / "free", trusted_addresses=OURS) as here:
+        assert await opened(here) == 40
 
 
 @pytest.mark.parametrize(
     "rate", [pytest.param(200, id="bounded"), pytest.param(0, id="control: no bound", marks=pytest.mark.deep)]
 )
-def test_a_body_that_hardly_comes_is_ended(tmp_path: Path, rate: int) -> None:
+async def test_a_body_that_hardly_comes_is_ended(tmp_path: Path, rate: int) -> None:
     """A byte now and then keeps a place for one window, not for the whole time of a body; a quick one is served."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, head_s=0.5, body_rate=rate) as here:
-            await here.replica("a")
-            reader, writer = await here.raw()
-            raw = http(json.dumps(CHAT).encode())
-            writer.write(raw[:-30])
-            answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
-            sent = -30
-            while not answer.done() and sent < -1:  # 1.5 s
-                await asyncio.wait({answer}, timeout=0.05)
-                writer.write(raw[sent : sent + 1])
-                sent += 1
-            if not rate:
-                writer.write(raw[sent:])
-            assert (await here.post()).status == 200
-            got = await answer
-            assert got.startswith(b"HTTP/1.1 504" if rate else b"HTTP/1.1 200"), got
-            writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, head_s=0.5, body_rate=rate) as here:
+        await here.replica("a")
+        reader, writer = await here.raw()
+        raw = http(json.dumps(CHAT).encode())
+        writer.write(raw[:-30])
+        answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        sent = -30
+        while not answer.done() and sent < -1:  # 1.5 s
+            await asyncio.wait({answer}, timeout=0.05)
+            writer.write(raw[sent : sent + 1])
+            sent += 1
+        if not rate:
+            writer.write(raw[sent:])
+        assert (await here.post()).status == 200
+        got = await answer
+        assert got.startswith(b"HTTP/1.1 504" if rate else b"HTTP/1.1 200"), got
+        writer.transport.abort()
 
 
 @pytest.mark.deep
-def test_a_body_that_we_do_not_want_yet_is_not_late(tmp_path: Path) -> None:
+async def test_a_body_that_we_do_not_want_yet_is_not_late(tmp_path: Path) -> None:
     """Who waits to be invited while a guesser's answer is held back sends nothing, and is told why it was refused."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, head_s=0.2, body_rate=1e6) as here:
-            wrong = http(b"x" * 100, key="wrong", extra="Expect: 100-continue\r\n")[:-100]
-            for _ in range(24):  # 20 are free; the last is held for 0.8 s
-                reader, writer = await here.raw()
-                writer.write(wrong)
-                got = await reader.read()
-                assert got.startswith((b"HTTP/1.1 401", b"HTTP/1.1 429")), got
-                writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, head_s=0.2, body_rate=1e6) as here:
+        wrong = http(b"x" * 100, key="wrong", extra="Expect: 100-continue\r\n")[:-100]
+        for _ in range(24):  # 20 are free; the last is held for 0.8 s
+            reader, writer = await here.raw()
+            writer.write(wrong)
+            got = await reader.read()
+            assert got.startswith((b"HTTP/1.1 401", b"HTTP/1.1 429")), got
+            writer.transport.abort()

@@ -39,162 +39,140 @@ def _ids(got: Got) -> list[Any]:
         pytest.param("/v1/chat/completions", "default/m@" + VERSION[:12], id="a version of it"),
     ],
 )
-def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) -> None:
+async def test_a_granted_model_answers(tmp_path: Path, path: str, model: str) -> None:
     """404 before, an answer with the grant, 404 after it. The record is the caller's, under the name that tells whose
     model it is; the replica is told whose request it is, for the record that it may have to write.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a")
-            body = CHAT | {"model": model}
-            refused = await here.post(path, body, STRANGER)
-            assert (refused.status, refused.code) == (404, "model_not_found")
-            await grant(here, "stranger")
-            got = await here.post(path, body, STRANGER)
-            assert got.status == 200, got
-            (record,) = await here.control.until_records(1)
-            assert (record.tenant, record.model, record.key_id) == ("stranger", "default/m", "k3")
-            assert (record.version, record.runtime_id, record.outcome) == (VERSION, "a", "ok")
-            assert replica.calls[0].headers["x-kelvin-guest"] == "stranger"
-            timeline = f"/v1/requests/{record.request_id}/timeline"
-            assert (await here.get(timeline, STRANGER)).json["model"] == "default/m"
-            assert (await here.get("/default/m" + timeline, STRANGER)).status == 200
-            assert (await here.get("/other/m" + timeline, STRANGER)).status == 404
-            assert (await here.get(timeline, KEY)).status == 404  # the owner learns nothing of it
-            assert (await here.post(key=KEY)).status == 200
-            assert "x-kelvin-guest" not in replica.calls[1].headers
-            await grant(here)
-            again = await here.post(path, body, STRANGER)
-            assert (again.status, again.code) == (404, "model_not_found")
-            assert len(replica.calls) == 2
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a")
+        body = CHAT | {"model": model}
+        refused = await here.post(path, body, STRANGER)
+        assert (refused.status, refused.code) == (404, "model_not_found")
+        await grant(here, "stranger")
+        got = await here.post(path, body, STRANGER)
+        assert got.status == 200, got
+        (record,) = await here.control.until_records(1)
+        assert (record.tenant, record.model, record.key_id) == ("stranger", "default/m", "k3")
+        assert (record.version, record.runtime_id, record.outcome) == (VERSION, "a", "ok")
+        assert replica.calls[0].headers["x-kelvin-guest"] == "stranger"
+        timeline = f"/v1/requests/{record.request_id}/timeline"
+        assert (await here.get(timeline, STRANGER)).json["model"] == "default/m"
+        assert (await here.get("/default/m" + timeline, STRANGER)).status == 200
+        assert (await here.get("/other/m" + timeline, STRANGER)).status == 404
+        assert (await here.get(timeline, KEY)).status == 404  # the owner learns nothing of it
+        assert (await here.post(key=KEY)).status == 200
+        assert "x-kelvin-guest" not in replica.calls[1].headers
+        await grant(here)
+        again = await here.post(path, body, STRANGER)
+        assert (again.status, again.code) == (404, "model_not_found")
+        assert len(replica.calls) == 2
 
 
-def test_lists_have_it(tmp_path: Path) -> None:
+async def test_lists_have_it(tmp_path: Path) -> None:
     """After the own ones, by its full name; a key that is held to some models sees and calls those alone."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            await grant(here, "stranger")
-            here.control.publish(
-                keys=(
-                    msgspec.structs.replace(
-                        key_row("k9", NARROW, "stranger", Scope.INFER), models=("default/m", "gone")
-                    ),
-                )
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        await grant(here, "stranger")
+        here.control.publish(
+            keys=(
+                msgspec.structs.replace(key_row("k9", NARROW, "stranger", Scope.INFER), models=("default/m", "gone")),
             )
-            await here.settled()
-            own, granted = ("theirs", "stranger"), ("default/m", "default")
-            assert _ids(await here.get("/v1/models", STRANGER)) == [own, granted]
-            assert _ids(await here.get("/v1/models", NARROW)) == [granted]
-            assert _ids(await here.get("/v1/models", KEY)) == [("m", "default")]
-            assert _ids(await here.get("/default/m/v1/models", STRANGER)) == [("m", "default")]
-            for path in ("/v1/models/default/m", "/v1/models/default%2Fm", "/v1/models/default/m%40next"):
-                found = await here.get(path, STRANGER)
-                assert (found.status, found.json["owned_by"]) == (200, "default")
-            for path in ("/v1/models/default/secret", "/v1/models/nobody/m", "/v1/models/default/m@gone"):
-                assert (await here.get(path, STRANGER)).status == 404
-            assert (await here.post(body=CHAT | {"model": "default/m"}, key=NARROW)).status == 200
-            assert (await here.post(body=CHAT | {"model": "theirs"}, key=NARROW)).status == 404
+        )
+        await here.settled()
+        own, granted = ("theirs", "stranger"), ("default/m", "default")
+        assert _ids(await here.get("/v1/models", STRANGER)) == [own, granted]
+        assert _ids(await here.get("/v1/models", NARROW)) == [granted]
+        assert _ids(await here.get("/v1/models", KEY)) == [("m", "default")]
+        assert _ids(await here.get("/default/m/v1/models", STRANGER)) == [("m", "default")]
+        for path in ("/v1/models/default/m", "/v1/models/default%2Fm", "/v1/models/default/m%40next"):
+            found = await here.get(path, STRANGER)
+            assert (found.status, found.json["owned_by"]) == (200, "default")
+        for path in ("/v1/models/default/secret", "/v1/models/nobody/m", "/v1/models/default/m@gone"):
+            assert (await here.get(path, STRANGER)).status == 404
+        assert (await here.post(body=CHAT | {"model": "default/m"}, key=NARROW)).status == 200
+        assert (await here.post(body=CHAT | {"model": "theirs"}, key=NARROW)).status == 404
 
-    asyncio.run(scenario())
 
-
-def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
+async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
     """One request at once: its second is refused, whosever model it calls; the owner's goes on."""
 
-    async def scenario() -> None:
-        held = asyncio.Event()
+    held = asyncio.Event()
 
-        async def hold(call: Call) -> None:
-            await held.wait()
-            await hello(call)
+    async def hold(call: Call) -> None:
+        await held.wait()
+        await hello(call)
 
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", hold)
-            await grant(here, "stranger")
-            here.control.publish(
-                tenants=(TenantRow(tenant="stranger", suspended=False, limits=TenantLimits(requests=1)),)
-            )
-            await here.settled()
-            body = CHAT | {"model": "default/m"}
-            first = asyncio.create_task(here.post(body=body, key=STRANGER))
-            await replica.until(lambda r: len(r.calls) == 1)
-            assert (await here.post(body=body, key=STRANGER)).code == "tenant_busy"
-            own = asyncio.create_task(here.post(key=KEY))
-            await replica.until(lambda r: len(r.calls) == 2)
-            held.set()
-            assert [(await each).status for each in (first, own)] == [200, 200]
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", hold)
+        await grant(here, "stranger")
+        here.control.publish(tenants=(TenantRow(tenant="stranger", suspended=False, limits=TenantLimits(requests=1)),))
+        await here.settled()
+        body = CHAT | {"model": "default/m"}
+        first = asyncio.create_task(here.post(body=body, key=STRANGER))
+        await replica.until(lambda r: len(r.calls) == 1)
+        assert (await here.post(body=body, key=STRANGER)).code == "tenant_busy"
+        own = asyncio.create_task(here.post(key=KEY))
+        await replica.until(lambda r: len(r.calls) == 2)
+        held.set()
+        assert [(await each).status for each in (first, own)] == [200, 200]
 
 
 @pytest.mark.parametrize(("loud", "quiet"), [(KEY, STRANGER), (STRANGER, KEY)], ids=["the owner's", "the guest's"])
-def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
+async def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
     """Twenty of one tenant wait at the replica of one slot; the other tenant's request, which came last, is next."""
 
-    async def scenario() -> None:
-        held = asyncio.Event()
+    held = asyncio.Event()
 
-        async def hold(call: Call) -> None:
-            await held.wait()
-            await hello(call)
+    async def hold(call: Call) -> None:
+        await held.wait()
+        await hello(call)
 
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", hold, max_streams=1)
-            await grant(here, "stranger")
-            sent: list[asyncio.Task[Got]] = []
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", hold, max_streams=1)
+        await grant(here, "stranger")
+        sent: list[asyncio.Task[Got]] = []
 
-            def send(key: str, name: str) -> None:
-                body = CHAT | {"model": "m" if key == KEY else "default/m", "user": name}
-                sent.append(asyncio.create_task(here.post(body=body, key=key)))
+        def send(key: str, name: str) -> None:
+            body = CHAT | {"model": "m" if key == KEY else "default/m", "user": name}
+            sent.append(asyncio.create_task(here.post(body=body, key=key)))
 
+        send(loud, "loud")
+        await replica.until(lambda r: len(r.calls) == 1)
+        for _ in range(20):
             send(loud, "loud")
-            await replica.until(lambda r: len(r.calls) == 1)
-            for _ in range(20):
-                send(loud, "loud")
-            await until_queued(here, 20)
-            send(quiet, "quiet")
-            await until_queued(here, 21)
-            held.set()
-            assert {got.status for got in await asyncio.gather(*sent)} == {200}
-            assert [call.wanted["user"] for call in replica.calls].index("quiet") == 1
-
-    asyncio.run(scenario())
+        await until_queued(here, 20)
+        send(quiet, "quiet")
+        await until_queued(here, 21)
+        held.set()
+        assert {got.status for got in await asyncio.gather(*sent)} == {200}
+        assert [call.wanted["user"] for call in replica.calls].index("quiet") == 1
 
 
-def test_a_kept_answer_is_its_callers(tmp_path: Path) -> None:
+async def test_a_kept_answer_is_its_callers(tmp_path: Path) -> None:
     """Owner and guest send one `Idempotency-Key` with the same request: each is answered for itself, and once."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a")
-            await grant(here, "stranger")
-            for _ in range(2):
-                for key, path in ((KEY, "/v1"), (STRANGER, "/default/m/v1")):
-                    got = await here.post(f"{path}/chat/completions", CHAT, key, idempotency_key="same")
-                    assert got.status == 200
-            assert [call.headers.get("x-kelvin-guest") for call in replica.calls] == [None, "stranger"]
-            await grant(here)
-            got = await here.post("/default/m/v1/chat/completions", CHAT, STRANGER, idempotency_key="same")
-            assert got.status == 404
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a")
+        await grant(here, "stranger")
+        for _ in range(2):
+            for key, path in ((KEY, "/v1"), (STRANGER, "/default/m/v1")):
+                got = await here.post(f"{path}/chat/completions", CHAT, key, idempotency_key="same")
+                assert got.status == 200
+        assert [call.headers.get("x-kelvin-guest") for call in replica.calls] == [None, "stranger"]
+        await grant(here)
+        got = await here.post("/default/m/v1/chat/completions", CHAT, STRANGER, idempotency_key="same")
+        assert got.status == 404
 
 
-def test_a_suspended_owners_model_is_not_there(tmp_path: Path) -> None:
+async def test_a_suspended_owners_model_is_not_there(tmp_path: Path) -> None:
     """It runs for nobody; the guest is told no more than of what is not granted."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await grant(here, "stranger")
-            here.control.publish(tenants=(TenantRow(tenant="default", suspended=True),))
-            await here.settled()
-            got = await here.post(body=CHAT | {"model": "default/m"}, key=STRANGER)
-            assert (got.status, got.code) == (404, "model_not_found")
-            assert _ids(await here.get("/v1/models", STRANGER)) == [("theirs", "stranger")]
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await grant(here, "stranger")
+        here.control.publish(tenants=(TenantRow(tenant="default", suspended=True),))
+        await here.settled()
+        got = await here.post(body=CHAT | {"model": "default/m"}, key=STRANGER)
+        assert (got.status, got.code) == (404, "model_not_found")
+        assert _ids(await here.get("/v1/models", STRANGER)) == [("theirs", "stranger")]

@@ -3,7 +3,6 @@
 No time passes here: nothing leaks, and who is held back is so until the end.
 """
 
-import asyncio
 import re
 import time
 from collections import Counter
@@ -103,47 +102,38 @@ async def _door(limits: GuessLimits = LIMITS) -> AsyncIterator[Flood]:
         assert flood.guesses.held_in_all == 0
 
 
-def test_from_few_addresses() -> None:
+async def test_from_few_addresses() -> None:
     """Of each the first are told at once, a few wait, and all others are sent away; a good key from there is let in."""
 
-    async def scenario() -> None:
-        async with _door() as door:
-            door.flood(GUESSES, addresses=100)
-            held = min(LIMITS.held, 100 * LIMITS.held_of_one)
-            assert len(door.held) == door.guesses.held_in_all == held
-            ended = GUESSES - 100 * LIMITS.burst - held
-            assert door.codes == {"Unauthenticated": 100 * LIMITS.burst, "TooManyFailures, and it ends": ended}
-            assert await door.ask(KEY, _address(0)) == "in"
-
-    asyncio.run(scenario())
+    async with _door() as door:
+        door.flood(GUESSES, addresses=100)
+        held = min(LIMITS.held, 100 * LIMITS.held_of_one)
+        assert len(door.held) == door.guesses.held_in_all == held
+        ended = GUESSES - 100 * LIMITS.burst - held
+        assert door.codes == {"Unauthenticated": 100 * LIMITS.burst, "TooManyFailures, and it ends": ended}
+        assert await door.ask(KEY, _address(0)) == "in"
 
 
 @pytest.mark.parametrize(("limits", "is_bounded"), [
     pytest.param(LIMITS, True, id="bounded"),
     pytest.param(replace(LIMITS, sources=1 << 20), False, id="control: no bound"),
 ])  # fmt: skip
-def test_from_many_addresses(limits: GuessLimits, is_bounded: bool) -> None:
+async def test_from_many_addresses(limits: GuessLimits, is_bounded: bool) -> None:
     """Five from each of five thousand: all are told at once, and only as many addresses are remembered as may be."""
 
-    async def scenario() -> None:
-        async with _door(limits) as door:
-            door.flood(25_000, addresses=5000)
-            assert door.codes == {"Unauthenticated": 25_000}
-            assert (door.known == LIMITS.sources) == is_bounded
-            assert not door.held
-
-    asyncio.run(scenario())
+    async with _door(limits) as door:
+        door.flood(25_000, addresses=5000)
+        assert door.codes == {"Unauthenticated": 25_000}
+        assert (door.known == LIMITS.sources) == is_bounded
+        assert not door.held
 
 
-def test_a_guess_costs_about_what_a_good_key_does() -> None:
+async def test_a_guess_costs_about_what_a_good_key_does() -> None:
     """In processor time, side by side, before a body was looked at: less than what is served by far."""
 
-    async def scenario() -> None:
-        async with _door() as good, _door() as bad:
-            for _ in range(2):  # the first warms up
-                good.flood(10_000, addresses=20_000, key=KEY)
-                bad.flood(10_000, addresses=20_000)
-            assert good.codes == {"in": 20_000}
-            assert bad.cpu_s < TIMES * good.cpu_s
-
-    asyncio.run(scenario())
+    async with _door() as good, _door() as bad:
+        for _ in range(2):  # the first warms up
+            good.flood(10_000, addresses=20_000, key=KEY)
+            bad.flood(10_000, addresses=20_000)
+        assert good.codes == {"in": 20_000}
+        assert bad.cpu_s < TIMES * good.cpu_s

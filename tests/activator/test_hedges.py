@@ -94,39 +94,33 @@ async def late(here: Ground, first: Script, second: Script) -> tuple[Asked, Fake
 
 
 @pytest.mark.parametrize("first", [pytest.param(None, id="not a word"), pytest.param(beat, id="heartbeats")])
-def test_the_second_is_heard_where_it_begins_first(tmp_path: Path, first: Script | None) -> None:
+async def test_the_second_is_heard_where_it_begins_first(tmp_path: Path, first: Script | None) -> None:
     """All of it and nothing else; the first is told, before it has ended, and frees its slot."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            asked, at_a, at_b = await late(here, Turn(says("a"), first), says("b"))
-            assert await outcome(asked) is OK
-            assert heard(asked) == "bbb"
-            assert asked.call.account.runtime_id == "b"
-            assert (asked.call.account.hedged, here.came()) == ("second", {"second": 1})
-            assert asked.call.upstream is not None
-            asked.call.upstream.recorded()
-            await at_b.until(lambda replica: replica.recorded == [asked.name])
-            await at_a.until(lambda replica: replica.disowned == [asked.name])
-            assert not at_a.recorded
-
-    asyncio.run(scenario())
+    async with ground(tmp_path) as here:
+        asked, at_a, at_b = await late(here, Turn(says("a"), first), says("b"))
+        assert await outcome(asked) is OK
+        assert heard(asked) == "bbb"
+        assert asked.call.account.runtime_id == "b"
+        assert (asked.call.account.hedged, here.came()) == ("second", {"second": 1})
+        assert asked.call.upstream is not None
+        asked.call.upstream.recorded()
+        await at_b.until(lambda replica: replica.recorded == [asked.name])
+        await at_a.until(lambda replica: replica.disowned == [asked.name])
+        assert not at_a.recorded
 
 
 @pytest.mark.parametrize("second", [pytest.param(None, id="not a word"), pytest.param(beat, id="heartbeats")])
-def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: Script | None) -> None:
+async def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: Script | None) -> None:
     """Late as it was."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            asked, _, at_b = await late(here, first := Turn(says("a")), Turn(says("b"), second))
-            first.gate.set()
-            assert await outcome(asked) is OK
-            assert heard(asked) == "aaa"
-            assert (asked.call.account.runtime_id, here.came()) == ("a", {"first": 1})
-            await at_b.until(lambda replica: replica.disowned == [asked.name])
-
-    asyncio.run(scenario())
+    async with ground(tmp_path) as here:
+        asked, _, at_b = await late(here, first := Turn(says("a")), Turn(says("b"), second))
+        first.gate.set()
+        assert await outcome(asked) is OK
+        assert heard(asked) == "aaa"
+        assert (asked.call.account.runtime_id, here.came()) == ("a", {"first": 1})
+        await at_b.until(lambda replica: replica.disowned == [asked.name])
 
 
 @pytest.mark.parametrize(
@@ -139,18 +133,15 @@ def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: Script
         pytest.param(damaged, id="its weights are damaged"),
     ],
 )
-def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) -> None:
+async def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) -> None:
     """The first one is waited for, as if there had been no other."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            asked, _, at_b = await late(here, first := Turn(says("a")), second)
-            await at_b.until(lambda replica: replica.running == 0)
-            first.gate.set()
-            assert await outcome(asked) is OK
-            assert (heard(asked), here.came()) == ("aaa", {"first": 1})
-
-    asyncio.run(scenario())
+    async with ground(tmp_path) as here:
+        asked, _, at_b = await late(here, first := Turn(says("a")), second)
+        await at_b.until(lambda replica: replica.running == 0)
+        first.gate.set()
+        assert await outcome(asked) is OK
+        assert (heard(asked), here.came()) == ("aaa", {"first": 1})
 
 
 @pytest.mark.parametrize(
@@ -163,79 +154,67 @@ def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) -> Non
         pytest.param(cut, beat, "replica_lost", id="it is lost once it has counted the request"),
     ],
 )
-def test_a_first_that_fails_leaves_it_to_the_second(
+async def test_a_first_that_fails_leaves_it_to_the_second(
     tmp_path: Path, first: Script, begun: Script | None, want: str
 ) -> None:
     """Without a retry, which was paid for already; unless no other replica's record could make up for it."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            other = Turn(says("b"), beat)
-            asked, at_a, _ = await late(here, failing := Turn(first, begun), other)
-            failing.gate.set()
-            await at_a.until(lambda replica: replica.running == 0)
-            if want == "bbb":
-                other.gate.set()
-            refused = await outcome(asked)
-            if want == "bbb":
-                assert (refused, heard(asked), asked.call.account.runtime_id) == (OK, want, "b")
-                assert sum(len(replica.calls) for replica in here.replicas.values()) == 3
-            else:
-                assert isinstance(refused, Refused)
-                assert (code_of(refused.failure), heard(asked)) == (want, "")
-
-    asyncio.run(scenario())
+    async with ground(tmp_path) as here:
+        other = Turn(says("b"), beat)
+        asked, at_a, _ = await late(here, failing := Turn(first, begun), other)
+        failing.gate.set()
+        await at_a.until(lambda replica: replica.running == 0)
+        if want == "bbb":
+            other.gate.set()
+        refused = await outcome(asked)
+        if want == "bbb":
+            assert (refused, heard(asked), asked.call.account.runtime_id) == (OK, want, "b")
+            assert sum(len(replica.calls) for replica in here.replicas.values()) == 3
+        else:
+            assert isinstance(refused, Refused)
+            assert (code_of(refused.failure), heard(asked)) == (want, "")
 
 
-def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
+async def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
     """To whoever is there then, under its one name; neither of both remembers it."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            asked, _, _ = await late(here, first := Turn(decline), second := Turn(decline, None))
-            await here.replica("c", says("c"))
-            second.gate.set()
-            first.gate.set()
-            assert await outcome(asked) is OK
-            assert heard(asked) == "ccc"
-
-    asyncio.run(scenario())
+    async with ground(tmp_path) as here:
+        asked, _, _ = await late(here, first := Turn(decline), second := Turn(decline, None))
+        await here.replica("c", says("c"))
+        second.gate.set()
+        first.gate.set()
+        assert await outcome(asked) is OK
+        assert heard(asked) == "ccc"
 
 
-def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
+async def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
     """No retry is spent, neither replica rests, and it is sent again at once where there is a stream."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
-            asked, at_a, at_b = await late(here, first := Turn(full), second := Turn(full))
-            at_a.script = at_b.script = full
-            second.gate.set()
-            first.gate.set()
-            await at_a.until(lambda replica: len(at_a.calls) + len(at_b.calls) >= 6)
-            at_b.script = says("b")
-            assert await outcome(asked) is OK
-            assert heard(asked) == "bbb"
-            assert here.throttler.resting.openings == 0
-            (family,) = [each for each in here.page.families() if each.name == "kelvin_retries_total"]
-            assert not family.values
-
-    asyncio.run(scenario())
+    async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
+        asked, at_a, at_b = await late(here, first := Turn(full), second := Turn(full))
+        at_a.script = at_b.script = full
+        second.gate.set()
+        first.gate.set()
+        await at_a.until(lambda replica: len(at_a.calls) + len(at_b.calls) >= 6)
+        at_b.script = says("b")
+        assert await outcome(asked) is OK
+        assert heard(asked) == "bbb"
+        assert here.throttler.resting.openings == 0
+        (family,) = [each for each in here.page.families() if each.name == "kelvin_retries_total"]
+        assert not family.values
 
 
-def test_whoever_leaves_ends_both(tmp_path: Path) -> None:
+async def test_whoever_leaves_ends_both(tmp_path: Path) -> None:
     """The first is cancelled for the caller's record, the second records itself."""
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            asked, at_a, at_b = await late(here, Turn(late=beat), Turn(late=beat))
-            await at_a.until(lambda replica: replica.calls[-1].answer is not None)
-            asked.task.cancel()
-            await asyncio.wait((asked.task,))
-            assert here.came() == {"neither": 1}
-            assert (at_a.deleted, at_a.disowned) == ([asked.name], [])
-            await at_b.until(lambda replica: replica.disowned == [asked.name])
-
-    asyncio.run(scenario())
+    async with ground(tmp_path) as here:
+        asked, at_a, at_b = await late(here, Turn(late=beat), Turn(late=beat))
+        await at_a.until(lambda replica: replica.calls[-1].answer is not None)
+        asked.task.cancel()
+        await asyncio.wait((asked.task,))
+        assert here.came() == {"neither": 1}
+        assert (at_a.deleted, at_a.disowned) == ([asked.name], [])
+        await at_b.until(lambda replica: replica.disowned == [asked.name])
 
 
 async def _busy(here: Ground) -> None:
@@ -279,26 +258,23 @@ async def _nothing(here: Ground) -> None:
         pytest.param(_nothing, AT_ONCE, False, False, id="the budget is spent"),
     ],
 )
-def test_who_is_sent_to_one_replica_only(
+async def test_who_is_sent_to_one_replica_only(
     tmp_path: Path, change: Callable[[Ground], Awaitable[None]], limits: HedgeLimits, cold: bool, budget: bool
 ) -> None:
     """However late. Its control is any test above: nothing is changed, and both are asked."""
 
-    async def scenario() -> None:
-        retries = RetryLimits() if budget else RetryLimits(share=0.0, per_s=0.0)
-        async with ground(tmp_path, limits, retries) as here:
-            at_a, at_b = await here.replica("a"), await here.replica("b")
-            await here.known()
-            await change(here)
-            at_a.script = first = Turn(says("a"))
-            asked = here.ask(cold=cold)
-            await at_a.until(lambda replica: replica.running == 1)
-            await asyncio.sleep(0.05)  # long enough for most that would be wrong
-            while not (budget or here.came()):
-                await asyncio.sleep(0.001)
-            assert len(at_b.calls) == 0
-            first.gate.set()
-            assert await outcome(asked) is OK
-            assert here.came() == ({} if budget else {"withheld": 1})
-
-    asyncio.run(scenario())
+    retries = RetryLimits() if budget else RetryLimits(share=0.0, per_s=0.0)
+    async with ground(tmp_path, limits, retries) as here:
+        at_a, at_b = await here.replica("a"), await here.replica("b")
+        await here.known()
+        await change(here)
+        at_a.script = first = Turn(says("a"))
+        asked = here.ask(cold=cold)
+        await at_a.until(lambda replica: replica.running == 1)
+        await asyncio.sleep(0.05)  # long enough for most that would be wrong
+        while not (budget or here.came()):
+            await asyncio.sleep(0.001)
+        assert len(at_b.calls) == 0
+        first.gate.set()
+        assert await outcome(asked) is OK
+        assert here.came() == ({} if budget else {"withheld": 1})

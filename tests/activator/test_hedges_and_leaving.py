@@ -65,26 +65,23 @@ async def _one(here: Ground, chance: random.Random) -> tuple[Asked, str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed: int) -> None:
+async def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed: int) -> None:
     """Each answer is one replica's, whole, and its account names that one; `ground` looks at what is left."""
     chance = random.Random(seed)
 
-    async def scenario() -> None:
-        async with ground(tmp_path, HALF, FREE, rest_s=0.001) as here:
-            for name in "abcd":
-                await here.replica(name, erratic(name, chance), max_streams=3)
-            many = asyncio.Semaphore(AT_A_TIME)
+    async with ground(tmp_path, HALF, FREE, rest_s=0.001) as here:
+        for name in "abcd":
+            await here.replica(name, erratic(name, chance), max_streams=3)
+        many = asyncio.Semaphore(AT_A_TIME)
 
-            async def bounded() -> tuple[Asked, str]:
-                async with many:
-                    return await _one(here, chance)
+        async def bounded() -> tuple[Asked, str]:
+            async with many:
+                return await _one(here, chance)
 
-            ends = await asyncio.gather(*(bounded() for _ in range(REQUESTS)))
-            assert {end for _, end in ends} <= {"left", "answered", "replica_lost", "unavailable"}
-            for asked, end in ends:
-                if end == "answered":
-                    assert heard(asked) == 3 * str(asked.call.account.runtime_id)
-            assert sum(end == "answered" for _, end in ends) > REQUESTS / 4
-            assert here.came(), "nobody was late"
-
-    asyncio.run(scenario())
+        ends = await asyncio.gather(*(bounded() for _ in range(REQUESTS)))
+        assert {end for _, end in ends} <= {"left", "answered", "replica_lost", "unavailable"}
+        for asked, end in ends:
+            if end == "answered":
+                assert heard(asked) == 3 * str(asked.call.account.runtime_id)
+        assert sum(end == "answered" for _, end in ends) > REQUESTS / 4
+        assert here.came(), "nobody was late"

@@ -34,7 +34,7 @@ def _retries(here: Ground) -> dict[tuple[str, ...], int]:
         pytest.param(begun, None, "first", {"a": 1}, id="the first, which had begun"),
     ],
 )
-def test_each_is_blamed_once(
+async def test_each_is_blamed_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     first: Script | None,
@@ -52,29 +52,26 @@ def test_each_is_blamed_once(
 
     monkeypatch.setattr(Throttler, "report_failed", counting)
 
-    async def scenario() -> None:
-        async with ground(tmp_path) as here:
-            begins = asyncio.Event()
+    async with ground(tmp_path) as here:
+        begins = asyncio.Event()
 
-            async def at_first(call: Call) -> None:
-                await begins.wait()
-                if first is not None:
-                    await first(call)
+        async def at_first(call: Call) -> None:
+            await begins.wait()
+            if first is not None:
+                await first(call)
 
-            asked, _, _ = await late(here, one := Turn(damaged, at_first), other := Turn(damaged, second))
-            here.attempts._hedges = None  # what is sent again is not late once more
-            await here.replica("c", says("c"))
-            begins.set()
-            async with asyncio.timeout(30):
-                while came != "neither" and here.came() != {came: 1}:
-                    await asyncio.sleep(0.001)
-            gone = tuple({"a", "b"} - blamed.keys())  # else it could be sent to who was outrun
-            here.throttler.apply(Feed(revision=2, full=False, removed_replicas=gone))
-            other.gate.set()
-            one.gate.set()
-            assert await outcome(asked) is OK
-            assert heard(asked) == "ccc"
-            assert (dict(counted), here.came()) == (blamed, {came: 1})
-            assert _retries(here) == {("weights_damaged", "again"): 1}
-
-    asyncio.run(scenario())
+        asked, _, _ = await late(here, one := Turn(damaged, at_first), other := Turn(damaged, second))
+        here.attempts._hedges = None  # what is sent again is not late once more
+        await here.replica("c", says("c"))
+        begins.set()
+        async with asyncio.timeout(30):
+            while came != "neither" and here.came() != {came: 1}:
+                await asyncio.sleep(0.001)
+        gone = tuple({"a", "b"} - blamed.keys())  # else it could be sent to who was outrun
+        here.throttler.apply(Feed(revision=2, full=False, removed_replicas=gone))
+        other.gate.set()
+        one.gate.set()
+        assert await outcome(asked) is OK
+        assert heard(asked) == "ccc"
+        assert (dict(counted), here.came()) == (blamed, {came: 1})
+        assert _retries(here) == {("weights_damaged", "again"): 1}

@@ -39,48 +39,42 @@ async def _known(here: World, script: SlowOnce) -> None:
     script.holds = True
 
 
-def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp_path: Path) -> None:
+async def test_a_late_request_is_answered_by_another_replica_and_billed_once(tmp_path: Path) -> None:
     """The caller waits for one of them; the record names it; the other one is told to record its own work; the metric
     and the log say so.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path, log_level="debug") as here:
-            await _known(here, SlowOnce())
-            got = await here.post()
-            assert got.status == 200
-            assert await _hedged(here) == {"second": 1}
-            records = await here.control.until_records(SAMPLES + 1)
-            (record,) = [each for each in records if each.request_id == got.headers["x-request-id"]]
-            assert (record.outcome, record.completion_tokens) == ("ok", 2)
-            quick, slow = here.replicas if record.runtime_id == "a" else reversed(here.replicas)
-            await slow.until(lambda replica: replica.disowned == [record.request_id])
-            assert quick.calls[-1].request_id == record.request_id
-            await quick.until(lambda replica: record.request_id in replica.recorded)
-            assert record.request_id not in slow.recorded
-            assert (await here.post()).status == 200
-            ended = [json.loads(line) for line in (here.data / "log").read_text().splitlines() if "hedged" in line]
-            (line,) = [each for each in ended if each["hedged"] is not None]
-            assert (line["request_id"], line["hedged"]) == (record.request_id, "second")
-
-    asyncio.run(scenario())
+    async with world(tmp_path, log_level="debug") as here:
+        await _known(here, SlowOnce())
+        got = await here.post()
+        assert got.status == 200
+        assert await _hedged(here) == {"second": 1}
+        records = await here.control.until_records(SAMPLES + 1)
+        (record,) = [each for each in records if each.request_id == got.headers["x-request-id"]]
+        assert (record.outcome, record.completion_tokens) == ("ok", 2)
+        quick, slow = here.replicas if record.runtime_id == "a" else reversed(here.replicas)
+        await slow.until(lambda replica: replica.disowned == [record.request_id])
+        assert quick.calls[-1].request_id == record.request_id
+        await quick.until(lambda replica: record.request_id in replica.recorded)
+        assert record.request_id not in slow.recorded
+        assert (await here.post()).status == 200
+        ended = [json.loads(line) for line in (here.data / "log").read_text().splitlines() if "hedged" in line]
+        (line,) = [each for each in ended if each["hedged"] is not None]
+        assert (line["request_id"], line["hedged"]) == (record.request_id, "second")
 
 
-def test_switched_off_it_waits_for_its_replica(tmp_path: Path) -> None:
+async def test_switched_off_it_waits_for_its_replica(tmp_path: Path) -> None:
     """`KELVIN_HEDGE_REQUESTS=off`: no other one hears of it, however late it is. Its control is the test above."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, hedge_requests="off") as here:
-            await _known(here, script := SlowOnce())
-            asked = asyncio.create_task(here.post())
-            while not any(replica.running for replica in here.replicas):
-                await asyncio.sleep(0.005)
-            for _ in range(20):
-                assert (await here.post()).status == 200
-            assert not asked.done()
-            script.gate.set()
-            name = (await asked).headers["x-request-id"]
-            assert sum(call.request_id == name for replica in here.replicas for call in replica.calls) == 1
-            assert await _hedged(here) == {}
-
-    asyncio.run(scenario())
+    async with world(tmp_path, hedge_requests="off") as here:
+        await _known(here, script := SlowOnce())
+        asked = asyncio.create_task(here.post())
+        while not any(replica.running for replica in here.replicas):
+            await asyncio.sleep(0.005)
+        for _ in range(20):
+            assert (await here.post()).status == 200
+        assert not asked.done()
+        script.gate.set()
+        name = (await asked).headers["x-request-id"]
+        assert sum(call.request_id == name for replica in here.replicas for call in replica.calls) == 1
+        assert await _hedged(here) == {}

@@ -59,62 +59,53 @@ async def in_place(tmp_path: Path) -> AsyncIterator[tuple[World, Path8012, FakeP
     assert autoscaler.wrong == []
 
 
-def test_a_request_by_its_revision(tmp_path: Path) -> None:
+async def test_a_request_by_its_revision(tmp_path: Path) -> None:
     """Served as by the door, whole and streamed, of whoever has a key for it; the model may be named, no other."""
 
-    async def scenario() -> None:
-        async with in_place(tmp_path) as (here, path, pod, _):
-            assert (got := await path.ask(body=CHAT, **TO, **BEARER)).status == 200, got.body
-            assert got.json["choices"]
-            host = {"Host": f"{REVISION.name}.{REVISION.namespace}.svc.cluster.local"}
-            assert (await path.ask(body=CHAT, **host, **BEARER)).status == 200
-            streamed = await path.ask(body={**CHAT, "stream": True}, **TO, **BEARER)
-            assert streamed.body.endswith(b"data: [DONE]\n\n") or b"[DONE]" in streamed.body
-            assert len(pod.replica.calls) == 3
-            for record in await here.control.until_records(3):
-                assert record.version == REVISION.version
-            other = await path.ask(body={**CHAT, "model": "x"}, **TO, **BEARER)
-            assert (other.status, other.code) == (400, "invalid_request")
-            assert (await path.ask(body=CHAT, **TO)).status == 401
-            stranger = await path.ask(body=CHAT, **TO, Authorization=f"Bearer {STRANGER}")
-            assert (stranger.status, stranger.code) == (404, "model_not_found")
-            assert (await path.ask("/admin/v1/models", **TO, **BEARER)).status == 404
-            assert len(pod.replica.calls) == 3
-
-    asyncio.run(scenario())
+    async with in_place(tmp_path) as (here, path, pod, _):
+        assert (got := await path.ask(body=CHAT, **TO, **BEARER)).status == 200, got.body
+        assert got.json["choices"]
+        host = {"Host": f"{REVISION.name}.{REVISION.namespace}.svc.cluster.local"}
+        assert (await path.ask(body=CHAT, **host, **BEARER)).status == 200
+        streamed = await path.ask(body={**CHAT, "stream": True}, **TO, **BEARER)
+        assert streamed.body.endswith(b"data: [DONE]\n\n") or b"[DONE]" in streamed.body
+        assert len(pod.replica.calls) == 3
+        for record in await here.control.until_records(3):
+            assert record.version == REVISION.version
+        other = await path.ask(body={**CHAT, "model": "x"}, **TO, **BEARER)
+        assert (other.status, other.code) == (400, "invalid_request")
+        assert (await path.ask(body=CHAT, **TO)).status == 401
+        stranger = await path.ask(body=CHAT, **TO, Authorization=f"Bearer {STRANGER}")
+        assert (stranger.status, stranger.code) == (404, "model_not_found")
+        assert (await path.ask("/admin/v1/models", **TO, **BEARER)).status == 404
+        assert len(pod.replica.calls) == 3
 
 
-def test_a_revision_that_is_not_ours(tmp_path: Path) -> None:
+async def test_a_revision_that_is_not_ours(tmp_path: Path) -> None:
     """Never told, told no more, or not named: 404, as Knative has it."""
 
-    async def scenario() -> None:
-        async with in_place(tmp_path) as (_, path, pod, __):
-            for name in ("x", "gone"):
-                got = await path.ask(body=CHAT, **{**TO, "Knative-Serving-Revision": name}, **BEARER)
-                assert (got.status, got.code) == (404, "model_not_found")
-                assert name in got.body.decode()
-                assert got.json["error"]["request_id"] == got.headers["x-request-id"]  # type: ignore[index]
-            assert (await path.ask(body=CHAT, **BEARER)).status == 404
-            assert not pod.replica.calls
-
-    asyncio.run(scenario())
+    async with in_place(tmp_path) as (_, path, pod, __):
+        for name in ("x", "gone"):
+            got = await path.ask(body=CHAT, **{**TO, "Knative-Serving-Revision": name}, **BEARER)
+            assert (got.status, got.code) == (404, "model_not_found")
+            assert name in got.body.decode()
+            assert got.json["error"]["request_id"] == got.headers["x-request-id"]  # type: ignore[index]
+        assert (await path.ask(body=CHAT, **BEARER)).status == 404
+        assert not pod.replica.calls
 
 
-def test_probes(tmp_path: Path) -> None:
+async def test_probes(tmp_path: Path) -> None:
     """By name, by hash, and the kubelet's, which fail while the autoscaler does not hear us."""
 
-    async def scenario() -> None:
-        async with in_place(tmp_path) as (_, path, __, autoscaler):
-            named = await path.ask("/healthz", **{"K-Network-Probe": "activator"})
-            assert (named.status, named.body) == (200, b"activator")
-            assert named.headers["x-request-id"].startswith("req_")
-            hashed = await path.ask("/healthz", **{"K-Network-Probe": "probe", "K-Network-Hash": "abc"})
-            assert (hashed.status, hashed.headers["k-network-hash"]) == (200, "abc")
-            assert (await path.ask("/", **{"User-Agent": "kube-probe/1.36"})).status == 200
-            await autoscaler.leave()
-            async with asyncio.timeout(30):
-                while (await path.ask("/", **{"User-Agent": "kube-probe/1.36"})).status != 500:
-                    await asyncio.sleep(0.02)
-            assert (await path.ask("/healthz", **{"K-Network-Probe": "activator"})).status == 200
-
-    asyncio.run(scenario())
+    async with in_place(tmp_path) as (_, path, __, autoscaler):
+        named = await path.ask("/healthz", **{"K-Network-Probe": "activator"})
+        assert (named.status, named.body) == (200, b"activator")
+        assert named.headers["x-request-id"].startswith("req_")
+        hashed = await path.ask("/healthz", **{"K-Network-Probe": "probe", "K-Network-Hash": "abc"})
+        assert (hashed.status, hashed.headers["k-network-hash"]) == (200, "abc")
+        assert (await path.ask("/", **{"User-Agent": "kube-probe/1.36"})).status == 200
+        await autoscaler.leave()
+        async with asyncio.timeout(30):
+            while (await path.ask("/", **{"User-Agent": "kube-probe/1.36"})).status != 500:
+                await asyncio.sleep(0.02)
+        assert (await path.ask("/healthz", **{"K-Network-Probe": "activator"})).status == 200

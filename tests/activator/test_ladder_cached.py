@@ -50,131 +50,115 @@ async def refused(here: World, body: object = GREEDY, **more: str) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_old_answer_instead_of_a_refusal(tmp_path: Path, stream: bool) -> None:
+async def test_an_old_answer_instead_of_a_refusal(tmp_path: Path, stream: bool) -> None:
     """The same bytes, said to be old, at no charge; of nothing that differs in anything, nor for who forbids it."""
     body = GREEDY | {"stream": stream}
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_requests=1) as here:
-            replica = await here.replica("a", max_streams=1)
-            unkept = await here.post(body=body)
-            await set_ladder(here, OLD)
-            async with crowded(here, replica):
-                assert await refused(here, body), "nothing was kept before there was a ladder"
-            first = await here.post(body=body)
-            assert TOLD not in first.headers
-            async with crowded(here, replica):
-                got = await here.post(body=body)
-                assert same(got, first)
-                assert (got.status, got.headers[TOLD]) == (200, "cached")
-                assert got.headers["age"].isdigit()
-                assert got.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
-                assert got.headers["x-kelvin-version"] == unkept.headers["x-kelvin-version"]
-                keyed = await here.post(body=body, **ASK)
-                assert same(keyed, first)
-                assert await refused(here, body, **NEVER)
-                assert await refused(here, body | {"seed": 1})
-                assert await refused(here, body | {"temperature": 1})
-                await set_ladder(here)
-                assert await refused(here, body)
-            records = {each.request_id: each for each in await here.control.until_records(10)}
-            record = records[got.headers["x-request-id"]]
-            assert (record.outcome, record.status, record.model) == ("cached", 200, "m")
-            assert (record.prompt_tokens, record.completion_tokens, record.runtime_id) == (0, 0, None)
-            assert str(record.degraded) == f"cached={got.headers['age']}"
-            assert await figure(here, 'kelvin_degraded_total step="cached"') == 2
-
-    asyncio.run(scenario())
+    async with world(tmp_path, queue_requests=1) as here:
+        replica = await here.replica("a", max_streams=1)
+        unkept = await here.post(body=body)
+        await set_ladder(here, OLD)
+        async with crowded(here, replica):
+            assert await refused(here, body), "nothing was kept before there was a ladder"
+        first = await here.post(body=body)
+        assert TOLD not in first.headers
+        async with crowded(here, replica):
+            got = await here.post(body=body)
+            assert same(got, first)
+            assert (got.status, got.headers[TOLD]) == (200, "cached")
+            assert got.headers["age"].isdigit()
+            assert got.headers["x-kelvin-repeat-of"] == first.headers["x-request-id"]
+            assert got.headers["x-kelvin-version"] == unkept.headers["x-kelvin-version"]
+            keyed = await here.post(body=body, **ASK)
+            assert same(keyed, first)
+            assert await refused(here, body, **NEVER)
+            assert await refused(here, body | {"seed": 1})
+            assert await refused(here, body | {"temperature": 1})
+            await set_ladder(here)
+            assert await refused(here, body)
+        records = {each.request_id: each for each in await here.control.until_records(10)}
+        record = records[got.headers["x-request-id"]]
+        assert (record.outcome, record.status, record.model) == ("cached", 200, "m")
+        assert (record.prompt_tokens, record.completion_tokens, record.runtime_id) == (0, 0, None)
+        assert str(record.degraded) == f"cached={got.headers['age']}"
+        assert await figure(here, 'kelvin_degraded_total step="cached"') == 2
 
 
-def test_what_is_held_for_a_request_is_held_once(tmp_path: Path) -> None:
+async def test_what_is_held_for_a_request_is_held_once(tmp_path: Path) -> None:
     """Of its tenant's tokens a minute: what the model that was asked might have taken is given back for the other."""
 
-    async def scenario() -> None:
-        async with full(tmp_path) as (here, _):
-            await small(here)
-            await set_ladder(here, SMALL)
-            limits = TenantLimits(tpm=2500)  # each may take 1040 or so, and one waits
-            here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
-            await here.settled()
-            waiting = asyncio.create_task(here.post(body=CHAT | {"model": f"m@{OTHER[:12]}"}))
-            await until_queued(here, 2)
-            for _ in range(3):
-                assert (await here.post()).headers[TOLD] == "fallback=small"
-            waiting.cancel()
-            await asyncio.wait((waiting,))
-
-    asyncio.run(scenario())
+    async with full(tmp_path) as (here, _):
+        await small(here)
+        await set_ladder(here, SMALL)
+        limits = TenantLimits(tpm=2500)  # each may take 1040 or so, and one waits
+        here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
+        await here.settled()
+        waiting = asyncio.create_task(here.post(body=CHAT | {"model": f"m@{OTHER[:12]}"}))
+        await until_queued(here, 2)
+        for _ in range(3):
+            assert (await here.post()).headers[TOLD] == "fallback=small"
+        waiting.cancel()
+        await asyncio.wait((waiting,))
 
 
-def test_nobody_gets_another_tenants(tmp_path: Path) -> None:
+async def test_nobody_gets_another_tenants(tmp_path: Path) -> None:
     """The same model, version, path and body, byte for byte: a guest has its own, or none."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_requests=1) as here:
-            replica = await here.replica("a", max_streams=1)
-            await set_ladder(here, OLD, grantees=("stranger",))
+    async with world(tmp_path, queue_requests=1) as here:
+        replica = await here.replica("a", max_streams=1)
+        await set_ladder(here, OLD, grantees=("stranger",))
 
-            async def ask(key: str) -> Got:
-                return await here.post("/default/m/v1/chat/completions", GREEDY, key)
+        async def ask(key: str) -> Got:
+            return await here.post("/default/m/v1/chat/completions", GREEDY, key)
 
-            assert (await here.post("/default/m/v1/chat/completions", GREEDY)).status == 200
-            async with crowded(here, replica):
-                assert (await ask(STRANGER)).status == 503
-                assert (await here.post("/default/m/v1/chat/completions", GREEDY)).headers[TOLD] == "cached"
-            own = await ask(STRANGER)
-            async with crowded(here, replica):
-                theirs = await ask(STRANGER)
-            assert theirs.headers["x-kelvin-repeat-of"] == own.headers["x-request-id"]
-
-    asyncio.run(scenario())
+        assert (await here.post("/default/m/v1/chat/completions", GREEDY)).status == 200
+        async with crowded(here, replica):
+            assert (await ask(STRANGER)).status == 503
+            assert (await here.post("/default/m/v1/chat/completions", GREEDY)).headers[TOLD] == "cached"
+        own = await ask(STRANGER)
+        async with crowded(here, replica):
+            theirs = await ask(STRANGER)
+        assert theirs.headers["x-kelvin-repeat-of"] == own.headers["x-request-id"]
 
 
-def test_what_was_less_already_is_not_kept(tmp_path: Path) -> None:
+async def test_what_was_less_already_is_not_kept(tmp_path: Path) -> None:
     """An answer that a step made is not what was asked; nobody gets it again."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_tokens=60) as here:
-            replica = await here.replica("a", max_streams=1)
-            await set_ladder(here, CapOutput(tokens=1), OLD)
-            replica.script = stuck
-            holder = asyncio.create_task(here.post())
-            await replica.until(lambda r: r.running == 1)
-            waiting = asyncio.create_task(here.post(body=GREEDY))
-            await until_queued(here, 1)
-            replica.script = hello
-            holder.cancel()
-            assert (await waiting).headers[TOLD] == "cap-output=1"
-            here.control.publish(models=(row("m", OLD),))
-            await here.settled()
-            replica.script = stuck
-            holder = asyncio.create_task(here.post())
-            await replica.until(lambda r: r.running == 1)
-            assert await refused(here)
-            holder.cancel()
-            await asyncio.wait((holder,))
-
-    asyncio.run(scenario())
+    async with world(tmp_path, queue_tokens=60) as here:
+        replica = await here.replica("a", max_streams=1)
+        await set_ladder(here, CapOutput(tokens=1), OLD)
+        replica.script = stuck
+        holder = asyncio.create_task(here.post())
+        await replica.until(lambda r: r.running == 1)
+        waiting = asyncio.create_task(here.post(body=GREEDY))
+        await until_queued(here, 1)
+        replica.script = hello
+        holder.cancel()
+        assert (await waiting).headers[TOLD] == "cap-output=1"
+        here.control.publish(models=(row("m", OLD),))
+        await here.settled()
+        replica.script = stuck
+        holder = asyncio.create_task(here.post())
+        await replica.until(lambda r: r.running == 1)
+        assert await refused(here)
+        holder.cancel()
+        await asyncio.wait((holder,))
 
 
-def test_how_old_it_may_be() -> None:
+async def test_how_old_it_may_be() -> None:
     """To the second that the step names; then it is as if there were none."""
     now_s = 0.0
     what = asked(b"s" * 32, "acme", None, [b"x"])
     nobody: Any = None  # is not answered
 
-    async def scenario() -> None:
-        nonlocal now_s
-        limits, errands = OnceLimits(ttl_s=100), Errands()
-        answers = Answers(b"s" * 32, limits, OwnAnswers(limits, lambda: now_s), errands)
-        answers.put(what, Content("req_1", 200, [], b"hello"))
-        await errands.close()
-        now_s = 10.5
-        assert not await Caching(answers, what).try_last(nobody, nobody, 10)
-        with pytest.raises(AttributeError):  # the control: it would be
-            await Caching(answers, what).try_last(nobody, nobody, 11)
-
-    asyncio.run(scenario())
+    limits, errands = OnceLimits(ttl_s=100), Errands()
+    answers = Answers(b"s" * 32, limits, OwnAnswers(limits, lambda: now_s), errands)
+    answers.put(what, Content("req_1", 200, [], b"hello"))
+    await errands.close()
+    now_s = 10.5
+    assert not await Caching(answers, what).try_last(nobody, nobody, 10)
+    with pytest.raises(AttributeError):  # the control: it would be
+        await Caching(answers, what).try_last(nobody, nobody, 11)
 
 
 def test_a_ladder_travels_whole() -> None:

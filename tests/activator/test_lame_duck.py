@@ -57,36 +57,30 @@ def test_control_without_a_lame_duck_some_fail(tmp_path: Path) -> None:
     assert asyncio.run(_failures(tmp_path, signal.SIGTERM, 2))
 
 
-def test_a_connection_that_stays_idle_is_ended_in_its_time(tmp_path: Path) -> None:
+async def test_a_connection_that_stays_idle_is_ended_in_its_time(tmp_path: Path) -> None:
     """The old door does not wait for a client that never asks again; without another request nothing is announced."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, lame_duck_s=1) as here:
-            reader, writer = await here.raw()
-            writer.write(GET)
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
-            here.process.send_signal(signal.SIGUSR1)
-            async with asyncio.timeout(20):
-                assert await reader.read() == b""
-                assert await here.process.wait() == 0
-            writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, lame_duck_s=1) as here:
+        reader, writer = await here.raw()
+        writer.write(GET)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+        here.process.send_signal(signal.SIGUSR1)
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+            assert await here.process.wait() == 0
+        writer.transport.abort()
 
 
-def test_a_listener_that_is_none_is_refused(tmp_path: Path) -> None:
+async def test_a_listener_that_is_none_is_refused(tmp_path: Path) -> None:
     """By the setting's name."""
 
-    async def scenario() -> None:
-        with (tmp_path / "file").open("wb") as file:
-            environment = os.environ | {"KELVIN_DATA": str(tmp_path / "d"), "KELVIN_LISTENER_FD": str(file.fileno())}
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "activator", env=environment, stderr=asyncio.subprocess.PIPE,
-                pass_fds=(file.fileno(),),
-            )  # fmt: skip
-            _, said = await process.communicate()
-            assert process.returncode == 2
-            assert b"KELVIN_LISTENER_FD" in said
-
-    asyncio.run(scenario())
+    with (tmp_path / "file").open("wb") as file:
+        environment = os.environ | {"KELVIN_DATA": str(tmp_path / "d"), "KELVIN_LISTENER_FD": str(file.fileno())}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "activator", env=environment, stderr=asyncio.subprocess.PIPE,
+            pass_fds=(file.fileno(),),
+        )  # fmt: skip
+        _, said = await process.communicate()
+        assert process.returncode == 2
+        assert b"KELVIN_LISTENER_FD" in said

@@ -173,7 +173,7 @@ def test_replicas_that_listen_no_more_are_left_out(tmp_path: Path, clocks: _Cloc
     assert [row.runtime_id for row in found.replicas] == ["a"]
 
 
-def test_it_is_written_for_changes_and_now_and_then(
+async def test_it_is_written_for_changes_and_now_and_then(
     tmp_path: Path, clocks: _Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for each word that nothing changed; what could not be written is tried again."""
@@ -187,48 +187,44 @@ def test_it_is_written_for_changes_and_now_and_then(
 
     monkeypatch.setattr(last_feed, "write_whole", write)
 
-    async def scenario() -> None:
-        table = Table()
-        last = _last(tmp_path, clocks, table)
-        task = asyncio.create_task(last.run())
-        table.apply(snapshot())
-        last.heard(snapshot())
-        await eventually(lambda: len(written) == 2)
-        for _ in range(20):
-            last.heard(Feed(revision=1))
-            await asyncio.sleep(0)
-        assert not last._due.is_set()
-        clocks.s += last_feed.AGAIN_S
+    table = Table()
+    last = _last(tmp_path, clocks, table)
+    task = asyncio.create_task(last.run())
+    table.apply(snapshot())
+    last.heard(snapshot())
+    await eventually(lambda: len(written) == 2)
+    for _ in range(20):
         last.heard(Feed(revision=1))
-        await eventually(lambda: len(written) == 3)
-        last.heard(Feed(revision=2, removed_keys=("k1",)))
-        await eventually(lambda: len(written) == 4)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(scenario())
+        await asyncio.sleep(0)
+    assert not last._due.is_set()
+    clocks.s += last_feed.AGAIN_S
+    last.heard(Feed(revision=1))
+    await eventually(lambda: len(written) == 3)
+    last.heard(Feed(revision=2, removed_keys=("k1",)))
+    await eventually(lambda: len(written) == 4)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("speaks", [False, True])
-def test_the_control_planes_own_word_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool) -> None:
+async def test_the_control_planes_own_word_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
     """What was kept is looked at only where it says nothing for a moment."""
     monkeypatch.setattr("activator.feed.PATIENCE_S", 0.01)
 
-    async def scenario() -> None:
-        directory = SocketDirectory(tmp_path)
-        control = ServiceClient(directory, "control.sock", "the control plane")
-        seen: list[Feed] = []
-        feed = FeedClient(control, seen.append, "activator-1")
-        if speaks:
-            feed.synced.set()
-        kept = Feed(revision=1, full=True)
-        await feed.begin_without(lambda: kept, seen.append)
-        assert feed.synced.is_set()
-        assert seen == ([] if speaks else [kept])
-        await control.close()
-        directory.close()
-
-    asyncio.run(scenario())
+    directory = SocketDirectory(tmp_path)
+    control = ServiceClient(directory, "control.sock", "the control plane")
+    seen: list[Feed] = []
+    feed = FeedClient(control, seen.append, "activator-1")
+    if speaks:
+        feed.synced.set()
+    kept = Feed(revision=1, full=True)
+    await feed.begin_without(lambda: kept, seen.append)
+    assert feed.synced.is_set()
+    assert seen == ([] if speaks else [kept])
+    await control.close()
+    directory.close()
 
 
 def test_versions_of_one_model_stay_together() -> None:

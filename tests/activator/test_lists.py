@@ -1,6 +1,5 @@
 """The list of a tenant's models: made once, and again when it may be another one."""
 
-import asyncio
 import json
 from typing import Any, cast
 
@@ -35,7 +34,7 @@ def _model(tenant: str, model: str, *grantees: str) -> Feed:
     return Feed(revision=1, models=(row,))
 
 
-def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a model or a grant changes it; a key that is held to some models has its own; few are kept."""
     made: list[object] = []
     table, who = Table(), Believing()
@@ -62,23 +61,20 @@ def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         await door.models(Exchange(named, receive, send, FakeConnection(), 1.0), ListModels(Target()))
         return [each["id"] for each in json.loads(b"".join(said))["data"]]
 
-    async def scenario() -> None:
-        table.apply(_model("a", "one"))
-        assert [await listed() for _ in range(3)] == [["one"]] * 3
-        assert len(made) == 1
-        table.apply(_model("a", "two"))
-        assert [await listed() for _ in range(3)] == [["one", "two"]] * 3
-        assert await listed("a", "two") == ["two"]
-        assert await listed() == ["one", "two"]
-        assert len(made) == 3
-        table.apply(_model("b", "theirs", "a"))
-        assert [await listed() for _ in range(3)] == [["one", "two", "b/theirs"]] * 3
-        assert len(made) == 4
-        for number in range(KEPT):
-            assert await listed(f"other{number}") == []
-        made.clear()
-        assert await listed("other1") == []
-        assert await listed() == ["one", "two", "b/theirs"]
-        assert len(made) == 1, "the one that was asked for first is gone"
-
-    asyncio.run(scenario())
+    table.apply(_model("a", "one"))
+    assert [await listed() for _ in range(3)] == [["one"]] * 3
+    assert len(made) == 1
+    table.apply(_model("a", "two"))
+    assert [await listed() for _ in range(3)] == [["one", "two"]] * 3
+    assert await listed("a", "two") == ["two"]
+    assert await listed() == ["one", "two"]
+    assert len(made) == 3
+    table.apply(_model("b", "theirs", "a"))
+    assert [await listed() for _ in range(3)] == [["one", "two", "b/theirs"]] * 3
+    assert len(made) == 4
+    for number in range(KEPT):
+        assert await listed(f"other{number}") == []
+    made.clear()
+    assert await listed("other1") == []
+    assert await listed() == ["one", "two", "b/theirs"]
+    assert len(made) == 1, "the one that was asked for first is gone"

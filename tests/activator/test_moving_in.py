@@ -19,7 +19,7 @@ print(answer.choices[0].message.content)
 """
 
 
-def test_an_application_moves_by_its_environment(tmp_path: Path) -> None:
+async def test_an_application_moves_by_its_environment(tmp_path: Path) -> None:
     """OPENAI_BASE_URL, OPENAI_API_KEY and SSL_CERT_FILE are enough. Without the last one the CA is not trusted."""
 
     async def ask(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -28,33 +28,27 @@ def test_an_application_moves_by_its_environment(tmp_path: Path) -> None:
             subprocess.run, application, env=environment, capture_output=True, text=True, timeout=120
         )
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            untrusting = os.environ | {"OPENAI_BASE_URL": f"{here.url}/v1", "OPENAI_API_KEY": KEY}
-            untrusting.pop("SSL_CERT_FILE", None)
-            moved = await ask(untrusting | {"SSL_CERT_FILE": str(here.data / "ca.pem")})
-            assert (moved.returncode, moved.stdout) == (0, "hello\n"), moved.stderr
-            assert "CERTIFICATE_VERIFY_FAILED" in (await ask(untrusting)).stderr
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        untrusting = os.environ | {"OPENAI_BASE_URL": f"{here.url}/v1", "OPENAI_API_KEY": KEY}
+        untrusting.pop("SSL_CERT_FILE", None)
+        moved = await ask(untrusting | {"SSL_CERT_FILE": str(here.data / "ca.pem")})
+        assert (moved.returncode, moved.stdout) == (0, "hello\n"), moved.stderr
+        assert "CERTIFICATE_VERIFY_FAILED" in (await ask(untrusting)).stderr
 
 
 @pytest.mark.parametrize("base", ["", "/v1/v1", "/api/v1"])
-def test_wrong_base_url_is_explained(tmp_path: Path, base: str) -> None:
+async def test_wrong_base_url_is_explained(tmp_path: Path, base: str) -> None:
     """The official client's error names the right route, and how a base URL ends."""
 
-    async def scenario() -> None:
-        async with (
-            world(tmp_path) as here,
-            openai.AsyncOpenAI(
-                base_url=here.url + base,
-                api_key=KEY,
-                http_client=openai.DefaultAsyncHttpxClient(verify=here.tls),
-                max_retries=0,
-            ) as client,
-        ):
-            with pytest.raises(openai.NotFoundError, match=r"did you mean '/v1/chat/completions'\? .* ends in /v1"):
-                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
-
-    asyncio.run(scenario())
+    async with (
+        world(tmp_path) as here,
+        openai.AsyncOpenAI(
+            base_url=here.url + base,
+            api_key=KEY,
+            http_client=openai.DefaultAsyncHttpxClient(verify=here.tls),
+            max_retries=0,
+        ) as client,
+    ):
+        with pytest.raises(openai.NotFoundError, match=r"did you mean '/v1/chat/completions'\? .* ends in /v1"):
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])

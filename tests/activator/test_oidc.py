@@ -189,47 +189,38 @@ async def _counts(here: World) -> None:
     assert 'kelvin_issuer_keys_age_seconds{process="activator",issuer="https://idp.example.com/"}' in page
 
 
-def test_what_a_token_opens(tmp_path: Path) -> None:
+async def test_what_a_token_opens(tmp_path: Path) -> None:
     """Inference and push as keys with those scopes do, in its tenant; keys go on beside it."""
 
-    async def scenario() -> None:
-        async with key_server(tmp_path / "idp", ONE, TWO) as server:
-            file = server.file(tmp_path / "issuers.toml", INFER)
-            async with world(tmp_path, oidc=file) as here:
-                await here.replica("r1")
-                await _opens(here, TWO)
-                await _refuses(here)
-                await _counts(here)
-                here.control.publish(keys=(key_row("kv-push", "kv-push", "default", Scope.PUSH),))
-                await here.settled()
-                assert (await here.get("/v1/models", "kv-push")).status == 403
-                log = (here.data / "log").read_text()
-                assert ONE.token(claims(0)).split(".")[0] not in log
-
-    asyncio.run(scenario())
+    async with key_server(tmp_path / "idp", ONE, TWO) as server:
+        file = server.file(tmp_path / "issuers.toml", INFER)
+        async with world(tmp_path, oidc=file) as here:
+            await here.replica("r1")
+            await _opens(here, TWO)
+            await _refuses(here)
+            await _counts(here)
+            here.control.publish(keys=(key_row("kv-push", "kv-push", "default", Scope.PUSH),))
+            await here.settled()
+            assert (await here.get("/v1/models", "kv-push")).status == 403
+            log = (here.data / "log").read_text()
+            assert ONE.token(claims(0)).split(".")[0] not in log
 
 
-def test_without_the_setting_no_token_counts(tmp_path: Path) -> None:
+async def test_without_the_setting_no_token_counts(tmp_path: Path) -> None:
     """Negative control: what opens is the file."""
 
-    async def scenario() -> None:
-        async with key_server(tmp_path / "idp", ONE) as server, world(tmp_path) as here:
-            assert (await here.get("/v1/models", ONE.token(claims(time.time())))).status == 401
-            assert server.asked == 0
-
-    asyncio.run(scenario())
+    async with key_server(tmp_path / "idp", ONE) as server, world(tmp_path) as here:
+        assert (await here.get("/v1/models", ONE.token(claims(time.time())))).status == 401
+        assert server.asked == 0
 
 
-def test_an_issuer_that_is_away_at_the_start(tmp_path: Path) -> None:
+async def test_an_issuer_that_is_away_at_the_start(tmp_path: Path) -> None:
     """Costs only its own tokens: they are told to come back, keys are served."""
 
-    async def scenario() -> None:
-        async with key_server(tmp_path / "idp", ONE) as server:
-            server.status = 503
-            async with world(tmp_path, oidc=server.file(tmp_path / "issuers.toml", INFER)) as here:
-                got = await here.get("/v1/models", ONE.token(claims(time.time())))
-                assert (got.status, got.code) == (503, "unavailable")
-                assert "keys_age_seconds{" not in await here.page()  # there is none yet
-                assert (await here.get("/v1/models")).status == 200
-
-    asyncio.run(scenario())
+    async with key_server(tmp_path / "idp", ONE) as server:
+        server.status = 503
+        async with world(tmp_path, oidc=server.file(tmp_path / "issuers.toml", INFER)) as here:
+            got = await here.get("/v1/models", ONE.token(claims(time.time())))
+            assert (got.status, got.code) == (503, "unavailable")
+            assert "keys_age_seconds{" not in await here.page()  # there is none yet
+            assert (await here.get("/v1/models")).status == 200

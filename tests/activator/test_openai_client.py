@@ -21,55 +21,49 @@ def _client(here: World, key: str = KEY, path: str = "/v1") -> openai.AsyncOpenA
     )
 
 
-def test_the_official_client_is_served(tmp_path: Path) -> None:
+async def test_the_official_client_is_served(tmp_path: Path) -> None:
     """Chat and text, whole and streamed, and the model list; over both path forms."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            for path in ("/v1", "/default/m/v1"):
-                async with _client(here, path=path) as client:
-                    chat = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
-                    assert chat.choices[0].message.content == "hello"
-                    assert chat._request_id is not None
-                    assert chat._request_id.startswith("req_")
-                    text = await client.completions.create(model="m@prod", prompt="x")
-                    assert text.choices[0].text == "hello"
-                    stream = await client.chat.completions.create(
-                        model="m", messages=[{"role": "user", "content": "x"}], stream=True
-                    )
-                    pieces = [event.choices[0].delta.content async for event in stream]
-                    assert pieces == ["hel", "lo"]
-                    assert [model.id async for model in client.models.list()] == ["m"]
-            async with _client(here) as client:
-                assert (await client.models.retrieve("m")).owned_by == "default"
-
-    asyncio.run(scenario())
-
-
-def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) -> None:
-    """Heartbeats are comments: the client waits over them, and sees the answer alone."""
-
-    async def scenario() -> None:
-        async with world(tmp_path) as here, _client(here) as client:
-
-            async def ask() -> list[str | None]:
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        for path in ("/v1", "/default/m/v1"):
+            async with _client(here, path=path) as client:
+                chat = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+                assert chat.choices[0].message.content == "hello"
+                assert chat._request_id is not None
+                assert chat._request_id.startswith("req_")
+                text = await client.completions.create(model="m@prod", prompt="x")
+                assert text.choices[0].text == "hello"
                 stream = await client.chat.completions.create(
                     model="m", messages=[{"role": "user", "content": "x"}], stream=True
                 )
-                return [event.choices[0].delta.content async for event in stream]
-
-            asked = asyncio.create_task(ask())
-            await here.control.until_stat(1.0)
-            await asyncio.sleep(1.3)
-            await here.replica("a", told=False)
-            here.control.publish(replica_row("a"))
-            assert await asked == ["hel", "lo"]
-
-    asyncio.run(scenario())
+                pieces = [event.choices[0].delta.content async for event in stream]
+                assert pieces == ["hel", "lo"]
+                assert [model.id async for model in client.models.list()] == ["m"]
+        async with _client(here) as client:
+            assert (await client.models.retrieve("m")).owned_by == "default"
 
 
-def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
+async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) -> None:
+    """Heartbeats are comments: the client waits over them, and sees the answer alone."""
+
+    async with world(tmp_path) as here, _client(here) as client:
+
+        async def ask() -> list[str | None]:
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x"}], stream=True
+            )
+            return [event.choices[0].delta.content async for event in stream]
+
+        asked = asyncio.create_task(ask())
+        await here.control.until_stat(1.0)
+        await asyncio.sleep(1.3)
+        await here.replica("a", told=False)
+        here.control.publish(replica_row("a"))
+        assert await asked == ["hel", "lo"]
+
+
+async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
     """Each refusal raises the class that its users already catch."""
 
     async def too_long(call: Call) -> None:
@@ -84,37 +78,34 @@ def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
             model=model, messages=[{"role": "user", "content": "x"}], extra_headers=dict(more)
         )
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", too_long)
-            async with _client(here) as client:
-                for model in ("nothing", "theirs", "m@nothing", "m@" + "c" * 12):
-                    with pytest.raises(openai.NotFoundError, match="does not exist"):
-                        await ask(client, model)
-                with pytest.raises(openai.BadRequestError, match="DNS label"):
-                    await ask(client, "m@" + "A" * 12)
-                with pytest.raises(openai.BadRequestError, match="allows at most"):
-                    await ask(client)
-                replica.script = breaks
-                stream = await client.chat.completions.create(
-                    model="m", messages=[{"role": "user", "content": "x"}], stream=True
-                )
-                with pytest.raises(openai.APIError, match="internal error"):
-                    [event async for event in stream]
-                replica.script = hello
-                await ask(client)  # the control: nothing of the above was the client's or the world's
-                here.control.publish(removed=("a",))
-                await here.settled()
-                with pytest.raises(openai.InternalServerError, match="no answer within the deadline"):
-                    await ask(client, **{"x-kelvin-deadline-ms": "100"})
-            async with _client(here, key="kv-wrong") as client:
-                with pytest.raises(openai.AuthenticationError):
-                    await ask(client)
-            async with _client(here, key=STRANGER) as client:
-                with pytest.raises(openai.NotFoundError):
-                    await ask(client)
-            async with _client(here, path="/stranger/theirs/v1") as client:
-                with pytest.raises(openai.NotFoundError):
-                    await ask(client, "theirs")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", too_long)
+        async with _client(here) as client:
+            for model in ("nothing", "theirs", "m@nothing", "m@" + "c" * 12):
+                with pytest.raises(openai.NotFoundError, match="does not exist"):
+                    await ask(client, model)
+            with pytest.raises(openai.BadRequestError, match="DNS label"):
+                await ask(client, "m@" + "A" * 12)
+            with pytest.raises(openai.BadRequestError, match="allows at most"):
+                await ask(client)
+            replica.script = breaks
+            stream = await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "x"}], stream=True
+            )
+            with pytest.raises(openai.APIError, match="internal error"):
+                [event async for event in stream]
+            replica.script = hello
+            await ask(client)  # the control: nothing of the above was the client's or the world's
+            here.control.publish(removed=("a",))
+            await here.settled()
+            with pytest.raises(openai.InternalServerError, match="no answer within the deadline"):
+                await ask(client, **{"x-kelvin-deadline-ms": "100"})
+        async with _client(here, key="kv-wrong") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await ask(client)
+        async with _client(here, key=STRANGER) as client:
+            with pytest.raises(openai.NotFoundError):
+                await ask(client)
+        async with _client(here, path="/stranger/theirs/v1") as client:
+            with pytest.raises(openai.NotFoundError):
+                await ask(client, "theirs")

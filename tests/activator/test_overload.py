@@ -19,45 +19,39 @@ async def _silent(call: Call) -> None:
     await asyncio.Event().wait()
 
 
-def test_a_full_queue_sheds_with_retry_after(tmp_path: Path) -> None:
+async def test_a_full_queue_sheds_with_retry_after(tmp_path: Path) -> None:
     """Two may wait for a version; the third is refused at once, with a time to come back, and a record."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_requests=2) as here:
-            waiting = [asyncio.create_task(here.post()) for _ in range(2)]
-            await here.control.until_stat(1.0)
-            async with asyncio.timeout(30):
-                while (got := await here.post(x_kelvin_deadline_ms="300")).status != 503:
-                    pass
-            assert got.code == "overloaded"
-            assert got.headers["retry-after"] == "1"
-            records = await here.control.until_records(1)
-            assert records[-1].outcome in ("overloaded", "deadline_exceeded")
-            await here.replica("a", told=False)
-            here.control.publish(replica_row("a"))
-            assert [got.status for got in await asyncio.gather(*waiting)] == [200, 200]
-
-    asyncio.run(scenario())
+    async with world(tmp_path, queue_requests=2) as here:
+        waiting = [asyncio.create_task(here.post()) for _ in range(2)]
+        await here.control.until_stat(1.0)
+        async with asyncio.timeout(30):
+            while (got := await here.post(x_kelvin_deadline_ms="300")).status != 503:
+                pass
+        assert got.code == "overloaded"
+        assert got.headers["retry-after"] == "1"
+        records = await here.control.until_records(1)
+        assert records[-1].outcome in ("overloaded", "deadline_exceeded")
+        await here.replica("a", told=False)
+        here.control.publish(replica_row("a"))
+        assert [got.status for got in await asyncio.gather(*waiting)] == [200, 200]
 
 
-def test_bodies_have_room_in_all(tmp_path: Path) -> None:
+async def test_bodies_have_room_in_all(tmp_path: Path) -> None:
     """A body that would not fit beside the others is refused before it is read; alone it fits."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, body_bytes_in_all=60_000) as here:
-            replica = await here.replica("a", _silent)
-            large = json.dumps(CHAT | {"pad": "x" * 40_000}).encode()
-            first = asyncio.create_task(here.post(body=large))
-            await replica.until(lambda r: len(r.calls) == 1)
-            got = await here.post(body=large)
-            assert (got.status, got.code) == (503, "overloaded")
-            first.cancel()
-            await replica.until(lambda r: len(r.deleted) == 1)
-            await here.control.until_records(1)
-            replica.script = hello
-            assert (await here.post(body=large)).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path, body_bytes_in_all=60_000) as here:
+        replica = await here.replica("a", _silent)
+        large = json.dumps(CHAT | {"pad": "x" * 40_000}).encode()
+        first = asyncio.create_task(here.post(body=large))
+        await replica.until(lambda r: len(r.calls) == 1)
+        got = await here.post(body=large)
+        assert (got.status, got.code) == (503, "overloaded")
+        first.cancel()
+        await replica.until(lambda r: len(r.deleted) == 1)
+        await here.control.until_records(1)
+        replica.script = hello
+        assert (await here.post(body=large)).status == 200
 
 
 async def _unmeasured(here: World, goes_on: asyncio.Event | None = None) -> Got:
@@ -75,53 +69,47 @@ async def _unmeasured(here: World, goes_on: asyncio.Event | None = None) -> Got:
         return Got(answer.status, dict(answer.headers), await answer.read())
 
 
-def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
+async def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
     """One of unknown length takes all that it might need, until it is there: who sends many of those shuts nobody out.
     Two that are still on their way do not both fit.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path, body_bytes=65_536, body_bytes_in_all=100_000) as here:
-            replica = await here.replica("a", _silent)
-            first = asyncio.create_task(_unmeasured(here))
-            await replica.until(lambda r: len(r.calls) == 1)
-            replica.script = hello
-            assert (await _unmeasured(here)).status == 200
-            goes_on = asyncio.Event()
-            late = asyncio.create_task(_unmeasured(here, goes_on))
-            async with asyncio.timeout(30):
-                while (got := await _unmeasured(here)).status == 200:
-                    await asyncio.sleep(0.005)
-            assert (got.status, got.code) == (503, "overloaded")
-            goes_on.set()
-            assert (await late).status == 200
-            first.cancel()
-            await replica.until(lambda r: len(r.deleted) == 1)
-
-    asyncio.run(scenario())
+    async with world(tmp_path, body_bytes=65_536, body_bytes_in_all=100_000) as here:
+        replica = await here.replica("a", _silent)
+        first = asyncio.create_task(_unmeasured(here))
+        await replica.until(lambda r: len(r.calls) == 1)
+        replica.script = hello
+        assert (await _unmeasured(here)).status == 200
+        goes_on = asyncio.Event()
+        late = asyncio.create_task(_unmeasured(here, goes_on))
+        async with asyncio.timeout(30):
+            while (got := await _unmeasured(here)).status == 200:
+                await asyncio.sleep(0.005)
+        assert (got.status, got.code) == (503, "overloaded")
+        goes_on.set()
+        assert (await late).status == 200
+        first.cancel()
+        await replica.until(lambda r: len(r.deleted) == 1)
 
 
-def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) -> None:
+async def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) -> None:
     """Bodies of unknown length that don't come take what they might need. One tenant's take half of all at most."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, body_bytes=10_000, body_bytes_in_all=80_000) as here:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
-            writers = []
-            for _ in range(12):
-                _, writer = await here.raw()
-                writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n".encode())
-                writers.append(writer)
-            async with asyncio.timeout(30):
-                while (got := await here.post(body=CHAT | {"model": "none"})).status == 404:
-                    await asyncio.sleep(0.005)
-            assert (got.status, got.code) == (503, "overloaded")
-            assert b"your tenant" in got.body
-            assert (await here.post(body=CHAT | {"model": "none"}, key=STRANGER)).status == 404
-            for writer in writers:
-                writer.close()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, body_bytes=10_000, body_bytes_in_all=80_000) as here:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        writers = []
+        for _ in range(12):
+            _, writer = await here.raw()
+            writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n".encode())
+            writers.append(writer)
+        async with asyncio.timeout(30):
+            while (got := await here.post(body=CHAT | {"model": "none"})).status == 404:
+                await asyncio.sleep(0.005)
+        assert (got.status, got.code) == (503, "overloaded")
+        assert b"your tenant" in got.body
+        assert (await here.post(body=CHAT | {"model": "none"}, key=STRANGER)).status == 404
+        for writer in writers:
+            writer.close()
 
 
 @pytest.mark.parametrize(
@@ -133,147 +121,126 @@ def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) -> None:
         pytest.param("DELETE /v1/requests/x", id="cancellation"),
     ],
 )
-def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request_line: str) -> None:
+async def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request_line: str) -> None:
     """Requests whose body does not come, however small it is, hold half of all places at most. Who sends a whole body
     needs none.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path, requests=16) as here:
-            slow = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer "
-            writers, answers = [], []
-            for _ in range(12):
-                reader, writer = await here.raw()
-                writer.write(f"{slow}{KEY}\r\n\r\n".encode())
-                writers.append(writer)
-                answers.append(asyncio.create_task(reader.readuntil(b"unread request bodies of your tenant")))
-            refused: set[asyncio.Task[bytes]] = set()
-            async with asyncio.timeout(30):
-                while len(refused) < 4:
-                    refused |= (await asyncio.wait(set(answers) - refused, return_when=asyncio.FIRST_COMPLETED))[0]
-            assert all(each.result().startswith(b"HTTP/1.1 503 ") for each in refused)
-            assert (await here.post(body=CHAT | {"model": "none"})).status == 404
+    async with world(tmp_path, requests=16) as here:
+        slow = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer "
+        writers, answers = [], []
+        for _ in range(12):
             reader, writer = await here.raw()
-            writer.write(f"{slow}{STRANGER}\r\nExpect: 100-continue\r\n\r\n".encode())
-            assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
-            assert sum(each.done() for each in answers) == 4
-            for each in (*writers, writer):
-                each.close()
-            await asyncio.gather(*answers, return_exceptions=True)
+            writer.write(f"{slow}{KEY}\r\n\r\n".encode())
+            writers.append(writer)
+            answers.append(asyncio.create_task(reader.readuntil(b"unread request bodies of your tenant")))
+        refused: set[asyncio.Task[bytes]] = set()
+        async with asyncio.timeout(30):
+            while len(refused) < 4:
+                refused |= (await asyncio.wait(set(answers) - refused, return_when=asyncio.FIRST_COMPLETED))[0]
+        assert all(each.result().startswith(b"HTTP/1.1 503 ") for each in refused)
+        assert (await here.post(body=CHAT | {"model": "none"})).status == 404
+        reader, writer = await here.raw()
+        writer.write(f"{slow}{STRANGER}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert sum(each.done() for each in answers) == 4
+        for each in (*writers, writer):
+            each.close()
+        await asyncio.gather(*answers, return_exceptions=True)
 
-    asyncio.run(scenario())
 
-
-def test_a_tenants_own_limits(tmp_path: Path) -> None:
+async def test_a_tenants_own_limits(tmp_path: Path) -> None:
     """Requests at once and bytes of a body, as the feed says: 429 and 413 for that tenant, nothing for another; what
     the feed says later holds later.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", _silent)
-            here.control.publish(tenants=(limited(requests=1, body_bytes=2048),))
-            await here.settled()
-            large = json.dumps(CHAT | {"pad": "x" * 4000}).encode()
-            got = await here.post(body=large)
-            assert (got.status, got.code) == (413, "request_too_large")
-            first = asyncio.create_task(here.post())
-            await replica.until(lambda r: len(r.calls) == 1)
-            got = await here.post()
-            assert (got.status, got.code, got.headers["retry-after"]) == (429, "tenant_busy", "1")
-            assert b"1 requests under way" in got.body
-            theirs = await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)
-            assert theirs.status == 404
-            here.control.publish(tenants=(limited(),))
-            await here.settled()
-            replica.script = hello
-            assert (await here.post(body=large)).status == 200
-            first.cancel()
-            await replica.until(lambda r: len(r.deleted) == 1)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", _silent)
+        here.control.publish(tenants=(limited(requests=1, body_bytes=2048),))
+        await here.settled()
+        large = json.dumps(CHAT | {"pad": "x" * 4000}).encode()
+        got = await here.post(body=large)
+        assert (got.status, got.code) == (413, "request_too_large")
+        first = asyncio.create_task(here.post())
+        await replica.until(lambda r: len(r.calls) == 1)
+        got = await here.post()
+        assert (got.status, got.code, got.headers["retry-after"]) == (429, "tenant_busy", "1")
+        assert b"1 requests under way" in got.body
+        theirs = await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)
+        assert theirs.status == 404
+        here.control.publish(tenants=(limited(),))
+        await here.settled()
+        replica.script = hello
+        assert (await here.post(body=large)).status == 200
+        first.cancel()
+        await replica.until(lambda r: len(r.deleted) == 1)
 
 
-def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:
+async def test_a_deadline_that_passes_in_the_queue_is_504(tmp_path: Path) -> None:
     """The client's own deadline, while nothing was committed: its true status, and what it waited for."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            got = await here.post(x_kelvin_deadline_ms="200")
-            assert (got.status, got.code) == (504, "deadline_exceeded")
-            (record,) = await here.control.until_records(1)
-            assert (record.outcome, record.status) == ("deadline_exceeded", 504)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        got = await here.post(x_kelvin_deadline_ms="200")
+        assert (got.status, got.code) == (504, "deadline_exceeded")
+        (record,) = await here.control.until_records(1)
+        assert (record.outcome, record.status) == ("deadline_exceeded", 504)
 
 
-def test_the_queues_own_limit_of_time_is_504(tmp_path: Path) -> None:
+async def test_the_queues_own_limit_of_time_is_504(tmp_path: Path) -> None:
     """Without a deadline of the client the queue has one."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_s=0.2) as here:
-            assert (await here.post()).status == 504
-
-    asyncio.run(scenario())
+    async with world(tmp_path, queue_s=0.2) as here:
+        assert (await here.post()).status == 504
 
 
-def test_a_deadline_in_the_answer_cancels_upstream(tmp_path: Path) -> None:
+async def test_a_deadline_in_the_answer_cancels_upstream(tmp_path: Path) -> None:
     """The runtime is slow: the deadline ends it there, too."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a", _silent)
-            got = await here.post(x_kelvin_deadline_ms="300")
-            assert got.status == 504
-            await replica.until(lambda r: len(r.deleted) == 1)
-            assert int(replica.calls[0].headers["x-kelvin-deadline-ms"]) <= 300
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a", _silent)
+        got = await here.post(x_kelvin_deadline_ms="300")
+        assert got.status == 504
+        await replica.until(lambda r: len(r.deleted) == 1)
+        assert int(replica.calls[0].headers["x-kelvin-deadline-ms"]) <= 300
 
 
-def test_warm_models_serve_while_the_control_plane_is_away(tmp_path: Path) -> None:
+async def test_warm_models_serve_while_the_control_plane_is_away(tmp_path: Path) -> None:
     """The last table stands; records wait in the spool and are shipped when it is back, each once."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            await here.control.stop()
-            for _ in range(5):
-                assert (await here.post()).status == 200
-            assert here.control.records == []
-            await here.control.start(here.data / "run")
-            records = await here.control.until_records(5)
-            assert sorted(record.sequence for record in records) == [1, 2, 3, 4, 5]
-            await here.settled()
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        await here.control.stop()
+        for _ in range(5):
             assert (await here.post()).status == 200
+        assert here.control.records == []
+        await here.control.start(here.data / "run")
+        records = await here.control.until_records(5)
+        assert sorted(record.sequence for record in records) == [1, 2, 3, 4, 5]
+        await here.settled()
+        assert (await here.post()).status == 200
 
-    asyncio.run(scenario())
 
-
-def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
+async def test_records_outlive_a_killed_activator(tmp_path: Path) -> None:
     """SIGKILL right after the answer: the record is on the disk, and the next activator ships it."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            here.control.refuse_usage = True
-            got = await here.post()
-            here.process.kill()
-            await here.process.wait()
-            assert here.control.records == []
-            request_id = got.headers["x-request-id"]
-            found = [path for path in (here.data / "spool").rglob("*") if path.is_file()]
-            assert any(request_id.encode() in path.read_bytes() for path in found)
-            here.control.refuse_usage = False
-            await here.restart()
-            (record,) = await here.control.until_records(1)
-            assert (record.request_id, record.outcome) == (request_id, "ok")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        here.control.refuse_usage = True
+        got = await here.post()
+        here.process.kill()
+        await here.process.wait()
+        assert here.control.records == []
+        request_id = got.headers["x-request-id"]
+        found = [path for path in (here.data / "spool").rglob("*") if path.is_file()]
+        assert any(request_id.encode() in path.read_bytes() for path in found)
+        here.control.refuse_usage = False
+        await here.restart()
+        (record,) = await here.control.until_records(1)
+        assert (record.request_id, record.outcome) == (request_id, "ok")
 
 
 @pytest.mark.parametrize("reads", [pytest.param(False, id="slow"), pytest.param(True, id="quick: the control")])
-def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> None:
+async def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> None:
     """A client that reads nothing pauses the runtime; the activator holds no more than its buffers."""
     written = 0
     event = chunk("x" * 4000)
@@ -287,31 +254,28 @@ def test_a_slow_reader_stops_its_producer(tmp_path: Path, reads: bool) -> None:
         await call.data(DONE, total)
         await call.end(total)
 
-    async def scenario() -> None:
-        async with world(tmp_path, stall_s=2) as here:
-            await here.replica("a", flood)
-            process = psutil.Process(here.process.pid)
-            before = process.memory_info().rss
-            reader, writer = await here.raw()
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(http(json.dumps(STREAM).encode()))
-            await writer.drain()
-            if reads:
-                writer.transport.resume_reading()  # type: ignore[attr-defined]
-                while await reader.read(1 << 20):
-                    if written == total:
-                        break
-            (record,) = await here.control.until_records(1)
-            grown = process.memory_info().rss - before
-            assert grown < 16 << 20, grown
-            if reads:
-                assert (record.outcome, record.completion_tokens) == ("ok", total)
-            else:
-                assert record.outcome == "cancelled"
-                assert record.completion_tokens <= written < total / 2, written
-            writer.transport.abort()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, stall_s=2) as here:
+        await here.replica("a", flood)
+        process = psutil.Process(here.process.pid)
+        before = process.memory_info().rss
+        reader, writer = await here.raw()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(http(json.dumps(STREAM).encode()))
+        await writer.drain()
+        if reads:
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            while await reader.read(1 << 20):
+                if written == total:
+                    break
+        (record,) = await here.control.until_records(1)
+        grown = process.memory_info().rss - before
+        assert grown < 16 << 20, grown
+        if reads:
+            assert (record.outcome, record.completion_tokens) == ("ok", total)
+        else:
+            assert record.outcome == "cancelled"
+            assert record.completion_tokens <= written < total / 2, written
+        writer.transport.abort()
 
 
 async def _until_refused(here: World) -> None:
@@ -323,7 +287,7 @@ async def _until_refused(here: World) -> None:
         other.transport.abort()
 
 
-def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
+async def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
     """SIGTERM: no new connections, the running stream ends whole, its record is shipped."""
     release = asyncio.Event()
 
@@ -332,37 +296,31 @@ def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
         await release.wait()
         await hello(call)
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a", hold)
-            reader, writer = await here.raw()
-            writer.write(http(json.dumps(STREAM).encode()))
-            await reader.readuntil(b"data: ")
-            ending = asyncio.create_task(here.terminate())
-            async with asyncio.timeout(30):
-                await _until_refused(here)
-            release.set()
-            rest = await reader.read()
-            assert b"data: [DONE]" in rest
-            assert await ending == 0
-            assert [record.outcome for record in here.control.records] == ["ok"]
-            writer.close()
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a", hold)
+        reader, writer = await here.raw()
+        writer.write(http(json.dumps(STREAM).encode()))
+        await reader.readuntil(b"data: ")
+        ending = asyncio.create_task(here.terminate())
+        async with asyncio.timeout(30):
+            await _until_refused(here)
+        release.set()
+        rest = await reader.read()
+        assert b"data: [DONE]" in rest
+        assert await ending == 0
+        assert [record.outcome for record in here.control.records] == ["ok"]
+        writer.close()
 
 
-def test_a_drain_whose_time_is_over_tells_its_streams(tmp_path: Path) -> None:
+async def test_a_drain_whose_time_is_over_tells_its_streams(tmp_path: Path) -> None:
     """What runs on after the drain's limit gets a terminal event, is cancelled upstream, recorded, and we exit 0."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, activator_drain_s=1) as here:
-            replica = await here.replica("a", _silent)
-            asked = asyncio.create_task(here.post(body=STREAM))
-            await replica.until(lambda r: len(r.calls) == 1)
-            assert await here.terminate() == 0
-            got = await asked
-            assert b"unavailable" in got.body
-            assert replica.deleted == [replica.calls[0].request_id]
-            assert [record.outcome for record in here.control.records] == ["unavailable"]
-
-    asyncio.run(scenario())
+    async with world(tmp_path, activator_drain_s=1) as here:
+        replica = await here.replica("a", _silent)
+        asked = asyncio.create_task(here.post(body=STREAM))
+        await replica.until(lambda r: len(r.calls) == 1)
+        assert await here.terminate() == 0
+        got = await asked
+        assert b"unavailable" in got.body
+        assert replica.deleted == [replica.calls[0].request_id]
+        assert [record.outcome for record in here.control.records] == ["unavailable"]

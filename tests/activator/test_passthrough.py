@@ -24,49 +24,43 @@ def _problem(body: bytes) -> str:
     return code
 
 
-def test_the_caller_is_told_by_us_alone(tmp_path: Path) -> None:
+async def test_the_caller_is_told_by_us_alone(tmp_path: Path) -> None:
     """The principal comes from the key; a client's own claim, its key and hop-by-hop headers stay outside."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            got = await here.request(
-                "PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F", b'{"min":1}', ADMIN,
-                x_kelvin_principal='{"key_id":"k","tenant":"stranger","scopes":["admin"]}', x_kelvin_else="1",
-                x_request_id="mine", connection="x-hop", x_hop="1", content_type="application/json",
-            )  # fmt: skip
-            assert (got.status, got.body) == (201, b'echo:{"min":1}')
-            assert got.headers["x-client-request-id"] == "mine"
-            assert got.headers["x-request-id"].startswith("req_")
-            assert "x-kelvin-secret" not in got.headers
-            assert got.headers["x-fine"] == "yes"
-            method, path, headers, _ = here.control.seen_inward[-1]
-            assert (method, path) == ("PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F")
-            lower = {name.lower(): value for name, value in headers.items()}
-            assert json.loads(lower["x-kelvin-principal"]) == {
-                "key_id": "k2", "tenant": "default", "scopes": ["infer", "admin"],
-            }  # fmt: skip
-            assert lower["x-request-id"] == got.headers["x-request-id"]
-            assert not {"authorization", "x-kelvin-else", "x-hop"} & set(lower)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        got = await here.request(
+            "PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F", b'{"min":1}', ADMIN,
+            x_kelvin_principal='{"key_id":"k","tenant":"stranger","scopes":["admin"]}', x_kelvin_else="1",
+            x_request_id="mine", connection="x-hop", x_hop="1", content_type="application/json",
+        )  # fmt: skip
+        assert (got.status, got.body) == (201, b'echo:{"min":1}')
+        assert got.headers["x-client-request-id"] == "mine"
+        assert got.headers["x-request-id"].startswith("req_")
+        assert "x-kelvin-secret" not in got.headers
+        assert got.headers["x-fine"] == "yes"
+        method, path, headers, _ = here.control.seen_inward[-1]
+        assert (method, path) == ("PUT", "/admin/v1/models/m@x/scale?a=1&b=%2F")
+        lower = {name.lower(): value for name, value in headers.items()}
+        assert json.loads(lower["x-kelvin-principal"]) == {
+            "key_id": "k2", "tenant": "default", "scopes": ["infer", "admin"],
+        }  # fmt: skip
+        assert lower["x-request-id"] == got.headers["x-request-id"]
+        assert not {"authorization", "x-kelvin-else", "x-hop"} & set(lower)
 
 
-def test_refusals_are_problem_details(tmp_path: Path) -> None:
+async def test_refusals_are_problem_details(tmp_path: Path) -> None:
     """No key, no scope, nobody behind: RFC 9457, and nothing reached the service."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            got = await here.get("/admin/v1/status", key="wrong")
-            assert (got.status, _problem(got.body)) == (401, "invalid_api_key")
-            assert got.headers["www-authenticate"] == "Bearer"
-            got = await here.get("/admin/v1/status", key=KEY)
-            assert (got.status, _problem(got.body)) == (403, "insufficient_scope")
-            got = await here.get("/push/v1/plans", key=ADMIN)
-            assert (got.status, _problem(got.body)) == (503, "unavailable")
-            assert here.control.seen_inward == []
-            assert (await here.get("/admin/v1/status", key=ADMIN)).status == 201  # the control
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        got = await here.get("/admin/v1/status", key="wrong")
+        assert (got.status, _problem(got.body)) == (401, "invalid_api_key")
+        assert got.headers["www-authenticate"] == "Bearer"
+        got = await here.get("/admin/v1/status", key=KEY)
+        assert (got.status, _problem(got.body)) == (403, "insufficient_scope")
+        got = await here.get("/push/v1/plans", key=ADMIN)
+        assert (got.status, _problem(got.body)) == (503, "unavailable")
+        assert here.control.seen_inward == []
+        assert (await here.get("/admin/v1/status", key=ADMIN)).status == 201  # the control
 
 
 @pytest.mark.parametrize(
@@ -79,46 +73,40 @@ def test_refusals_are_problem_details(tmp_path: Path) -> None:
         pytest.param("/default/internal/v1/stats", id="as a tenant's"),
     ],
 )
-def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None:
+async def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None:
     """No spelling of a path reaches what is not the admin API's."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            reader, writer = await here.raw()
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n".encode())
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
-            writer.transport.abort()
-            assert here.control.seen_inward == []
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        reader, writer = await here.raw()
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+        writer.transport.abort()
+        assert here.control.seen_inward == []
 
 
-def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
+async def test_uploads_are_streamed_and_bounded(tmp_path: Path) -> None:
     """A chunk of 8 MiB passes whole; a body over the bound is refused by its length, or as it grows."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, upload_bytes=9 << 20) as here:
-            body = bytes(range(256)) * (8 << 12)
-            snapshotter = await _snapshotter(here)
-            got = await here.request("PUT", "/push/v1/plans/p/chunks/d", body, ADMIN)
-            assert got.body == b"echo:" + body
-            got = await here.request("PUT", "/push/v1/plans/p/chunks/d", body + body, ADMIN)
-            assert (got.status, _problem(got.body)) == (413, "request_too_large")
+    async with world(tmp_path, upload_bytes=9 << 20) as here:
+        body = bytes(range(256)) * (8 << 12)
+        snapshotter = await _snapshotter(here)
+        got = await here.request("PUT", "/push/v1/plans/p/chunks/d", body, ADMIN)
+        assert got.body == b"echo:" + body
+        got = await here.request("PUT", "/push/v1/plans/p/chunks/d", body + body, ADMIN)
+        assert (got.status, _problem(got.body)) == (413, "request_too_large")
 
-            async def growing() -> object:
-                for _ in range(20):
-                    yield bytes(1 << 20)
+        async def growing() -> object:
+            for _ in range(20):
+                yield bytes(1 << 20)
 
-            headers = {"authorization": f"Bearer {ADMIN}"}
-            try:
-                async with here.client.put(here.url + "/push/v1/x", data=growing(), headers=headers) as answer:
-                    assert answer.status == 413
-            except ConnectionError:
-                pass  # refused while it was still sending
-            assert len(snapshotter.seen_inward) == 1
-            await snapshotter.stop()
-
-    asyncio.run(scenario())
+        headers = {"authorization": f"Bearer {ADMIN}"}
+        try:
+            async with here.client.put(here.url + "/push/v1/x", data=growing(), headers=headers) as answer:
+                assert answer.status == 413
+        except ConnectionError:
+            pass  # refused while it was still sending
+        assert len(snapshotter.seen_inward) == 1
+        await snapshotter.stop()
 
 
 async def _snapshotter(here: World) -> FakeControl:
@@ -133,35 +121,32 @@ async def _snapshotter(here: World) -> FakeControl:
 
 
 @pytest.mark.parametrize("service", ["admin", "push"])
-def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str) -> None:
+async def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str) -> None:
     """As many of one tenant as it may have at once, none of which goes on: another tenant's call is passed at once, and
     one more of its own is told to come back.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path, body_rate=0) as here:
-            snapshotter = await _snapshotter(here)
-            here.control.publish(keys=(key_row("k8", PUSHER, "other", Scope.PUSH, Scope.ADMIN),))
-            head = f"PUT /{service}/v1/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n"
-            stalled = []
-            for _ in range(CALLS_OF_TENANT):
-                _, writer = await here.raw()
-                writer.write(f"{head}Content-Length: 10000\r\n\r\n.".encode())
-                stalled.append(writer)
-            behind = here.control if service == "admin" else snapshotter
-            await eventually(lambda: behind.beginning >= CALLS_OF_TENANT, "they are being received")
-            async with asyncio.timeout(5):
-                assert (await here.request("PUT", f"/{service}/v1/x", b"1", PUSHER)).status == 201
-                refused = await here.request("PUT", f"/{service}/v1/x", b"1", ADMIN)
-                assert (refused.status, _problem(refused.body)) == (503, "overloaded")
-            for writer in stalled:
-                writer.transport.abort()
-            await snapshotter.stop()
-
-    asyncio.run(scenario())
+    async with world(tmp_path, body_rate=0) as here:
+        snapshotter = await _snapshotter(here)
+        here.control.publish(keys=(key_row("k8", PUSHER, "other", Scope.PUSH, Scope.ADMIN),))
+        head = f"PUT /{service}/v1/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n"
+        stalled = []
+        for _ in range(CALLS_OF_TENANT):
+            _, writer = await here.raw()
+            writer.write(f"{head}Content-Length: 10000\r\n\r\n.".encode())
+            stalled.append(writer)
+        behind = here.control if service == "admin" else snapshotter
+        await eventually(lambda: behind.beginning >= CALLS_OF_TENANT, "they are being received")
+        async with asyncio.timeout(5):
+            assert (await here.request("PUT", f"/{service}/v1/x", b"1", PUSHER)).status == 201
+            refused = await here.request("PUT", f"/{service}/v1/x", b"1", ADMIN)
+            assert (refused.status, _problem(refused.body)) == (503, "overloaded")
+        for writer in stalled:
+            writer.transport.abort()
+        await snapshotter.stop()
 
 
-def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
+async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
     """504 when it is over, however long ours is; a deadline that is none is refused before anything goes inward."""
     held = asyncio.Event()
 
@@ -169,25 +154,22 @@ def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
         await held.wait()
         return web.Response(body=b"late")
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            app = web.Application()
-            app.router.add_route("*", "/{path:.*}", hold)
-            snapshotter = Listening(app)
-            await snapshotter.start(here.data / "run" / "snapshotter.sock")
-            try:
-                key = {"key": PUSHER, "x_kelvin_deadline_ms": "200"}
-                here.control.publish(keys=(key_row("k8", PUSHER, "default", Scope.PUSH),))
-                await here.settled()
-                got = await here.get("/push/v1/plans", **key)
-                assert (got.status, _problem(got.body)) == (504, "deadline_exceeded")
-                got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "soon"}))
-                assert (got.status, _problem(got.body)) == (400, "invalid_request")
-                held.set()
-                got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "60000"}))
-                assert (got.status, got.body) == (200, b"late")
-            finally:
-                held.set()
-                await snapshotter.stop()
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", hold)
+        snapshotter = Listening(app)
+        await snapshotter.start(here.data / "run" / "snapshotter.sock")
+        try:
+            key = {"key": PUSHER, "x_kelvin_deadline_ms": "200"}
+            here.control.publish(keys=(key_row("k8", PUSHER, "default", Scope.PUSH),))
+            await here.settled()
+            got = await here.get("/push/v1/plans", **key)
+            assert (got.status, _problem(got.body)) == (504, "deadline_exceeded")
+            got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "soon"}))
+            assert (got.status, _problem(got.body)) == (400, "invalid_request")
+            held.set()
+            got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "60000"}))
+            assert (got.status, got.body) == (200, b"late")
+        finally:
+            held.set()
+            await snapshotter.stop()

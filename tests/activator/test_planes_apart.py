@@ -27,94 +27,82 @@ async def _cut_off(here: World, path: str = "/readyz") -> None:
     await here.restart(path)
 
 
-def test_ready_models_serve(tmp_path: Path) -> None:
+async def test_ready_models_serve(tmp_path: Path) -> None:
     """Keys are known, replicas found, limits and models as they were; records wait, and each arrives once."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            await _until_kept(here, "rt-a.sock")
-            assert (await here.own("/readyz")).json["feed"] == "live"
-            await _cut_off(here)
-            for _ in range(3):
-                assert (await here.post()).status == 200
-            assert (await here.post(body={**CHAT, "model": "theirs"})).code == "model_not_found"
-            assert (await here.get("/v1/models", STRANGER)).status == 200
-            assert (await here.get("/v1/models", KEY + "x")).status == 401
-            ready = await here.own("/readyz")
-            assert (ready.status, ready.json["feed"]) == (200, "kept")
-            assert "kelvin_feed_age_seconds{" in await here.page()
-            assert here.control.records == []
-            await here.control.start(here.data / "run")
-            records = await here.control.until_records(3)
-            assert sorted(record.sequence for record in records) == [1, 2, 3]
-            await here.settled()
-            here.control.publish(removed_keys=("k1",))
-            await here.settled()
-            assert (await here.post()).status == 401
-            assert (await here.own("/readyz")).json["feed"] == "live"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        await _until_kept(here, "rt-a.sock")
+        assert (await here.own("/readyz")).json["feed"] == "live"
+        await _cut_off(here)
+        for _ in range(3):
+            assert (await here.post()).status == 200
+        assert (await here.post(body={**CHAT, "model": "theirs"})).code == "model_not_found"
+        assert (await here.get("/v1/models", STRANGER)).status == 200
+        assert (await here.get("/v1/models", KEY + "x")).status == 401
+        ready = await here.own("/readyz")
+        assert (ready.status, ready.json["feed"]) == (200, "kept")
+        assert "kelvin_feed_age_seconds{" in await here.page()
+        assert here.control.records == []
+        await here.control.start(here.data / "run")
+        records = await here.control.until_records(3)
+        assert sorted(record.sequence for record in records) == [1, 2, 3]
+        await here.settled()
+        here.control.publish(removed_keys=("k1",))
+        await here.settled()
+        assert (await here.post()).status == 401
+        assert (await here.own("/readyz")).json["feed"] == "live"
 
 
-def test_without_the_file_nobody_is_known(tmp_path: Path) -> None:
+async def test_without_the_file_nobody_is_known(tmp_path: Path) -> None:
     """Negative control: it is the file that serves."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            await _until_kept(here, "rt-a.sock")
-            await here.control.stop()
-            here.process.kill()
-            await here.process.wait()
-            (here.data / "run" / "feed").unlink()
-            await here.restart("/healthz")
-            await asyncio.sleep(1.5)  # longer than it waits for a control plane before it looks for the file
-            assert (await here.post()).code == "unavailable"
-            ready = await here.own("/readyz")
-            assert (ready.status, ready.json) == (503, {"feed": "none", "age_s": None, "autoscaler": None})
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        await _until_kept(here, "rt-a.sock")
+        await here.control.stop()
+        here.process.kill()
+        await here.process.wait()
+        (here.data / "run" / "feed").unlink()
+        await here.restart("/healthz")
+        await asyncio.sleep(1.5)  # longer than it waits for a control plane before it looks for the file
+        assert (await here.post()).code == "unavailable"
+        ready = await here.own("/readyz")
+        assert (ready.status, ready.json) == (503, {"feed": "none", "age_s": None, "autoscaler": None})
 
 
-def test_past_its_age_nobody_is_let_in(tmp_path: Path) -> None:
+async def test_past_its_age_nobody_is_let_in(tmp_path: Path) -> None:
     """By an activator that ran all the time as by one that starts: a revocation can't be missed for longer."""
 
-    async def scenario() -> None:
-        async with world(tmp_path, feed_max_age_s=3) as here:
-            await here.replica("a")
-            await here.control.stop()
-            async with asyncio.timeout(20):
-                while (got := await here.post()).status == 200:
-                    await asyncio.sleep(0.05)
-            assert (got.status, got.code) == (503, "unavailable")
-            assert (await here.own("/readyz")).status == 503
-            here.process.kill()
-            await here.process.wait()
-            await here.restart("/healthz")
-            await asyncio.sleep(1.5)
-            assert (await here.post()).status == 503
-            await here.control.start(here.data / "run")
-            async with asyncio.timeout(20):
-                while (await here.post()).status != 200:
-                    await asyncio.sleep(0.05)
-
-    asyncio.run(scenario())
+    async with world(tmp_path, feed_max_age_s=3) as here:
+        await here.replica("a")
+        await here.control.stop()
+        async with asyncio.timeout(20):
+            while (got := await here.post()).status == 200:
+                await asyncio.sleep(0.05)
+        assert (got.status, got.code) == (503, "unavailable")
+        assert (await here.own("/readyz")).status == 503
+        here.process.kill()
+        await here.process.wait()
+        await here.restart("/healthz")
+        await asyncio.sleep(1.5)
+        assert (await here.post()).status == 503
+        await here.control.start(here.data / "run")
+        async with asyncio.timeout(20):
+            while (await here.post()).status != 200:
+                await asyncio.sleep(0.05)
 
 
-def test_a_version_at_zero_waits_for_who_wakes_it(tmp_path: Path) -> None:
+async def test_a_version_at_zero_waits_for_who_wakes_it(tmp_path: Path) -> None:
     """It can't be started without the control plane: the request is held, and answered when there is one."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await _until_kept(here, OTHER)
-            await _cut_off(here)
-            asked = asyncio.create_task(here.post())
-            while 'kelvin_requests_queued{process="activator"} 1' not in await here.page():
-                await asyncio.sleep(0.02)
-            await here.control.start(here.data / "run")
-            await here.control.until_stat()
-            await here.replica("a")
-            assert (await asked).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await _until_kept(here, OTHER)
+        await _cut_off(here)
+        asked = asyncio.create_task(here.post())
+        while 'kelvin_requests_queued{process="activator"} 1' not in await here.page():
+            await asyncio.sleep(0.02)
+        await here.control.start(here.data / "run")
+        await here.control.until_stat()
+        await here.replica("a")
+        assert (await asked).status == 200

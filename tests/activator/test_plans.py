@@ -64,16 +64,13 @@ async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
         pytest.param("interactive", ["own", "guest"], id="the control: nobody's is"),
     ],
 )
-def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest: Priority, want: list[str]) -> None:
+async def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest: Priority, want: list[str]) -> None:
     """It says that it is interactive, and waits for one that is standard, as batch was given more than that."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            _plan(here, "default", priority=highest)
-            await here.settled()
-            assert await _order(here, ("guest", STRANGER, "standard"), ("own", KEY, "interactive")) == want
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        _plan(here, "default", priority=highest)
+        await here.settled()
+        assert await _order(here, ("guest", STRANGER, "standard"), ("own", KEY, "interactive")) == want
 
 
 @pytest.mark.parametrize(
@@ -109,19 +106,16 @@ def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
         pytest.param((SMALL,), (), None, "fallback=small", id="which is nobody else's"),
     ],
 )
-def test_a_plan_has_steps_of_its_own(
+async def test_a_plan_has_steps_of_its_own(
     tmp_path: Path, of_all: tuple[Rung, ...], of_free: tuple[Rung, ...], plan: str | None, told: str | None
 ) -> None:
     """In the place of those that all others have."""
 
-    async def scenario() -> None:
-        async with full(tmp_path) as (here, _):
-            await small(here)
-            who = TenantRow(tenant="default", suspended=False, limits=TenantLimits(plan=plan))
-            model = msgspec.structs.replace(row("m", *of_all), plan_ladders={"free": of_free})
-            here.control.publish(tenants=(who,), models=(model,))
-            await here.settled()
-            got = await here.post()
-            assert (got.status, got.headers.get(TOLD)) == (503 if told is None else 200, told)
-
-    asyncio.run(scenario())
+    async with full(tmp_path) as (here, _):
+        await small(here)
+        who = TenantRow(tenant="default", suspended=False, limits=TenantLimits(plan=plan))
+        model = msgspec.structs.replace(row("m", *of_all), plan_ladders={"free": of_free})
+        here.control.publish(tenants=(who,), models=(model,))
+        await here.settled()
+        got = await here.post()
+        assert (got.status, got.headers.get(TOLD)) == (503 if told is None else 200, told)

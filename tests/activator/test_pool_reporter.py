@@ -19,7 +19,6 @@ from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.redis_server import RedisServer
 from tests.activator.test_autoscaler_link import ROWS, UNKNOWN, M, stat
 from tests.eventually import eventually
-from tests.virtual_loop import run_virtually
 
 POOL = PoolRow(namespace="ns", name="pool-1", share=2.5, wanted=5)
 
@@ -46,116 +45,104 @@ class Heard:
         return self.takes
 
 
-def test_who_is_told_of_a_version() -> None:
+@pytest.mark.virtual_time
+async def test_who_is_told_of_a_version() -> None:
     """Knative of what has a Revision, the control plane of what has none; without pools all of it is Knative's to hear.
     What one of them doesn't take is not taken.
     """
 
-    async def main() -> None:
-        link, control, pools = Heard(), Heard(), [POOL]
-        reporter = PoolReporter(link, link.tell, control, ROWS.get, lambda: tuple(pools), lambda: None)
-        own, shared = stat(M, 1.0), stat(UNKNOWN, 2.0)
-        assert await reporter.send((own, shared))
-        assert (link.stats, control.stats) == ([own], [shared])
-        control.takes = False
-        assert not await reporter.send((own, shared))
-        assert await reporter.send((own,))
-        control.hangs, began_s = True, asyncio.get_running_loop().time()
-        link.stats.clear()
-        assert not await reporter.send((shared, own))
-        assert link.stats == [own], "who hangs holds up nobody"
-        assert asyncio.get_running_loop().time() - began_s < PERIOD_S
-        pools.clear()
-        link.stats.clear()
-        await reporter.send((shared,))
-        assert link.stats == [shared]
-
-    run_virtually(main())
+    link, control, pools = Heard(), Heard(), [POOL]
+    reporter = PoolReporter(link, link.tell, control, ROWS.get, lambda: tuple(pools), lambda: None)
+    own, shared = stat(M, 1.0), stat(UNKNOWN, 2.0)
+    assert await reporter.send((own, shared))
+    assert (link.stats, control.stats) == ([own], [shared])
+    control.takes = False
+    assert not await reporter.send((own, shared))
+    assert await reporter.send((own,))
+    control.hangs, began_s = True, asyncio.get_running_loop().time()
+    link.stats.clear()
+    assert not await reporter.send((shared, own))
+    assert link.stats == [own], "who hangs holds up nobody"
+    assert asyncio.get_running_loop().time() - began_s < PERIOD_S
+    pools.clear()
+    link.stats.clear()
+    await reporter.send((shared,))
+    assert link.stats == [shared]
 
 
-def test_pods_are_told_each_second() -> None:
+@pytest.mark.virtual_time
+async def test_pods_are_told_each_second() -> None:
     """What the feed said last, whether or not it still says anything; nothing where there is no pool."""
 
-    async def main() -> None:
-        link, seen = Heard(), Revisions()
-        reporter = PoolReporter(link, link.tell, Heard(), seen.of, lambda: seen.pools, lambda: None)
-        running = asyncio.create_task(reporter.run())
-        await asyncio.sleep(1.5)
-        assert link.told == []
-        seen.apply(Feed(revision=1, full=True, pools=(POOL,)))
-        seen.apply(Feed(revision=2))
-        await asyncio.sleep(3)
-        seen.apply(Feed(revision=3, full=True))
-        await asyncio.sleep(3)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert link.told == [(at, RevisionStat("ns", "pool-1", 2.5, 0)) for at in (2.0, 3.0, 4.0)]
-
-    run_virtually(main())
+    link, seen = Heard(), Revisions()
+    reporter = PoolReporter(link, link.tell, Heard(), seen.of, lambda: seen.pools, lambda: None)
+    running = asyncio.create_task(reporter.run())
+    await asyncio.sleep(1.5)
+    assert link.told == []
+    seen.apply(Feed(revision=1, full=True, pools=(POOL,)))
+    seen.apply(Feed(revision=2))
+    await asyncio.sleep(3)
+    seen.apply(Feed(revision=3, full=True))
+    await asyncio.sleep(3)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert link.told == [(at, RevisionStat("ns", "pool-1", 2.5, 0)) for at in (2.0, 3.0, 4.0)]
 
 
-def test_of_one_that_died_the_others_say_its_share() -> None:
+@pytest.mark.virtual_time
+async def test_of_one_that_died_the_others_say_its_share() -> None:
     """Who is alive is known or not: with it the whole is reported while the control plane says nothing new. The
     control: without it what was said last, by as many as there were then.
     """
 
-    async def main() -> None:
-        link, alive = Heard(), list[int | None]((None,))
-        reporter = PoolReporter(link, link.tell, Heard(), ROWS.get, lambda: (POOL,), lambda: alive[-1])
-        running = asyncio.create_task(reporter.run())
-        await asyncio.sleep(PERIOD_S / 2)  # between two reports
-        for now in (None, 2, 1, None):
-            alive.append(now)
-            await asyncio.sleep(PERIOD_S)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        assert [each.concurrency for _, each in link.told] == [2.5, 2.5, 5.0, 2.5]
-
-    run_virtually(main())
+    link, alive = Heard(), list[int | None]((None,))
+    reporter = PoolReporter(link, link.tell, Heard(), ROWS.get, lambda: (POOL,), lambda: alive[-1])
+    running = asyncio.create_task(reporter.run())
+    await asyncio.sleep(PERIOD_S / 2)  # between two reports
+    for now in (None, 2, 1, None):
+        alive.append(now)
+        await asyncio.sleep(PERIOD_S)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [each.concurrency for _, each in link.told] == [2.5, 2.5, 5.0, 2.5]
 
 
-def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent counts no more; nobody says how many there are without a Redis, or while it is away."""
     monkeypatch.setattr(shared_store, "SILENT_S", 1.0)
 
-    async def main() -> None:
-        async with open_rates(None, "one", Page("activator")) as alone:
-            assert alone.alive() is None
-        with RedisServer() as server:
-            async with asyncio.timeout(60), open_rates(server.url, "one", Page("activator")) as one:
-                assert one.store is not None
-                assert one.alive() == 1
-                async with open_store(server.url, "two") as two:
-                    await two.beat()
-                    await one.store.beat()
-                    assert one.alive() == 2
-                while one.alive() != 1:
-                    await one.store.beat()
-                    await asyncio.sleep(0.01)
-                server.kill()
+    async with open_rates(None, "one", Page("activator")) as alone:
+        assert alone.alive() is None
+    with RedisServer() as server:
+        async with asyncio.timeout(60), open_rates(server.url, "one", Page("activator")) as one:
+            assert one.store is not None
+            assert one.alive() == 1
+            async with open_store(server.url, "two") as two:
+                await two.beat()
                 await one.store.beat()
-                assert one.alive() is None
+                assert one.alive() == 2
+            while one.alive() != 1:
+                await one.store.beat()
+                await asyncio.sleep(0.01)
+            server.kill()
+            await one.store.beat()
+            assert one.alive() is None
 
-    asyncio.run(main())
 
-
-def test_the_autoscaler_hears_it() -> None:
+async def test_the_autoscaler_hears_it() -> None:
     """As it hears of a version's Revision; while it is away nobody does, and nothing is kept."""
 
-    async def main() -> None:
-        server = StrictAutoscaler("ns/pool-1")
-        await server.start()
-        link = AutoscalerLink(server.url, "activator-7", ROWS.get)
-        told = [RevisionStat(POOL.namespace, POOL.name, POOL.share, 0)]
-        assert not await link.tell(told)
-        running = asyncio.create_task(link.run())
-        await eventually(lambda: link.is_open)
-        assert await link.tell(told)
-        await eventually(lambda: bool(server.stats))
-        assert [each[1:] for each in server.stats] == [(0, "ns/pool-1", "activator-7", 2.5, 0.0)]
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await server.stop()
-        assert server.wrong == []
-
-    asyncio.run(main())
+    server = StrictAutoscaler("ns/pool-1")
+    await server.start()
+    link = AutoscalerLink(server.url, "activator-7", ROWS.get)
+    told = [RevisionStat(POOL.namespace, POOL.name, POOL.share, 0)]
+    assert not await link.tell(told)
+    running = asyncio.create_task(link.run())
+    await eventually(lambda: link.is_open)
+    assert await link.tell(told)
+    await eventually(lambda: bool(server.stats))
+    assert [each[1:] for each in server.stats] == [(0, "ns/pool-1", "activator-7", 2.5, 0.0)]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await server.stop()
+    assert server.wrong == []

@@ -69,113 +69,95 @@ async def _begun(porch: Porch) -> list[list[str]]:
     pytest.param(8, [8, 8, 5], id="eight in a round, and who comes late behind those that wait"),
     pytest.param(1000, [CAME, 1], id="the control: all at once"),
 ])  # fmt: skip
-def test_a_few_begin_in_each_round(most: int, want: list[int]) -> None:
+async def test_a_few_begin_in_each_round(most: int, want: list[int]) -> None:
     """In the order in which they came; none is lost, and nothing goes on when all have begun."""
 
-    async def scenario() -> None:
-        porch = Porch(most)
-        for _ in range(3):  # it is as it was
-            rounds = await _begun(porch)
-            assert [len(each) for each in rounds] == want
-            assert [number for each in rounds for number in each] == [str(number) for number in range(CAME + 1)]
-            for _ in range(2):
-                await asyncio.sleep(0)
-        assert repr(porch) == "<Porch waiting=0>"
-
-    asyncio.run(scenario())
+    porch = Porch(most)
+    for _ in range(3):  # it is as it was
+        rounds = await _begun(porch)
+        assert [len(each) for each in rounds] == want
+        assert [number for each in rounds for number in each] == [str(number) for number in range(CAME + 1)]
+        for _ in range(2):
+            await asyncio.sleep(0)
+    assert repr(porch) == "<Porch waiting=0>"
 
 
-def test_credentials_take_turns() -> None:
+async def test_credentials_take_turns() -> None:
     """Whose twenty came first is not ahead of another's three; each one's begin in their order."""
 
-    async def scenario() -> None:
-        porch, begun = Porch(2), list[str]()
-        for number in range(20):
-            porch.enter(Caller(begun.append, f"a{number}", whose=b"a"))
-        for number in range(3):
-            porch.enter(Caller(begun.append, f"b{number}", whose=b"b"))
-        while len(begun) < 23:
-            await asyncio.sleep(0)
-        assert begun[:9] == ["a0", "a1", "a2", "b0", "a3", "b1", "a4", "b2", "a5"]
-        assert begun[9:] == [f"a{number}" for number in range(6, 20)]
-
-    asyncio.run(scenario())
+    porch, begun = Porch(2), list[str]()
+    for number in range(20):
+        porch.enter(Caller(begun.append, f"a{number}", whose=b"a"))
+    for number in range(3):
+        porch.enter(Caller(begun.append, f"b{number}", whose=b"b"))
+    while len(begun) < 23:
+        await asyncio.sleep(0)
+    assert begun[:9] == ["a0", "a1", "a2", "b0", "a3", "b1", "a4", "b2", "a5"]
+    assert begun[9:] == [f"a{number}" for number in range(6, 20)]
 
 
-def test_addresses_take_turns_before_their_credentials() -> None:
+async def test_addresses_take_turns_before_their_credentials() -> None:
     """A stranger with a credential of its own for each request has no more turns than who has one for all."""
 
-    async def scenario() -> None:
-        porch, begun = Porch(1), list[str]()
-        for number in range(6):
-            porch.enter(Caller(begun.append, f"many{number}", "203.0.113.1", b"%d" % (number % 3)))
-        for number in range(3):
-            porch.enter(Caller(begun.append, f"one{number}", "203.0.113.2", b"one"))
-        porch.enter(Caller(begun.append, "ours"))
-        while len(begun) < 10:
-            await asyncio.sleep(0)
-        assert begun == ["many0", "many1", "one0", "ours", "many2", "one1", "many3", "one2", "many4", "many5"]
-
-    asyncio.run(scenario())
+    porch, begun = Porch(1), list[str]()
+    for number in range(6):
+        porch.enter(Caller(begun.append, f"many{number}", "203.0.113.1", b"%d" % (number % 3)))
+    for number in range(3):
+        porch.enter(Caller(begun.append, f"one{number}", "203.0.113.2", b"one"))
+    porch.enter(Caller(begun.append, "ours"))
+    while len(begun) < 10:
+        await asyncio.sleep(0)
+    assert begun == ["many0", "many1", "one0", "ours", "many2", "one1", "many3", "one2", "many4", "many5"]
 
 
-def test_nothing_is_asked_of_who_need_not_wait() -> None:
+async def test_nothing_is_asked_of_who_need_not_wait() -> None:
     """A head is looked through for its credential where there is a queue, and once."""
 
-    async def scenario() -> None:
-        porch, begun = Porch(2), list[str]()
-        callers = [Caller(begun.append, str(number)) for number in range(5)]
-        for caller in callers:
-            porch.enter(caller)
-        while len(begun) < 5:
-            await asyncio.sleep(0)
-        assert [caller.looks for caller in callers] == [0, 0, 1, 1, 1]
-
-    asyncio.run(scenario())
+    porch, begun = Porch(2), list[str]()
+    callers = [Caller(begun.append, str(number)) for number in range(5)]
+    for caller in callers:
+        porch.enter(caller)
+    while len(begun) < 5:
+        await asyncio.sleep(0)
+    assert [caller.looks for caller in callers] == [0, 0, 1, 1, 1]
 
 
-def test_who_has_left_takes_nobodys_place() -> None:
+async def test_who_has_left_takes_nobodys_place() -> None:
     """Of twelve that wait, eight leave: the four others begin in the next two rounds, two in each."""
 
-    async def scenario() -> None:
-        porch, begun = Porch(2), list[str]()
-        callers = [Caller(begun.append, str(number)) for number in range(14)]
-        for caller in callers:
-            porch.enter(caller)
-        for caller in callers[2:10]:
-            caller.has_left = True
-        rounds = [list(begun)]
-        for _ in range(4):
-            await asyncio.sleep(0)
-            rounds.append(begun[sum(map(len, rounds)) :])
-        assert rounds == [["0", "1"], ["10", "11"], ["12", "13"], [], []]
-        assert repr(porch) == "<Porch waiting=0>"
-
-    asyncio.run(scenario())
+    porch, begun = Porch(2), list[str]()
+    callers = [Caller(begun.append, str(number)) for number in range(14)]
+    for caller in callers:
+        porch.enter(caller)
+    for caller in callers[2:10]:
+        caller.has_left = True
+    rounds = [list(begun)]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        rounds.append(begun[sum(map(len, rounds)) :])
+    assert rounds == [["0", "1"], ["10", "11"], ["12", "13"], [], []]
+    assert repr(porch) == "<Porch waiting=0>"
 
 
-def test_a_closed_one_lets_nobody_in() -> None:
+async def test_a_closed_one_lets_nobody_in() -> None:
     """Who waits is refused at once, and so is whoever comes later."""
 
-    async def scenario() -> None:
-        porch, told = Porch(2), list[str]()
-        for number in range(4):
-            porch.enter(Caller(told.append, str(number)))
-        porch.close()
-        porch.enter(Caller(told.append, "late"))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert told == ["0", "1", "no 2", "no 3", "no late"]
-        assert repr(porch) == "<Porch waiting=0 closed>"
-
-    asyncio.run(scenario())
+    porch, told = Porch(2), list[str]()
+    for number in range(4):
+        porch.enter(Caller(told.append, str(number)))
+    porch.close()
+    porch.enter(Caller(told.append, "late"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert told == ["0", "1", "no 2", "no 3", "no late"]
+    assert repr(porch) == "<Porch waiting=0 closed>"
 
 
 @pytest.mark.parametrize(("most", "want", "gone"), [
     pytest.param(ROUND, ROUND, 1, id="as it is"),
     pytest.param(1000, CAME, 0, id="the control: all at once"),
 ])  # fmt: skip
-def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int, gone: int) -> None:
+async def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int, gone: int) -> None:
     """Twenty connections' requests were read in one go: what is due then is done when no more than eight have begun.
     All are answered, but for one whose client has gone meanwhile; their time runs from when they came.
     """
@@ -188,56 +170,50 @@ def test_an_answer_does_not_stand_behind_all_who_come(most: int, want: int, gone
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def scenario() -> None:
-        edge = read_settings({"KELVIN_DATA": "/x"}).edge
-        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(most))
-        config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, sockets = ServerState(), [MemorySocket() for _ in range(CAME)]
-        lines = [HttpProtocol(gate, config, server, {}) for _ in sockets]
-        for number, (here, socket) in enumerate(zip(lines, sockets, strict=True)):
-            here.raw, here.source = socket, None
-            here.connection_made(socket)
-            here.data_received(b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n" % number)
-        read_us = now_us()
-        lines[-1].connection_lost(None)
-        await asyncio.sleep(0)
-        assert len(begun) == want
-        async with asyncio.timeout(30):
-            while len(begun) < CAME - gone or server.tasks:
-                await asyncio.sleep(0)
-            for _ in range(3):
-                await asyncio.sleep(0)
-        assert begun == [f"/{number}" for number in range(CAME - gone)]
-        assert max(came_us) <= read_us
-        assert [socket.written[:12] for socket in sockets[:-1]] == [b"HTTP/1.1 204"] * (CAME - 1)
-        assert not sockets[-1].written
-        for here in lines[:-1]:
-            here.connection_lost(None)
-
-    asyncio.run(scenario())
+    edge = read_settings({"KELVIN_DATA": "/x"}).edge
+    gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(most))
+    config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+    server, sockets = ServerState(), [MemorySocket() for _ in range(CAME)]
+    lines = [HttpProtocol(gate, config, server, {}) for _ in sockets]
+    for number, (here, socket) in enumerate(zip(lines, sockets, strict=True)):
+        here.raw, here.source = socket, None
+        here.connection_made(socket)
+        here.data_received(b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n" % number)
+    read_us = now_us()
+    lines[-1].connection_lost(None)
+    await asyncio.sleep(0)
+    assert len(begun) == want
+    async with asyncio.timeout(30):
+        while len(begun) < CAME - gone or server.tasks:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert begun == [f"/{number}" for number in range(CAME - gone)]
+    assert max(came_us) <= read_us
+    assert [socket.written[:12] for socket in sockets[:-1]] == [b"HTTP/1.1 204"] * (CAME - 1)
+    assert not sockets[-1].written
+    for here in lines[:-1]:
+        here.connection_lost(None)
 
 
-def test_requests_that_wait_are_forgotten_or_told() -> None:
+async def test_requests_that_wait_are_forgotten_or_told() -> None:
     """The client of one leaves while it waits: it gets nothing. The other is told that time is over, and is closed."""
 
-    async def scenario() -> None:
-        edge = read_settings({"KELVIN_DATA": "/x"}).edge
-        gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(1))
-        config = uvicorn.Config(_never, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
-        server, sockets = ServerState(), [MemorySocket() for _ in range(2)]
-        lines = [HttpProtocol(gate, config, server, {}) for _ in sockets]
-        gate.porch.enter(Caller(lambda _: None, "first in this round"))
-        for here, socket in zip(lines, sockets, strict=True):
-            here.raw, here.source = socket, None
-            here.connection_made(socket)
-            here.data_received(b"GET /a HTTP/1.1\r\nhost: a\r\n\r\n")
-        assert repr(gate.porch) == "<Porch waiting=2>"
-        lines[0].connection_lost(None)
-        gate.porch.close()
-        assert not server.tasks
-        assert [b'"code":"unavailable","request_id":"req_' in socket.written for socket in sockets] == [False, True]
-        assert not sockets[0].written
-        assert sockets[1].closing
-        lines[1].connection_lost(None)
-
-    asyncio.run(scenario())
+    edge = read_settings({"KELVIN_DATA": "/x"}).edge
+    gate = Gate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), edge, Meters(Page("activator")), porch=Porch(1))
+    config = uvicorn.Config(_never, lifespan="off", log_config=None, proxy_headers=False, interface="asgi3")
+    server, sockets = ServerState(), [MemorySocket() for _ in range(2)]
+    lines = [HttpProtocol(gate, config, server, {}) for _ in sockets]
+    gate.porch.enter(Caller(lambda _: None, "first in this round"))
+    for here, socket in zip(lines, sockets, strict=True):
+        here.raw, here.source = socket, None
+        here.connection_made(socket)
+        here.data_received(b"GET /a HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert repr(gate.porch) == "<Porch waiting=2>"
+    lines[0].connection_lost(None)
+    gate.porch.close()
+    assert not server.tasks
+    assert [b'"code":"unavailable","request_id":"req_' in socket.written for socket in sockets] == [False, True]
+    assert not sockets[0].written
+    assert sockets[1].closing
+    lines[1].connection_lost(None)

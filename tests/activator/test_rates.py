@@ -1,6 +1,5 @@
 """Every place where limits per minute are counted: the same claims of each."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -58,36 +57,30 @@ Opened = Callable[[], AbstractAsyncContextManager[Ground]]
 
 
 @PLACES
-def test_a_minutes_worth_and_no_more(opened: Opened) -> None:
+async def test_a_minutes_worth_and_no_more(opened: Opened) -> None:
     """Of one tenant; another one has its own."""
 
-    async def scenario() -> None:
-        async with opened() as ground:
-            assert [await ground.take("a", 5, 1) for _ in range(5)] == [None] * 5
-            refused = await ground.take("a", 5, 1)
-            assert refused is not None
-            assert 0 < refused <= 12.0
-            assert await ground.take("b", 5, 5) is None
-
-    asyncio.run(scenario())
+    async with opened() as ground:
+        assert [await ground.take("a", 5, 1) for _ in range(5)] == [None] * 5
+        refused = await ground.take("a", 5, 1)
+        assert refused is not None
+        assert 0 < refused <= 12.0
+        assert await ground.take("b", 5, 5) is None
 
 
 @PLACES
-def test_a_reservation_is_settled_once(opened: Opened) -> None:
+async def test_a_reservation_is_settled_once(opened: Opened) -> None:
     """What is held is nobody else's; what was not used is there again; a second word changes nothing."""
 
-    async def scenario() -> None:
-        async with opened() as ground:
-            counting = ground.counting
-            assert (await counting.hold("a", 100, 90)).wait_s is None
-            assert (await counting.hold("a", 100, 20)).wait_s is not None
-            reservation = Reservation(counting, "a", 100, 90)
-            reservation.settle(10)
-            reservation.settle(10)
-            ground.clock.now_s += QUIET_S  # after a refusal the shared one is not asked for so long
-            found = await counting.hold("a", 100, 89)
-            assert (found.wait_s, found.limit) == (None, 100)
-            counting.settle("a", 100, 89, 0)
-            assert 89 <= counting.standing("a", 100).remaining <= 92
-
-    asyncio.run(scenario())
+    async with opened() as ground:
+        counting = ground.counting
+        assert (await counting.hold("a", 100, 90)).wait_s is None
+        assert (await counting.hold("a", 100, 20)).wait_s is not None
+        reservation = Reservation(counting, "a", 100, 90)
+        reservation.settle(10)
+        reservation.settle(10)
+        ground.clock.now_s += QUIET_S  # after a refusal the shared one is not asked for so long
+        found = await counting.hold("a", 100, 89)
+        assert (found.wait_s, found.limit) == (None, 100)
+        counting.settle("a", 100, 89, 0)
+        assert 89 <= counting.standing("a", 100).remaining <= 92

@@ -244,7 +244,8 @@ def test_who_could_not_wait_leaves_a_zero_behind() -> None:
     assert play(ALONE, scenario) == [(0.25, "m", 1.0, 1), (2.25, "m", 1.0, 1)]
 
 
-def test_all_versions_are_told_together() -> None:
+@pytest.mark.virtual_time
+async def test_all_versions_are_told_together() -> None:
     """One telling a second, however many there are."""
     tellings: list[int] = []
 
@@ -253,15 +254,12 @@ def test_all_versions_are_told_together() -> None:
             tellings.append(len(stats))
             return True
 
-    async def main() -> None:
-        reporter = Reporter(Counting(HEARD), clock=asyncio.get_running_loop().time)
-        running = asyncio.create_task(reporter.run())
-        await asyncio.sleep(0.25)
-        reporter.began(M, lambda key: False)
-        reporter.began(N, lambda key: False)
-        await asyncio.sleep(2)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    run_virtually(main())
+    reporter = Reporter(Counting(HEARD), clock=asyncio.get_running_loop().time)
+    running = asyncio.create_task(reporter.run())
+    await asyncio.sleep(0.25)
+    reporter.began(M, lambda key: False)
+    reporter.began(N, lambda key: False)
+    await asyncio.sleep(2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     assert tellings == [2, 2, 2]

@@ -56,45 +56,39 @@ def ask_of(prefix: int | None = None) -> Ask:
 
 
 @pytest.mark.parametrize("affine", [False, True])
-def test_one_request_tries_it_and_the_others_go_elsewhere(affine: bool) -> None:
+async def test_one_request_tries_it_and_the_others_go_elsewhere(affine: bool) -> None:
     """Also those that belong there; an answer lets them in again, and a second loss is twice as long."""
 
-    async def scenario() -> None:
-        ground = Ground("a", "b", "c", "d")
-        await ground.lose("a")
-        taken = [(await ground.take(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
-        assert taken.count("a") == 1, "one tries"
-        assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the others have every slot of the others"
-        waiting = asyncio.create_task(ground.take(ask_of()))
-        await asyncio.sleep(0)
-        replica = ground.throttler._lines[KEY].replicas["a"]
-        ground.throttler.check_integrity()
-        ground.throttler.report_began(replica, None)
-        assert (await waiting).row.runtime_id == "a"
-        assert replica.breaker is None
-
-    asyncio.run(scenario())
+    ground = Ground("a", "b", "c", "d")
+    await ground.lose("a")
+    taken = [(await ground.take(ask_of(n if affine else None))).row.runtime_id for n in range(13)]
+    assert taken.count("a") == 1, "one tries"
+    assert sorted(taken) == sorted(["a", *"bcd" * 4]), "the others have every slot of the others"
+    waiting = asyncio.create_task(ground.take(ask_of()))
+    await asyncio.sleep(0)
+    replica = ground.throttler._lines[KEY].replicas["a"]
+    ground.throttler.check_integrity()
+    ground.throttler.report_began(replica, None)
+    assert (await waiting).row.runtime_id == "a"
+    assert replica.breaker is None
 
 
-def test_who_tries_and_leaves_makes_room() -> None:
+async def test_who_tries_and_leaves_makes_room() -> None:
     """Whoever had a slot of it before is not the one who tries."""
 
-    async def scenario() -> None:
-        ground = Ground("a")
-        before = ask_of()
-        await ground.take(before)
-        await ground.lose("a")
-        first, second = ask_of(), ask_of()
-        replica = await ground.take(first)
-        waiting = asyncio.create_task(ground.take(second))
-        await asyncio.sleep(0)
-        ground.throttler.slots.release(KEY, replica, before, None)
-        await asyncio.sleep(0)
-        assert not waiting.done(), "one tries still"
-        ground.throttler.slots.release(KEY, replica, first, 0)
-        assert await waiting is replica
-
-    asyncio.run(scenario())
+    ground = Ground("a")
+    before = ask_of()
+    await ground.take(before)
+    await ground.lose("a")
+    first, second = ask_of(), ask_of()
+    replica = await ground.take(first)
+    waiting = asyncio.create_task(ground.take(second))
+    await asyncio.sleep(0)
+    ground.throttler.slots.release(KEY, replica, before, None)
+    await asyncio.sleep(0)
+    assert not waiting.done(), "one tries still"
+    ground.throttler.slots.release(KEY, replica, first, 0)
+    assert await waiting is replica
 
 
 @pytest.mark.parametrize(
@@ -105,30 +99,27 @@ def test_who_tries_and_leaves_makes_room() -> None:
         pytest.param((), True, False, id="it drains, likewise"),
     ],
 )
-def test_who_may_wait_for_so_long_is_told(removed: tuple[str, ...], draining: bool, is_told: bool) -> None:
+async def test_who_may_wait_for_so_long_is_told(removed: tuple[str, ...], draining: bool, is_told: bool) -> None:
     """And leaves nothing behind. Who waits for a start goes on waiting in its place, until it is granted."""
 
-    async def scenario() -> None:
-        ground = Ground("a")
-        replica = await ground.take(ask := ask_of())
-        ground.throttler.report_failed(replica)
-        ground.throttler.slots.release(KEY, replica, ask, 0)
-        rows = (msgspec.structs.replace(replica_row("a", 4), draining=True),) if draining else ()
-        ground.throttler.apply(Feed(revision=2, full=False, replicas=rows, removed_replicas=removed))
-        deadline = Deadline.after(60.0, ground.now_s)
-        waiting = asyncio.create_task(ground.throttler.acquire(KEY, ask_of(), deadline, ground.now_s))
-        await asyncio.wait((waiting,), timeout=None if is_told else 0.05)
-        assert waiting.done() == is_told
-        assert ground.throttler.queued(KEY) == (not is_told)
-        ground.throttler.check_integrity()
-        if is_told:
-            assert isinstance(waiting.exception(), NoSlotInTime)
-        else:
-            ground.throttler.apply(Feed(revision=3, full=False, replicas=(replica_row("b", 4),)))
-            assert (await waiting).row.runtime_id == "b"
-        ground.throttler.check_integrity()
-
-    asyncio.run(scenario())
+    ground = Ground("a")
+    replica = await ground.take(ask := ask_of())
+    ground.throttler.report_failed(replica)
+    ground.throttler.slots.release(KEY, replica, ask, 0)
+    rows = (msgspec.structs.replace(replica_row("a", 4), draining=True),) if draining else ()
+    ground.throttler.apply(Feed(revision=2, full=False, replicas=rows, removed_replicas=removed))
+    deadline = Deadline.after(60.0, ground.now_s)
+    waiting = asyncio.create_task(ground.throttler.acquire(KEY, ask_of(), deadline, ground.now_s))
+    await asyncio.wait((waiting,), timeout=None if is_told else 0.05)
+    assert waiting.done() == is_told
+    assert ground.throttler.queued(KEY) == (not is_told)
+    ground.throttler.check_integrity()
+    if is_told:
+        assert isinstance(waiting.exception(), NoSlotInTime)
+    else:
+        ground.throttler.apply(Feed(revision=3, full=False, replicas=(replica_row("b", 4),)))
+        assert (await waiting).row.runtime_id == "b"
+    ground.throttler.check_integrity()
 
 
 def test_a_slot_that_comes_as_the_time_ends_is_used_or_given_back() -> None:

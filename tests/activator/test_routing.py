@@ -21,45 +21,42 @@ def _served(here: World) -> list[int]:
     return [len(replica.calls) for replica in here.replicas]
 
 
-def test_sessions_and_beginnings_meet_at_one_replica(tmp_path: Path) -> None:
+async def test_sessions_and_beginnings_meet_at_one_replica(tmp_path: Path) -> None:
     """One after another, of four: each session at one, likewise what begins alike; with the replica gone, at another.
 
     The control: requests that have nothing in common do not.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            for name in "abcd":
-                await here.replica(name)
-            for number in range(8):
-                assert (await here.post(x_kelvin_session="s-1")).status == 200
-                assert (await here.post(body=_long(f"question {number}"), x_kelvin_session="s-1")).status == 200
-            at = _served(here).index(16)
-            here.control.publish(replica_row("abcd"[at], draining=True))
-            await here.settled()
-            for _ in range(4):
-                assert (await here.post(x_kelvin_session="s-1")).status == 200
-            assert sorted(_served(here)) == [0, 0, 4, 16]
-            here.control.publish(replica_row("abcd"[at]))
-            await here.settled()
+    async with world(tmp_path) as here:
+        for name in "abcd":
+            await here.replica(name)
+        for number in range(8):
+            assert (await here.post(x_kelvin_session="s-1")).status == 200
+            assert (await here.post(body=_long(f"question {number}"), x_kelvin_session="s-1")).status == 200
+        at = _served(here).index(16)
+        here.control.publish(replica_row("abcd"[at], draining=True))
+        await here.settled()
+        for _ in range(4):
+            assert (await here.post(x_kelvin_session="s-1")).status == 200
+        assert sorted(_served(here)) == [0, 0, 4, 16]
+        here.control.publish(replica_row("abcd"[at]))
+        await here.settled()
 
-            before = _served(here)
-            for number in range(8):
-                assert (await here.post(body=_long(f"question {number}"))).status == 200
-            assert sorted(now - then for now, then in zip(_served(here), before, strict=True)) == [0, 0, 0, 8]
+        before = _served(here)
+        for number in range(8):
+            assert (await here.post(body=_long(f"question {number}"))).status == 200
+        assert sorted(now - then for now, then in zip(_served(here), before, strict=True)) == [0, 0, 0, 8]
 
-            before = _served(here)
-            for _ in range(64):
-                assert (await here.post()).status == 200
-            assert all(now > then for now, then in zip(_served(here), before, strict=True))
+        before = _served(here)
+        for _ in range(64):
+            assert (await here.post()).status == 200
+        assert all(now > then for now, then in zip(_served(here), before, strict=True))
 
-            refused = await here.post(x_kelvin_session="x" * 129)
-            assert (refused.status, refused.code) == (400, "invalid_request")
-
-    asyncio.run(scenario())
+        refused = await here.post(x_kelvin_session="x" * 129)
+        assert (refused.status, refused.code) == (400, "invalid_request")
 
 
-def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
+async def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
     """Both versions answer; each session always has the same one, and each key; a pin has what it names. Without the
     split all is prod's.
     """
@@ -70,24 +67,21 @@ def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
         assert got.status == 200
         return got.headers["x-kelvin-version"]
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("old")
-            await here.replica("new", told=False)
-            here.control.publish(replica_row("new", version=OTHER))
-            here.control.publish(models=(msgspec.structs.replace(row, split={VERSION: 1, OTHER: 1}),))
-            await here.settled()
-            sessions = [f"s-{number}" for number in range(24)]
-            first = [await answering(here, x_kelvin_session=session) for session in sessions]
-            assert set(first) == {VERSION, OTHER}
-            assert first == [await answering(here, x_kelvin_session=session) for session in sessions]
-            assert len({await answering(here) for _ in range(8)}) == 1, "the key's"
-            assert {await answering(here, "m@" + VERSION[:12], x_kelvin_session=each) for each in sessions} == {VERSION}
-            here.control.publish(models=(row,))
-            await here.settled()
-            assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("old")
+        await here.replica("new", told=False)
+        here.control.publish(replica_row("new", version=OTHER))
+        here.control.publish(models=(msgspec.structs.replace(row, split={VERSION: 1, OTHER: 1}),))
+        await here.settled()
+        sessions = [f"s-{number}" for number in range(24)]
+        first = [await answering(here, x_kelvin_session=session) for session in sessions]
+        assert set(first) == {VERSION, OTHER}
+        assert first == [await answering(here, x_kelvin_session=session) for session in sessions]
+        assert len({await answering(here) for _ in range(8)}) == 1, "the key's"
+        assert {await answering(here, "m@" + VERSION[:12], x_kelvin_session=each) for each in sessions} == {VERSION}
+        here.control.publish(models=(row,))
+        await here.settled()
+        assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
 
 
 async def queued(here: World, count: int) -> None:
@@ -97,7 +91,7 @@ async def queued(here: World, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Path) -> None:
+async def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Path) -> None:
     """While it has no replica, or no slot, the one before it answers; what names it by its digest waits for it. Both
     being full the new one has who waits. The control: told of none before it, the door has all wait for it.
     """
@@ -106,38 +100,35 @@ def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Path) -> 
     deployed = msgspec.structs.replace(named, meanwhile={OTHER: VERSION})
     held = Held()
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            old = await here.replica("old", max_streams=2)
-            await here.replica("new", held, told=False)
-            here.control.publish(models=(deployed,))
-            await here.settled()
-            got = await here.post()
-            assert (got.status, got.headers["x-kelvin-version"]) == (200, VERSION)
-            pinned = asyncio.create_task(here.post(body=CHAT | {"model": "m@" + OTHER[:12]}))
-            await queued(here, 1)
-            here.control.publish(replica_row("new", version=OTHER, max_streams=1))
-            await here.settled()
-            await queued(here, 0)
-            assert (await here.post()).headers["x-kelvin-version"] == VERSION
+    async with world(tmp_path) as here:
+        old = await here.replica("old", max_streams=2)
+        await here.replica("new", held, told=False)
+        here.control.publish(models=(deployed,))
+        await here.settled()
+        got = await here.post()
+        assert (got.status, got.headers["x-kelvin-version"]) == (200, VERSION)
+        pinned = asyncio.create_task(here.post(body=CHAT | {"model": "m@" + OTHER[:12]}))
+        await queued(here, 1)
+        here.control.publish(replica_row("new", version=OTHER, max_streams=1))
+        await here.settled()
+        await queued(here, 0)
+        assert (await here.post()).headers["x-kelvin-version"] == VERSION
 
-            old.script = held
-            others = [asyncio.create_task(here.post()) for _ in range(2)]
-            async with asyncio.timeout(30):
-                while len(old.calls) < 4:
-                    await asyncio.sleep(0.01)
-            waiting = asyncio.create_task(here.post())
-            await queued(here, 1)
-            held.release()
-            assert (await waiting).headers["x-kelvin-version"] == OTHER
-            assert {(await each).headers["x-kelvin-version"] for each in others} == {VERSION}
-            assert (await pinned).status == 200
-            assert (await here.post()).headers["x-kelvin-version"] == OTHER, "it has room again"
+        old.script = held
+        others = [asyncio.create_task(here.post()) for _ in range(2)]
+        async with asyncio.timeout(30):
+            while len(old.calls) < 4:
+                await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(here.post())
+        await queued(here, 1)
+        held.release()
+        assert (await waiting).headers["x-kelvin-version"] == OTHER
+        assert {(await each).headers["x-kelvin-version"] for each in others} == {VERSION}
+        assert (await pinned).status == 200
+        assert (await here.post()).headers["x-kelvin-version"] == OTHER, "it has room again"
 
-            here.control.publish(models=(named,), removed=("new",))
-            await here.settled()
-            late = asyncio.create_task(here.post())
-            await queued(here, 1)
-            late.cancel()
-
-    asyncio.run(scenario())
+        here.control.publish(models=(named,), removed=("new",))
+        await here.settled()
+        late = asyncio.create_task(here.post())
+        await queued(here, 1)
+        late.cancel()

@@ -65,85 +65,76 @@ EACH = pytest.mark.parametrize(
 
 
 @EACH
-def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
+async def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
     """Claimed, published, found with its bytes by who asked; released, free again; a tenant's latest, by number and
     bytes; what is too large is not kept."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as ladder:
-            answers = await making(ladder, LIMITS)
-            first = await answers.claim(ask("1"))
-            assert isinstance(first, Mine)
-            assert await answers.find(ask("1")) is None
-            await answers.publish(ask("1"), first, b"\x00sealed")
-            assert await answers.claim(ask("1", body=b"y")) == Kept(ask("1").fingerprint, b"\x00sealed")
-            assert isinstance(await answers.claim(ask("1", tenant="other")), Mine)
-            released = await answers.claim(ask("2"))
-            assert isinstance(released, Mine)
-            await answers.release(ask("2"), released)
-            for number in range(2, 6):
-                mine = await answers.claim(ask(str(number)))
-                assert isinstance(mine, Mine)
-                await answers.publish(ask(str(number)), mine, b"%d" % number)
-            found = [await answers.claim(ask(str(number))) for number in range(1, 6)]
-            assert [isinstance(each, Kept) for each in found] == [False, False, True, True, True]
-            large = await answers.claim(ask("large"))
-            assert isinstance(large, Mine)
-            await answers.publish(ask("large"), large, b"x" * LIMITS.tenant_bytes)
-            assert isinstance(await answers.claim(ask("large")), Mine)
-            half = await answers.claim(ask("half"))
-            assert isinstance(half, Mine)
-            await answers.publish(ask("half"), half, b"x" * ENTRY_BYTES)
-            found = [await answers.claim(ask(name)) for name in ("3", "4", "5", "half")]
-            assert [isinstance(each, Kept) for each in found] == [False, False, True, True]
-
-    asyncio.run(main())
+    async with AsyncExitStack() as ladder:
+        answers = await making(ladder, LIMITS)
+        first = await answers.claim(ask("1"))
+        assert isinstance(first, Mine)
+        assert await answers.find(ask("1")) is None
+        await answers.publish(ask("1"), first, b"\x00sealed")
+        assert await answers.claim(ask("1", body=b"y")) == Kept(ask("1").fingerprint, b"\x00sealed")
+        assert isinstance(await answers.claim(ask("1", tenant="other")), Mine)
+        released = await answers.claim(ask("2"))
+        assert isinstance(released, Mine)
+        await answers.release(ask("2"), released)
+        for number in range(2, 6):
+            mine = await answers.claim(ask(str(number)))
+            assert isinstance(mine, Mine)
+            await answers.publish(ask(str(number)), mine, b"%d" % number)
+        found = [await answers.claim(ask(str(number))) for number in range(1, 6)]
+        assert [isinstance(each, Kept) for each in found] == [False, False, True, True, True]
+        large = await answers.claim(ask("large"))
+        assert isinstance(large, Mine)
+        await answers.publish(ask("large"), large, b"x" * LIMITS.tenant_bytes)
+        assert isinstance(await answers.claim(ask("large")), Mine)
+        half = await answers.claim(ask("half"))
+        assert isinstance(half, Mine)
+        await answers.publish(ask("half"), half, b"x" * ENTRY_BYTES)
+        found = [await answers.claim(ask(name)) for name in ("3", "4", "5", "half")]
+        assert [isinstance(each, Kept) for each in found] == [False, False, True, True]
 
 
 @EACH
-def test_every_way_to_keep_answers_needs_no_claim(making: Making) -> None:
+async def test_every_way_to_keep_answers_needs_no_claim(making: Making) -> None:
     """Found with its bytes and its age, by who asked that; replaced; a tenant's latest, by number and bytes; what is
     too large is not kept, and takes nothing's place."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as ladder:
-            answers = await making(ladder, LIMITS)
-            assert await answers.find(ask("1")) is None
-            await answers.publish(ask("1"), None, b"\x00sealed")
-            found = await answers.find(ask("1"))
-            assert found == Kept(ask("1").fingerprint, b"\x00sealed")
-            assert 0 <= found.age_s < LIMITS.ttl_s
-            assert await answers.find(ask("1", "other")) is None
-            await answers.publish(ask("1", "other"), None, b"another")
-            await answers.publish(ask("1"), None, b"anew")
-            assert await answers.find(ask("1")) == Kept(ask("1").fingerprint, b"anew")
-            for number in range(2, 5):
-                await answers.publish(ask(str(number)), None, b"%d" % number)
-            found_all = [await answers.find(ask(str(number))) for number in range(1, 5)]
-            assert [each is not None for each in found_all] == [False, True, True, True]
-            await answers.publish(ask("large"), None, b"x" * LIMITS.tenant_bytes)
-            await answers.publish(ask("half"), None, b"x" * ENTRY_BYTES)
-            assert await answers.find(ask("large")) is None
-            names = [await answers.find(ask(name)) for name in ("2", "3", "4", "half")]
-            assert [each is not None for each in names] == [False, False, True, True]
-            assert await answers.find(ask("1", "other")) == Kept(ask("1", "other").fingerprint, b"another")
-
-    asyncio.run(main())
+    async with AsyncExitStack() as ladder:
+        answers = await making(ladder, LIMITS)
+        assert await answers.find(ask("1")) is None
+        await answers.publish(ask("1"), None, b"\x00sealed")
+        found = await answers.find(ask("1"))
+        assert found == Kept(ask("1").fingerprint, b"\x00sealed")
+        assert 0 <= found.age_s < LIMITS.ttl_s
+        assert await answers.find(ask("1", "other")) is None
+        await answers.publish(ask("1", "other"), None, b"another")
+        await answers.publish(ask("1"), None, b"anew")
+        assert await answers.find(ask("1")) == Kept(ask("1").fingerprint, b"anew")
+        for number in range(2, 5):
+            await answers.publish(ask(str(number)), None, b"%d" % number)
+        found_all = [await answers.find(ask(str(number))) for number in range(1, 5)]
+        assert [each is not None for each in found_all] == [False, True, True, True]
+        await answers.publish(ask("large"), None, b"x" * LIMITS.tenant_bytes)
+        await answers.publish(ask("half"), None, b"x" * ENTRY_BYTES)
+        assert await answers.find(ask("large")) is None
+        names = [await answers.find(ask(name)) for name in ("2", "3", "4", "half")]
+        assert [each is not None for each in names] == [False, False, True, True]
+        assert await answers.find(ask("1", "other")) == Kept(ask("1", "other").fingerprint, b"another")
 
 
 @EACH
-def test_an_answer_ends_by_itself(making: Making) -> None:
+async def test_an_answer_ends_by_itself(making: Making) -> None:
     """After its time nothing of it is found, tended or not."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as ladder:
-            answers = await making(ladder, OnceLimits(ttl_s=2.0))
-            await answers.publish(ask("1"), None, b"sealed")
-            await until(answers, ask("1"), None)
-            await answers.tend()
-            assert answers.nbytes == 0
-
-    asyncio.run(main())
+    async with AsyncExitStack() as ladder:
+        answers = await making(ladder, OnceLimits(ttl_s=2.0))
+        await answers.publish(ask("1"), None, b"sealed")
+        await until(answers, ask("1"), None)
+        await answers.tend()
+        assert answers.nbytes == 0
 
 
 async def until(answers: AnswerStore, what: Asked, sealed: bytes | None) -> None:
@@ -153,120 +144,105 @@ async def until(answers: AnswerStore, what: Asked, sealed: bytes | None) -> None
             await asyncio.sleep(0.005)
 
 
-def test_one_of_several_runs_it() -> None:
+async def test_one_of_several_runs_it() -> None:
     """The others are told what it is for and when to come again; after its end they have its answer, or may run it."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
-                mine = await one.claim(ask("k"))
-                assert isinstance(mine, Mine)
-                assert await two.claim(ask("k", body=b"y")) == Elsewhere(ask("k").fingerprint, RETRY_S)
-                await two.release(ask("k"), Mine(b"not mine"))
-                await two.publish(ask("k"), Mine(b"not mine"), b"forged")
-                assert isinstance(await two.claim(ask("k")), Elsewhere)
-                await one.release(ask("k"), mine)
-                theirs = await two.claim(ask("k"))
-                assert isinstance(theirs, Mine)
-                await two.publish(ask("k"), theirs, b"sealed")
-                assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
+            mine = await one.claim(ask("k"))
+            assert isinstance(mine, Mine)
+            assert await two.claim(ask("k", body=b"y")) == Elsewhere(ask("k").fingerprint, RETRY_S)
+            await two.release(ask("k"), Mine(b"not mine"))
+            await two.publish(ask("k"), Mine(b"not mine"), b"forged")
+            assert isinstance(await two.claim(ask("k")), Elsewhere)
+            await one.release(ask("k"), mine)
+            theirs = await two.claim(ask("k"))
+            assert isinstance(theirs, Mine)
+            await two.publish(ask("k"), theirs, b"sealed")
+            assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
 
 
-def test_a_claim_ends_unless_it_is_renewed() -> None:
+async def test_a_claim_ends_unless_it_is_renewed() -> None:
     """An activator that died frees its keys; one that lives keeps them. What ended is not published over another's."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server, lease_s=2.0) as (one, _, _), member(server, "two") as (two, _, _):
-                mine = await one.claim(ask("k"))
-                assert isinstance(mine, Mine)
-                await one.tend()
-                assert isinstance(await two.claim(ask("k")), Elsewhere)
-                async with asyncio.timeout(30):
-                    while isinstance(theirs := await two.claim(ask("k")), Elsewhere):
-                        await asyncio.sleep(0.01)
-                assert isinstance(theirs, Mine)
-                await one.publish(ask("k"), mine, b"late")
-                assert isinstance(await one.claim(ask("k")), Elsewhere)
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server, lease_s=2.0) as (one, _, _), member(server, "two") as (two, _, _):
+            mine = await one.claim(ask("k"))
+            assert isinstance(mine, Mine)
+            await one.tend()
+            assert isinstance(await two.claim(ask("k")), Elsewhere)
+            async with asyncio.timeout(30):
+                while isinstance(theirs := await two.claim(ask("k")), Elsewhere):
+                    await asyncio.sleep(0.01)
+            assert isinstance(theirs, Mine)
+            await one.publish(ask("k"), mine, b"late")
+            assert isinstance(await one.claim(ask("k")), Elsewhere)
 
 
-def test_a_claim_outlives_the_data_of_redis() -> None:
+async def test_a_claim_outlives_the_data_of_redis() -> None:
     """Its activator claims the key again, unless another one did so first; whoever has it publishes."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
-                mine = await one.claim(ask("k"))
-                assert isinstance(mine, Mine)
-                server.ask("FLUSHALL")
-                await one.tend()
-                assert await two.claim(ask("k")) == Elsewhere(ask("k").fingerprint, RETRY_S)
-                server.ask("FLUSHALL")
-                theirs = await two.claim(ask("k"))
-                assert isinstance(theirs, Mine)
-                await one.tend()
-                await one.publish(ask("k"), mine, b"late")
-                await two.publish(ask("k"), theirs, b"sealed")
-                await one.tend()
-                assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
+            mine = await one.claim(ask("k"))
+            assert isinstance(mine, Mine)
+            server.ask("FLUSHALL")
+            await one.tend()
+            assert await two.claim(ask("k")) == Elsewhere(ask("k").fingerprint, RETRY_S)
+            server.ask("FLUSHALL")
+            theirs = await two.claim(ask("k"))
+            assert isinstance(theirs, Mine)
+            await one.tend()
+            await one.publish(ask("k"), mine, b"late")
+            await two.publish(ask("k"), theirs, b"sealed")
+            await one.tend()
+            assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
 
 
-def test_renewal_never_outlives_a_release() -> None:
+async def test_renewal_never_outlives_a_release() -> None:
     """Redis is told of the renewal only after the release: the key is free all the same."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (one, _, store), member(server, "two") as (two, _, _):
-                mine = await one.claim(ask("k"))
-                assert isinstance(mine, Mine)
-                ask_store, is_late = store.ask, True
+    with RedisServer() as server:
+        async with member(server) as (one, _, store), member(server, "two") as (two, _, _):
+            mine = await one.claim(ask("k"))
+            assert isinstance(mine, Mine)
+            ask_store, is_late = store.ask, True
 
-                async def late(script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> object:
-                    nonlocal is_late
-                    if script == RENEW and is_late:
-                        is_late = False
-                        await one.release(ask("k"), mine)
-                    return await ask_store(script, keys, *arguments)
+            async def late(script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> object:
+                nonlocal is_late
+                if script == RENEW and is_late:
+                    is_late = False
+                    await one.release(ask("k"), mine)
+                return await ask_store(script, keys, *arguments)
 
-                store.ask = late  # type: ignore[method-assign]
-                await one.tend()
-                assert not is_late
-                assert isinstance(await two.claim(ask("k")), Mine)
-
-    asyncio.run(main())
+            store.ask = late  # type: ignore[method-assign]
+            await one.tend()
+            assert not is_late
+            assert isinstance(await two.claim(ask("k")), Mine)
 
 
-def test_without_redis_each_goes_on_by_itself() -> None:
+async def test_without_redis_each_goes_on_by_itself() -> None:
     """And says so; what was kept meanwhile is found here, also when it is back."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (one, _, store):
-                server.kill()
-                alone = await one.claim(ask("k"))
-                assert alone == Mine(is_alone=True)
-                assert not store.is_up
-                await one.publish(ask("k"), Mine(is_alone=True), b"sealed")
-                await one.release(ask("other"), Mine(b"token"))
-                server.start()
-                await store.beat()
-                assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
-                mine = await one.claim(ask("new"))
-                assert isinstance(mine, Mine)
-                server.kill()
-                await one.publish(ask("new"), mine, b"here")
-                assert await one.claim(ask("new")) == Kept(ask("new").fingerprint, b"here")
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server) as (one, _, store):
+            server.kill()
+            alone = await one.claim(ask("k"))
+            assert alone == Mine(is_alone=True)
+            assert not store.is_up
+            await one.publish(ask("k"), Mine(is_alone=True), b"sealed")
+            await one.release(ask("other"), Mine(b"token"))
+            server.start()
+            await store.beat()
+            assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+            mine = await one.claim(ask("new"))
+            assert isinstance(mine, Mine)
+            server.kill()
+            await one.publish(ask("new"), mine, b"here")
+            assert await one.claim(ask("new")) == Kept(ask("new").fingerprint, b"here")
 
 
-def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
+async def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
     """409 while the other one runs it, the same bytes afterwards, 422 for another body; one that can't ask says so."""
     secret = ensure_once_key(tmp_path / "once.key")
     for name in ("a", "b"):
@@ -300,15 +276,12 @@ def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
         one = (await here.control.until_records(2))[1].once
         assert one == (await there.control.until_records(4))[3].once, "the ledger knows them for one"
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with (
-                world(tmp_path / "a", redis=server.url) as here,
-                world(tmp_path / "b", redis=server.url) as there,
-            ):
-                await scenario(server, here, there)
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with (
+            world(tmp_path / "a", redis=server.url) as here,
+            world(tmp_path / "b", redis=server.url) as there,
+        ):
+            await scenario(server, here, there)
 
 
 async def _publish(answers: SharedAnswers, key: str, sealed: bytes = b"sealed") -> None:
@@ -318,104 +291,89 @@ async def _publish(answers: SharedAnswers, key: str, sealed: bytes = b"sealed") 
 
 
 @pytest.mark.parametrize("evicted", ["sizes", "ends"])
-def test_eviction_of_a_list_wedges_nothing(evicted: str) -> None:
+async def test_eviction_of_a_list_wedges_nothing(evicted: str) -> None:
     """A Redis that drops one of a tenant's two lists answers the next publication, and goes on keeping answers."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (answers, _, store):
-                for number in range(3):
-                    await _publish(answers, str(number))
-                server.ask("DEL", f"kelvin:{{acme}}:once-{evicted}")
-                for number in range(3, 9):
-                    await _publish(answers, str(number))
-                assert store.is_up
-                found = [await answers.claim(ask(str(number))) for number in range(6, 9)]
-                assert all(isinstance(each, Kept) for each in found)
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server) as (answers, _, store):
+            for number in range(3):
+                await _publish(answers, str(number))
+            server.ask("DEL", f"kelvin:{{acme}}:once-{evicted}")
+            for number in range(3, 9):
+                await _publish(answers, str(number))
+            assert store.is_up
+            found = [await answers.claim(ask(str(number))) for number in range(6, 9)]
+            assert all(isinstance(each, Kept) for each in found)
 
 
-def test_making_room_ends_no_claim() -> None:
+async def test_making_room_ends_no_claim() -> None:
     """An answer that Redis evicted is still in its tenant's lists. Its key is claimed anew, and stays so when the lists
     make room.
     """
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
-                for number in range(LIMITS.tenant_answers):
-                    await _publish(one, str(number))
-                server.ask("DEL", f"kelvin:{{acme}}:once:{ask('0').name.hex()}")
-                assert isinstance(await one.claim(ask("0")), Mine)
-                await _publish(one, "more")
-                assert isinstance(await two.claim(ask("0")), Elsewhere)
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
+            for number in range(LIMITS.tenant_answers):
+                await _publish(one, str(number))
+            server.ask("DEL", f"kelvin:{{acme}}:once:{ask('0').name.hex()}")
+            assert isinstance(await one.claim(ask("0")), Mine)
+            await _publish(one, "more")
+            assert isinstance(await two.claim(ask("0")), Elsewhere)
 
 
-def test_answers_are_kept_after_a_clock_step() -> None:
+async def test_answers_are_kept_after_a_clock_step() -> None:
     """Redis's clock stepped back by an hour. Old answers make room, though they seem to end after the new one."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with member(server) as (answers, _, _):
-                for number in range(LIMITS.tenant_answers):
-                    await _publish(answers, str(number))
-                    name = ask(str(number)).name.hex()
-                    server.ask("ZINCRBY", "kelvin:{acme}:once-ends", str(3600 * 1_000_000), name)
-                for name in ("new", "newer"):
-                    await _publish(answers, name)
-                found = [await answers.find(ask(name)) for name in ("new", "newer")]
-                assert None not in found
-                old = [await answers.find(ask(str(number))) for number in range(LIMITS.tenant_answers)]
-                assert sum(each is not None for each in old) == LIMITS.tenant_answers - len(found)
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with member(server) as (answers, _, _):
+            for number in range(LIMITS.tenant_answers):
+                await _publish(answers, str(number))
+                name = ask(str(number)).name.hex()
+                server.ask("ZINCRBY", "kelvin:{acme}:once-ends", str(3600 * 1_000_000), name)
+            for name in ("new", "newer"):
+                await _publish(answers, name)
+            found = [await answers.find(ask(name)) for name in ("new", "newer")]
+            assert None not in found
+            old = [await answers.find(ask(str(number))) for number in range(LIMITS.tenant_answers)]
+            assert sum(each is not None for each in old) == LIMITS.tenant_answers - len(found)
 
 
 LARGE = OnceLimits(tenant_answers=10_000, tenant_bytes=1 << 30, nbytes=1 << 30)
 
 
-def test_answers_leave_room_for_limits() -> None:
+async def test_answers_leave_room_for_limits() -> None:
     """In a Redis that evicts nothing, answers stop at a part of what it may have; limits count on, and each answer is
     kept all the same, by the activator that has it.
     """
 
-    async def main() -> None:
-        with RedisServer() as server:
-            used = int(server.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
-            server.ask("CONFIG", "SET", "maxmemory", str(used + (32 << 20)))
-            server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
-            async with member(server, limits=LARGE) as (answers, own, store):
-                for number in range(64):
-                    await _publish(answers, str(number), b"x" * (1 << 20))
-                    if number % 8 == 0:
-                        await store.beat()
-                assert store.is_up
-                assert (await Shared(store, "requests").hold("acme", 60, 1)).wait_s is None
-                with await SharedPlaces(store).enter("acme", 1):
-                    assert server.ask("EXISTS", "kelvin:{acme}:requests", "kelvin:{acme}:places") == b":2"
-                kept = [await answers.claim(ask(str(number))) for number in range(64)]
-                assert all(isinstance(each, Kept) for each in kept)
-                assert own.shelf.nbytes > 0
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        used = int(server.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
+        server.ask("CONFIG", "SET", "maxmemory", str(used + (32 << 20)))
+        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        async with member(server, limits=LARGE) as (answers, own, store):
+            for number in range(64):
+                await _publish(answers, str(number), b"x" * (1 << 20))
+                if number % 8 == 0:
+                    await store.beat()
+            assert store.is_up
+            assert (await Shared(store, "requests").hold("acme", 60, 1)).wait_s is None
+            with await SharedPlaces(store).enter("acme", 1):
+                assert server.ask("EXISTS", "kelvin:{acme}:requests", "kelvin:{acme}:places") == b":2"
+            kept = [await answers.claim(ask(str(number))) for number in range(64)]
+            assert all(isinstance(each, Kept) for each in kept)
+            assert own.shelf.nbytes > 0
 
 
-def test_redis_that_does_not_tell_its_memory_keeps_limits() -> None:
+async def test_redis_that_does_not_tell_its_memory_keeps_limits() -> None:
     """An account without INFO, or a proxy. How much room there is remains unknown, so answers are kept here alone."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            server.ask("ACL", "SETUSER", "default", "-info")
-            async with member(server) as (answers, own, store):
-                await store.beat()
-                assert store.is_up
-                with await SharedPlaces(store).enter("acme", 1):
-                    assert server.ask("EXISTS", "kelvin:{acme}:places") == b":1"
-                await _publish(answers, "1")
-                assert own.shelf.nbytes > 0
-                assert store.is_up
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        server.ask("ACL", "SETUSER", "default", "-info")
+        async with member(server) as (answers, own, store):
+            await store.beat()
+            assert store.is_up
+            with await SharedPlaces(store).enter("acme", 1):
+                assert server.ask("EXISTS", "kelvin:{acme}:places") == b":1"
+            await _publish(answers, "1")
+            assert own.shelf.nbytes > 0
+            assert store.is_up

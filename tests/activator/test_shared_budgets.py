@@ -180,169 +180,148 @@ def test_several_never_pass_the_budget(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_what_the_ledger_took_over_is_leased_no_more(early: bool) -> None:
+async def test_what_the_ledger_took_over_is_leased_no_more(early: bool) -> None:
     """Whether it tells so before the record is known to be durable, or after: what is left is not lent twice."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
-                ledger = Ledger()
-                for each in (here, other):
-                    each.tell(ledger.row())
-                assert await here.try_hold(BUDGET, 300) is None
-                assert await other.try_hold(BUDGET, 690) is None
-                if early:
-                    here.tell(Ledger(spent=300, seen={"one": 1}).row())
-                    here.end(0, 300)
-                else:
-                    here.end(0, 300)
-                    here.ship(ledger)
-                    here.tell(ledger.row())
-                assert await here.try_hold(BUDGET, 300) == BudgetSpent(BUDGET, 300)
-                assert await here.try_hold(BUDGET, 10) is None
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
+            ledger = Ledger()
+            for each in (here, other):
+                each.tell(ledger.row())
+            assert await here.try_hold(BUDGET, 300) is None
+            assert await other.try_hold(BUDGET, 690) is None
+            if early:
+                here.tell(Ledger(spent=300, seen={"one": 1}).row())
+                here.end(0, 300)
+            else:
+                here.end(0, 300)
+                here.ship(ledger)
+                here.tell(ledger.row())
+            assert await here.try_hold(BUDGET, 300) == BudgetSpent(BUDGET, 300)
+            assert await here.try_hold(BUDGET, 10) is None
 
 
-def test_what_is_used_during_a_question_stays_leased() -> None:
+async def test_what_is_used_during_a_question_stays_leased() -> None:
     """Two knows already that the ledger has what one's lease was for, so the store has nothing left when it asks for
     more. What it uses of its own lease until the answer comes is nobody else's.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server) as one, door(server, "two") as two:
-                ledger, budget = Ledger(), 100
-                one.tell(ledger.row())
-                two.tell(ledger.row())
-                assert await one.use(budget, 50, 50) is None
-                assert await two.use(budget, 40, 0) is None
-                one.ship(ledger)
-                two.tell(ledger.row())
-                more, covered = await asyncio.gather(two.try_hold(budget, 45), two.try_hold(budget, 40))
-                assert (more, covered) == (BudgetSpent(budget, 45), None)
-                one.tell(ledger.row())
-                assert await one.try_hold(budget, 50) == BudgetSpent(budget, 50)
-                assert ledger.spent + one.committed + two.committed <= budget
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as one, door(server, "two") as two:
+            ledger, budget = Ledger(), 100
+            one.tell(ledger.row())
+            two.tell(ledger.row())
+            assert await one.use(budget, 50, 50) is None
+            assert await two.use(budget, 40, 0) is None
+            one.ship(ledger)
+            two.tell(ledger.row())
+            more, covered = await asyncio.gather(two.try_hold(budget, 45), two.try_hold(budget, 40))
+            assert (more, covered) == (BudgetSpent(budget, 45), None)
+            one.tell(ledger.row())
+            assert await one.try_hold(budget, 50) == BudgetSpent(budget, 50)
+            assert ledger.spent + one.committed + two.committed <= budget
 
 
-def test_records_of_a_removed_tenant_hold_no_lease() -> None:
+async def test_records_of_a_removed_tenant_hold_no_lease() -> None:
     """The ledger has them, and the tenant comes back: what they cost is charged once."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server) as one:
-                ledger = Ledger()
-                one.tell(ledger.row())
-                assert await one.use(100, 40, 40) is None
-                one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
-                assert one.shared is not None
-                assert "tenants=0" in repr(one.shared)
-                assert await one.use(100, 40, 40) is None, "of a tenant without a row nothing is counted"
-                one.tell(ledger.row())
-                assert await one.use(100, 40, 40) is None
-                one.budgets.apply(Feed(revision=3, full=True))
-                assert "tenants=0" in repr(one.shared)
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as one:
+            ledger = Ledger()
+            one.tell(ledger.row())
+            assert await one.use(100, 40, 40) is None
+            one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+            assert one.shared is not None
+            assert "tenants=0" in repr(one.shared)
+            assert await one.use(100, 40, 40) is None, "of a tenant without a row nothing is counted"
+            one.tell(ledger.row())
+            assert await one.use(100, 40, 40) is None
+            one.budgets.apply(Feed(revision=3, full=True))
+            assert "tenants=0" in repr(one.shared)
 
 
-def test_tenant_that_comes_back_meanwhile_is_served() -> None:
+async def test_tenant_that_comes_back_meanwhile_is_served() -> None:
     """One request waits for the store since before its tenant was removed, another one since it is back."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server) as one:
-                one.tell(Ledger().row())
-                before = asyncio.create_task(one.try_hold(100, 10))
-                await asyncio.sleep(0)
-                one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
-                one.tell(Ledger().row())
-                after = asyncio.create_task(one.try_hold(100, 10))
-                assert await after is None
-                assert await before in (None, BudgetAway(1.0))
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as one:
+            one.tell(Ledger().row())
+            before = asyncio.create_task(one.try_hold(100, 10))
+            await asyncio.sleep(0)
+            one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+            one.tell(Ledger().row())
+            after = asyncio.create_task(one.try_hold(100, 10))
+            assert await after is None
+            assert await before in (None, BudgetAway(1.0))
 
 
-def test_few_requests_ask() -> None:
+async def test_few_requests_ask() -> None:
     """One after another, of which each may cost a thousandth of the budget: a tenth, and the renewals. Beyond it: once
     in a while. The control's cost as much as is leased ahead: each asks.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server) as here:
-                here.tell(Ledger().row())
-                assert await here.use(BUDGET * PARTS, 1, 1) is None  # from now on the script is known there
-                before = server.scripts_run()
-                for _ in range(300):
-                    assert await here.use(BUDGET * PARTS, BUDGET // 10, BUDGET // 10) is None
-                assert 0 < server.scripts_run() - before <= 30
-                before = server.scripts_run()
-                for _ in range(300):
-                    assert await here.use(BUDGET, BUDGET, 0) is not None
-                assert server.scripts_run() - before <= 1
-                before = server.scripts_run()
-                for _ in range(30):
-                    await here.use(BUDGET * PARTS, BUDGET, BUDGET)
-                assert server.scripts_run() - before >= 10
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as here:
+            here.tell(Ledger().row())
+            assert await here.use(BUDGET * PARTS, 1, 1) is None  # from now on the script is known there
+            before = server.scripts_run()
+            for _ in range(300):
+                assert await here.use(BUDGET * PARTS, BUDGET // 10, BUDGET // 10) is None
+            assert 0 < server.scripts_run() - before <= 30
+            before = server.scripts_run()
+            for _ in range(300):
+                assert await here.use(BUDGET, BUDGET, 0) is not None
+            assert server.scripts_run() - before <= 1
+            before = server.scripts_run()
+            for _ in range(30):
+                await here.use(BUDGET * PARTS, BUDGET, BUDGET)
+            assert server.scripts_run() - before >= 10
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-def test_without_redis(fault: str) -> None:
+async def test_without_redis(fault: str) -> None:
     """What is leased, until it is used or its time is over; then nobody enters, nobody waits for it twice, and who is
     refused is told to come back. When Redis is there again it is told what was spent.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server, answer_s=2.0) as here, door(server, "two") as other:
-                assert here.store is not None
-                for each in (here, other):
-                    each.tell(Ledger().row())
-                assert await here.use(BUDGET, 90, 90) is None
-                server.kill() if fault == "killed" else server.pause()
-                assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
-                assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
-                assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
-                here.clock.now_s += BUDGETS.good_s
-                commands = here.store.commands
-                assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
-                assert here.store.commands == commands
-                server.start() if fault == "killed" else server.resume()
-                while not here.store.is_up:
-                    await here.store.beat()
-                await here.tend()
-                assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS + 1) is not None
-                other.clock.now_s += QUIET_S
-                assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS) is None
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server, answer_s=2.0) as here, door(server, "two") as other:
+            assert here.store is not None
+            for each in (here, other):
+                each.tell(Ledger().row())
+            assert await here.use(BUDGET, 90, 90) is None
+            server.kill() if fault == "killed" else server.pause()
+            assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
+            assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
+            assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
+            here.clock.now_s += BUDGETS.good_s
+            commands = here.store.commands
+            assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
+            assert here.store.commands == commands
+            server.start() if fault == "killed" else server.resume()
+            while not here.store.is_up:
+                await here.store.beat()
+            await here.tend()
+            assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS + 1) is not None
+            other.clock.now_s += QUIET_S
+            assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS) is None
 
 
-def test_who_is_silent_loses_its_lease() -> None:
+async def test_who_is_silent_loses_its_lease() -> None:
     """After its time, and not before; who ends gives back what it did not use, and keeps what the ledger lacks."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
-                for each in (here, other):
-                    each.tell(Ledger().row())
-                assert await here.try_hold(BUDGET, 500) is None
-                assert await other.try_hold(BUDGET, 600) == BudgetSpent(BUDGET, 600)
-                assert 0 < int(server.ask("PTTL", KEY)[1:]) <= 60_000
-                ends_s = server.ask("TIME").split()[2].decode()
-                assert server.ask("HSET", KEY, "one", f'"510 {ends_s}"') == b":0"  # as if a minute had passed
-                other.clock.now_s += QUIET_S
-                assert await other.try_hold(BUDGET, 600) is None
-                other.end(0, 200)
-                assert other.shared is not None
-                await other.shared.close()
-                assert b"\n200 " in server.ask("HGET", KEY, "two")
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
+            for each in (here, other):
+                each.tell(Ledger().row())
+            assert await here.try_hold(BUDGET, 500) is None
+            assert await other.try_hold(BUDGET, 600) == BudgetSpent(BUDGET, 600)
+            assert 0 < int(server.ask("PTTL", KEY)[1:]) <= 60_000
+            ends_s = server.ask("TIME").split()[2].decode()
+            assert server.ask("HSET", KEY, "one", f'"510 {ends_s}"') == b":0"  # as if a minute had passed
+            other.clock.now_s += QUIET_S
+            assert await other.try_hold(BUDGET, 600) is None
+            other.end(0, 200)
+            assert other.shared is not None
+            await other.shared.close()
+            assert b"\n200 " in server.ask("HGET", KEY, "two")

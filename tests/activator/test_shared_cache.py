@@ -33,79 +33,70 @@ async def until_up(store: RedisStore) -> None:
 
 
 @EACH
-def test_it_is_opened_by_its_tenant_alone(making: Making) -> None:
+async def test_it_is_opened_by_its_tenant_alone(making: Making) -> None:
     """What lies there says nothing of itself; of another installation's secret, or too large, it is a miss."""
 
-    async def main() -> None:
-        async with AsyncExitStack() as ladder:
-            kept = await making(ladder, LIMITS)
-            errands = Errands()
-            ours, theirs = (Answers(secret * 32, LIMITS, kept, errands) for secret in (b"s", b"t"))
-            answer = Content("req_1", 200, [], b"hello")
-            ours.put(ask("x"), answer)
-            await errands.close()
-            found = await ours.find(ask("x"))
-            assert found is not None
-            assert found[0] == answer
-            lies = await kept.find(ask("x"))
-            assert lies is not None
-            assert b"hello" not in lies.sealed
-            assert await theirs.find(ask("x")) is None
-            ours.put(ask("y"), Content("req_1", 200, [], b"x" * 11))
-            await errands.close()
-            assert await ours.find(ask("y")) is None
-
-    asyncio.run(main())
+    async with AsyncExitStack() as ladder:
+        kept = await making(ladder, LIMITS)
+        errands = Errands()
+        ours, theirs = (Answers(secret * 32, LIMITS, kept, errands) for secret in (b"s", b"t"))
+        answer = Content("req_1", 200, [], b"hello")
+        ours.put(ask("x"), answer)
+        await errands.close()
+        found = await ours.find(ask("x"))
+        assert found is not None
+        assert found[0] == answer
+        lies = await kept.find(ask("x"))
+        assert lies is not None
+        assert b"hello" not in lies.sealed
+        assert await theirs.find(ask("x")) is None
+        ours.put(ask("y"), Content("req_1", 200, [], b"x" * 11))
+        await errands.close()
+        assert await ours.find(ask("y")) is None
 
 
-def test_an_answer_has_an_age() -> None:
+async def test_an_answer_has_an_age() -> None:
     """Of the one that is kept by now, to the moment at which it ends."""
 
-    async def main() -> None:
-        now_s = 0.0
-        kept = OwnAnswers(OnceLimits(ttl_s=5), lambda: now_s)
-        await kept.publish(ask("x"), None, b"sealed")
-        for now_s in (0.0, 3.0):
-            found = await kept.find(ask("x"))
-            assert found is not None
-            assert found.age_s == now_s
-        now_s = 5.0
-        assert await kept.find(ask("x")) is None
-
-    asyncio.run(main())
+    now_s = 0.0
+    kept = OwnAnswers(OnceLimits(ttl_s=5), lambda: now_s)
+    await kept.publish(ask("x"), None, b"sealed")
+    for now_s in (0.0, 3.0):
+        found = await kept.find(ask("x"))
+        assert found is not None
+        assert found.age_s == now_s
+    now_s = 5.0
+    assert await kept.find(ask("x")) is None
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_without_redis_nothing_is_found(how: str) -> None:
+async def test_without_redis_nothing_is_found(how: str) -> None:
     """Nor kept; once that is known, it is not asked. What was kept in one that only fell silent is found again."""
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with asyncio.timeout(120), open_store(server.url, "one", answer_s=2.0) as store:
-                kept = SharedAnswers(store, "cache", LIMITS)
-                await kept.publish(ask("1"), None, b"sealed")
-                await until(kept, ask("1"), b"sealed")
-                getattr(server, how)()
-                assert await kept.find(ask("1")) is None
-                assert not store.is_up
-                asked_before = store.commands
-                assert await kept.find(ask("1")) is None
-                await kept.publish(ask("2"), None, b"sealed")
-                assert store.commands == asked_before
-                if how == "kill":
-                    server.start()
-                else:
-                    server.resume()
-                await until_up(store)
-                await until(kept, ask("1"), None if how == "kill" else b"sealed")
-                assert await kept.find(ask("2")) is None
-                await kept.publish(ask("2"), None, b"sealed")
-                await until(kept, ask("2"), b"sealed")
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with asyncio.timeout(120), open_store(server.url, "one", answer_s=2.0) as store:
+            kept = SharedAnswers(store, "cache", LIMITS)
+            await kept.publish(ask("1"), None, b"sealed")
+            await until(kept, ask("1"), b"sealed")
+            getattr(server, how)()
+            assert await kept.find(ask("1")) is None
+            assert not store.is_up
+            asked_before = store.commands
+            assert await kept.find(ask("1")) is None
+            await kept.publish(ask("2"), None, b"sealed")
+            assert store.commands == asked_before
+            if how == "kill":
+                server.start()
+            else:
+                server.resume()
+            await until_up(store)
+            await until(kept, ask("1"), None if how == "kill" else b"sealed")
+            assert await kept.find(ask("2")) is None
+            await kept.publish(ask("2"), None, b"sealed")
+            await until(kept, ask("2"), b"sealed")
 
 
-def test_two_activators_have_one_cache(tmp_path: Path) -> None:
+async def test_two_activators_have_one_cache(tmp_path: Path) -> None:
     """What one answered the other one gives again, byte for byte; without Redis each runs it, and says so."""
     secret = ensure_once_key(tmp_path / "once.key")
     for name in ("a", "b"):
@@ -135,12 +126,9 @@ def test_two_activators_have_one_cache(tmp_path: Path) -> None:
         alone = [await each.post(body=bodies[0], **ALLOW) for each in (here, there) for _ in range(2)]
         assert [(got.status, got.headers["x-kelvin-cache"]) for got in alone] == [(200, "miss")] * 4
 
-    async def main() -> None:
-        with RedisServer() as server:
-            async with (
-                world(tmp_path / "a", redis=server.url) as here,
-                world(tmp_path / "b", redis=server.url) as there,
-            ):
-                await scenario(server, here, there)
-
-    asyncio.run(main())
+    with RedisServer() as server:
+        async with (
+            world(tmp_path / "a", redis=server.url) as here,
+            world(tmp_path / "b", redis=server.url) as there,
+        ):
+            await scenario(server, here, there)

@@ -57,288 +57,249 @@ async def member(server: RedisServer, name: str = "one", answer_s: float = 20.0)
         await shared.close()
 
 
-def test_one_request_in_ten_touches_redis() -> None:
+async def test_one_request_in_ten_touches_redis() -> None:
     """Of a tenant that asks ten times a second, below its limit and beyond it; whose limit is small, or whose requests
     are as large as a block, asks each time: the control.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                before = server.scripts_run()
-                for _ in range(300):
-                    assert await one.take() is None
-                    one.clock.now_s += 0.1
-                assert 0 < server.scripts_run() - before <= 30
-                await one.take_all(LIMIT)
-                before = server.scripts_run()
-                for _ in range(300):
-                    await one.take()
-                    one.clock.now_s += 0.1
-                assert server.scripts_run() - before <= 31
-                one.clock.now_s += QUIET_S
-                before = server.scripts_run()
-                for _ in range(30):
-                    await one.shared.hold("b", 20_000, 1000)
-                assert server.scripts_run() - before >= 10
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            before = server.scripts_run()
+            for _ in range(300):
+                assert await one.take() is None
+                one.clock.now_s += 0.1
+            assert 0 < server.scripts_run() - before <= 30
+            await one.take_all(LIMIT)
+            before = server.scripts_run()
+            for _ in range(300):
+                await one.take()
+                one.clock.now_s += 0.1
+            assert server.scripts_run() - before <= 31
+            one.clock.now_s += QUIET_S
+            before = server.scripts_run()
+            for _ in range(30):
+                await one.shared.hold("b", 20_000, 1000)
+            assert server.scripts_run() - before >= 10
 
 
 @pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
-def test_two_never_use_more_than_the_limit(shared: bool) -> None:
+async def test_two_never_use_more_than_the_limit(shared: bool) -> None:
     """Together, in whatever order: a minute's worth, what flowed in meanwhile, and nothing more, since a block is taken
     before it is used. What one leaves is the other's when its time is over.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server, RedisServer() as other:
-            async with member(server) as one, member(server if shared else other, "two") as two:
-                began_s = time.monotonic()
-                assert await two.take() is None  # two holds a block, and uses one of it
-                used = 1 + await one.take_all(2 * LIMIT)
-                used += await two.take_all(2 * LIMIT)
-                for each in (one, two):
-                    each.clock.now_s += QUIET_S
-                used += sum(await asyncio.gather(one.take_all(2 * LIMIT), two.take_all(2 * LIMIT)))
-                flowed = (time.monotonic() - began_s) * LIMIT / 60
-                assert (used <= LIMIT + flowed + 1) == shared
-                assert used >= LIMIT - 2 * block_of(LIMIT)
-                one.clock.now_s += QUIET_S + 60
-                await one.shared.hold("b", LIMIT, 1)
-                one.clock.now_s += LEASE_S
-                await one.shared.tend()
-                assert repr(one.shared._blocks["b"]).startswith("TokenBlock(stock=1, held=1")
-                assert float(server.ask("PTTL", "kelvin:{b}:requests")[1:]) <= 100
-
-    asyncio.run(scenario())
+    with RedisServer() as server, RedisServer() as other:
+        async with member(server) as one, member(server if shared else other, "two") as two:
+            began_s = time.monotonic()
+            assert await two.take() is None  # two holds a block, and uses one of it
+            used = 1 + await one.take_all(2 * LIMIT)
+            used += await two.take_all(2 * LIMIT)
+            for each in (one, two):
+                each.clock.now_s += QUIET_S
+            used += sum(await asyncio.gather(one.take_all(2 * LIMIT), two.take_all(2 * LIMIT)))
+            flowed = (time.monotonic() - began_s) * LIMIT / 60
+            assert (used <= LIMIT + flowed + 1) == shared
+            assert used >= LIMIT - 2 * block_of(LIMIT)
+            one.clock.now_s += QUIET_S + 60
+            await one.shared.hold("b", LIMIT, 1)
+            one.clock.now_s += LEASE_S
+            await one.shared.tend()
+            assert repr(one.shared._blocks["b"]).startswith("TokenBlock(stock=1, held=1")
+            assert float(server.ask("PTTL", "kelvin:{b}:requests")[1:]) <= 100
 
 
-def test_what_a_request_took_is_told() -> None:
+async def test_what_a_request_took_is_told() -> None:
     """More than it held is owed, and told when the time comes; less is used by the next one, here or elsewhere."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one, member(server, "two") as two:
-                assert (await one.shared.hold("a", LIMIT, 500)).wait_s is None
-                assert (await two.shared.hold("a", LIMIT, 200)).wait_s is not None
-                one.shared.settle("a", LIMIT, 500, 0)
-                one.clock.now_s += LEASE_S
-                await one.shared.tend()
-                two.clock.now_s += QUIET_S
-                assert (await two.shared.hold("a", LIMIT, 400)).wait_s is None
-                two.shared.settle("a", LIMIT, 400, 1200)  # far more than was held: both wait for it
-                two.clock.now_s += LEASE_S
-                await two.shared.tend()
-                one.clock.now_s += LEASE_S
-                refused = await one.shared.hold("a", LIMIT, 1)
-                assert refused.wait_s is not None
-                assert refused.remaining == 0
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one, member(server, "two") as two:
+            assert (await one.shared.hold("a", LIMIT, 500)).wait_s is None
+            assert (await two.shared.hold("a", LIMIT, 200)).wait_s is not None
+            one.shared.settle("a", LIMIT, 500, 0)
+            one.clock.now_s += LEASE_S
+            await one.shared.tend()
+            two.clock.now_s += QUIET_S
+            assert (await two.shared.hold("a", LIMIT, 400)).wait_s is None
+            two.shared.settle("a", LIMIT, 400, 1200)  # far more than was held: both wait for it
+            two.clock.now_s += LEASE_S
+            await two.shared.tend()
+            one.clock.now_s += LEASE_S
+            refused = await one.shared.hold("a", LIMIT, 1)
+            assert refused.wait_s is not None
+            assert refused.remaining == 0
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-def test_without_redis(fault: str) -> None:
+async def test_without_redis(fault: str) -> None:
     """The block until its time is over; then this activator's share of the limit, beginning with a block of it; who
     asks waits a fraction of a second at most once. When Redis is back it is told what was used.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server, answer_s=2.0) as one, member(server, "two"):
-                await one.store.beat()
-                assert one.store.members == 2
-                assert await one.take() is None
-                server.kill() if fault == "killed" else server.pause()
-                block = block_of(LIMIT)
-                assert [await one.take() for _ in range(block)] == [None] * block
-                assert is_up(one)  # it was not asked
-                alone = await one.take_all(LIMIT)
-                assert not is_up(one)
-                assert alone == block_of(LIMIT // 2)
-                commands = one.store.commands
-                assert await one.take() is not None
-                assert one.store.commands == commands  # nobody waits for it
-                one.clock.now_s += 10.0
-                assert await one.take_all(LIMIT) == LIMIT // 2 / 6
-                server.start() if fault == "killed" else server.resume()
-                async with asyncio.timeout(30):
-                    while not is_up(one):
-                        await one.store.beat()
-                one.clock.now_s += QUIET_S
-                assert await one.take() is None
-                left = (await one.shared.hold("a", LIMIT, 1)).remaining
-                if fault == "killed":  # its data was gone, so only what was used meanwhile is known
-                    assert LIMIT - 70 <= left <= LIMIT - 40
-                else:
-                    assert left < LIMIT - 40
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server, answer_s=2.0) as one, member(server, "two"):
+            await one.store.beat()
+            assert one.store.members == 2
+            assert await one.take() is None
+            server.kill() if fault == "killed" else server.pause()
+            block = block_of(LIMIT)
+            assert [await one.take() for _ in range(block)] == [None] * block
+            assert is_up(one)  # it was not asked
+            alone = await one.take_all(LIMIT)
+            assert not is_up(one)
+            assert alone == block_of(LIMIT // 2)
+            commands = one.store.commands
+            assert await one.take() is not None
+            assert one.store.commands == commands  # nobody waits for it
+            one.clock.now_s += 10.0
+            assert await one.take_all(LIMIT) == LIMIT // 2 / 6
+            server.start() if fault == "killed" else server.resume()
+            async with asyncio.timeout(30):
+                while not is_up(one):
+                    await one.store.beat()
+            one.clock.now_s += QUIET_S
+            assert await one.take() is None
+            left = (await one.shared.hold("a", LIMIT, 1)).remaining
+            if fault == "killed":  # its data was gone, so only what was used meanwhile is known
+                assert LIMIT - 70 <= left <= LIMIT - 40
+            else:
+                assert left < LIMIT - 40
 
 
-def test_a_redis_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_redis_that_was_never_there(caplog: pytest.LogCaptureFixture) -> None:
     """Alone, from the beginning, and the log says so once; it is found when it comes."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            server.kill()
-            async with member(server) as one:
-                assert not is_up(one)
-                await one.store.beat()
-                assert caplog.text.count("redis does not answer") == 1
-                assert await one.take_all(LIMIT) == block_of(LIMIT)
-                server.start()
-                async with asyncio.timeout(30):
-                    while not is_up(one):
-                        await one.store.beat()
-                assert await one.take_all(LIMIT) >= LIMIT - 2 * block_of(LIMIT)
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        server.kill()
+        async with member(server) as one:
+            assert not is_up(one)
+            await one.store.beat()
+            assert caplog.text.count("redis does not answer") == 1
+            assert await one.take_all(LIMIT) == block_of(LIMIT)
+            server.start()
+            async with asyncio.timeout(30):
+                while not is_up(one):
+                    await one.store.beat()
+            assert await one.take_all(LIMIT) >= LIMIT - 2 * block_of(LIMIT)
 
 
-def test_who_leaves_leaves_nothing_held() -> None:
+async def test_who_leaves_leaves_nothing_held() -> None:
     """A request that ends while Redis is asked cuts no command: what comes is the next one's."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                server.pause()
-                asking = asyncio.ensure_future(one.take(LIMIT))
-                await asyncio.sleep(0)
-                asking.cancel()
-                server.resume()
-                with pytest.raises(asyncio.CancelledError):
-                    await asking
-                assert await one.take(LIMIT) is None
-                assert server.ask("INFO", "clients").count(b"blocked_clients:0") == 1
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            server.pause()
+            asking = asyncio.ensure_future(one.take(LIMIT))
+            await asyncio.sleep(0)
+            asking.cancel()
+            server.resume()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert await one.take(LIMIT) is None
+            assert server.ask("INFO", "clients").count(b"blocked_clients:0") == 1
 
 
-def test_tenants_that_ask_for_nothing_are_forgotten() -> None:
+async def test_tenants_that_ask_for_nothing_are_forgotten() -> None:
     """Once their bucket is full again; a tenant that holds something is not."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                assert await one.take() is None
-                await one.shared.hold("b", LIMIT, 1)
-                one.clock.now_s += LEASE_S
-                known = []
-                for _ in range(2):
-                    await one.shared.tend()
-                    known.append(repr(one.shared).split()[2])
-                    one.clock.now_s += 60.0
-                assert known == ["tenants=2", "tenants=1"]
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            assert await one.take() is None
+            await one.shared.hold("b", LIMIT, 1)
+            one.clock.now_s += LEASE_S
+            known = []
+            for _ in range(2):
+                await one.shared.tend()
+                known.append(repr(one.shared).split()[2])
+                one.clock.now_s += 60.0
+            assert known == ["tenants=2", "tenants=1"]
 
 
-def test_tenant_that_waits_is_not_forgotten() -> None:
+async def test_tenant_that_waits_is_not_forgotten() -> None:
     """Redis gives no answer, and blocks are tended before the request that waits for it goes on: what that holds can be
     settled all the same.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server, answer_s=0.1) as one:
-                server.pause()
-                holding = asyncio.create_task(one.shared.hold("a", LIMIT, 3))
-                while is_up(one):
-                    await asyncio.sleep(0)
-                while not holding.done():
-                    await one.shared.tend()
-                    await asyncio.sleep(0)
-                assert (await holding).wait_s is None
-                one.shared.settle("a", LIMIT, 3, 3)
-                server.resume()
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server, answer_s=0.1) as one:
+            server.pause()
+            holding = asyncio.create_task(one.shared.hold("a", LIMIT, 3))
+            while is_up(one):
+                await asyncio.sleep(0)
+            while not holding.done():
+                await one.shared.tend()
+                await asyncio.sleep(0)
+            assert (await holding).wait_s is None
+            one.shared.settle("a", LIMIT, 3, 3)
+            server.resume()
 
 
-def test_keys_are_tagged_by_tenant_and_end_by_themselves() -> None:
+async def test_keys_are_tagged_by_tenant_and_end_by_themselves() -> None:
     """A bucket lives until it is full, members for twice their silence; a cluster can hold them."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                await one.take(100)
-                keys = server.ask("KEYS", "*").decode().split("\r\n")[2::2]
-                assert sorted(keys) == ["kelvin:members", "kelvin:{a}:requests"]
-                assert all(0 < int(server.ask("PTTL", key)[1:]) <= 60_000 for key in keys)
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            await one.take(100)
+            keys = server.ask("KEYS", "*").decode().split("\r\n")[2::2]
+            assert sorted(keys) == ["kelvin:members", "kelvin:{a}:requests"]
+            assert all(0 < int(server.ask("PTTL", key)[1:]) <= 60_000 for key in keys)
 
 
-def test_clock_of_redis_that_steps_back_locks_nobody_out() -> None:
+async def test_clock_of_redis_that_steps_back_locks_nobody_out() -> None:
     """What a bucket lacked an hour ahead of now it lacks now; it fills from here on."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                server.ask("SET", "kelvin:{a}:requests", f"'30.0 {server.now_s() + 3600}'")
-                assert await one.take_all(LIMIT) in range(LIMIT // 2, LIMIT // 2 + LIMIT // 10)
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            server.ask("SET", "kelvin:{a}:requests", f"'30.0 {server.now_s() + 3600}'")
+            assert await one.take_all(LIMIT) in range(LIMIT // 2, LIMIT // 2 + LIMIT // 10)
 
 
-def test_bucket_of_an_earlier_build_counts_as_full() -> None:
+async def test_bucket_of_an_earlier_build_counts_as_full() -> None:
     """It was one number; a value that can't be read refuses nobody."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                server.ask("SET", "kelvin:{a}:requests", "1790000000.5")
-                assert await one.take() is None
-                assert one.store.is_up
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            server.ask("SET", "kelvin:{a}:requests", "1790000000.5")
+            assert await one.take() is None
+            assert one.store.is_up
 
 
-def test_member_that_died_before_a_clock_step_counts_no_more() -> None:
+async def test_member_that_died_before_a_clock_step_counts_no_more() -> None:
     """Said to have lived an hour from now, it counts for as long as any that is silent."""
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with member(server) as one:
-                server.ask("ZADD", "kelvin:members", str(server.now_s() + 3600), "dead")
-                await one.store.beat()
-                assert int(server.ask("ZSCORE", "kelvin:members", "dead").split(b"\r\n")[1]) <= server.now_s()
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with member(server) as one:
+            server.ask("ZADD", "kelvin:members", str(server.now_s() + 3600), "dead")
+            await one.store.beat()
+            assert int(server.ask("ZSCORE", "kelvin:members", "dead").split(b"\r\n")[1]) <= server.now_s()
 
 
-def test_an_activator_counts_in_redis(tmp_path: Path) -> None:
+async def test_an_activator_counts_in_redis(tmp_path: Path) -> None:
     """Named by its setting: what one activator counted the next one knows, and what the first had not used it gave
     back. While Redis is away requests are served.
     """
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with world(tmp_path, redis=server.url) as here:
-                await here.replica("a")
-                row = TenantRow(tenant="default", suspended=False, limits=TenantLimits(rpm=20, tpm=100_000))
-                here.control.publish(tenants=(row,))
-                await here.settled()
-                began_s = time.monotonic()
-                for _ in range(15):
-                    got = await here.post()
-                    assert got.status == 200
-                assert int(got.headers["x-ratelimit-remaining-requests"]) <= 5 + (time.monotonic() - began_s) / 3 + 1
-                assert await here.terminate() == 0
-                await here.restart()
-                here.control.publish(tenants=(row,))
-                await here.settled()
-                served = 0
-                while (got := await here.post()).status == 200:
-                    served += 1
-                assert (got.status, got.code) == (429, "rate_limit_exceeded")
-                assert served <= 5 + (time.monotonic() - began_s) / 3 + 1
-                server.kill()
-                async with asyncio.timeout(60):
-                    while (await here.post()).status != 200:
-                        await asyncio.sleep(0.1)
-                assert 'kelvin_redis_connected{process="activator"} 0' in await here.page()
-
-    asyncio.run(scenario())
+    with RedisServer() as server:
+        async with world(tmp_path, redis=server.url) as here:
+            await here.replica("a")
+            row = TenantRow(tenant="default", suspended=False, limits=TenantLimits(rpm=20, tpm=100_000))
+            here.control.publish(tenants=(row,))
+            await here.settled()
+            began_s = time.monotonic()
+            for _ in range(15):
+                got = await here.post()
+                assert got.status == 200
+            assert int(got.headers["x-ratelimit-remaining-requests"]) <= 5 + (time.monotonic() - began_s) / 3 + 1
+            assert await here.terminate() == 0
+            await here.restart()
+            here.control.publish(tenants=(row,))
+            await here.settled()
+            served = 0
+            while (got := await here.post()).status == 200:
+                served += 1
+            assert (got.status, got.code) == (429, "rate_limit_exceeded")
+            assert served <= 5 + (time.monotonic() - began_s) / 3 + 1
+            server.kill()
+            async with asyncio.timeout(60):
+                while (await here.post()).status != 200:
+                    await asyncio.sleep(0.1)
+            assert 'kelvin_redis_connected{process="activator"} 0' in await here.page()

@@ -75,26 +75,23 @@ def _failure(task: "asyncio.Task[Replica]") -> object:
     return error.failure
 
 
-def test_who_is_lowest_makes_way() -> None:
+async def test_who_is_lowest_makes_way() -> None:
     """Two may wait: batch goes for an interactive one, then a newcomer of batch is refused as it always was, and of
     two tenants the one that holds both places gives one up.
     """
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
-        batch, stays = await ground.ask(Rank.BATCH), await ground.ask()
-        newest = await ground.ask()
-        assert _failure(batch) == Displaced("batch", 1.0)
-        assert isinstance(_failure(await ground.ask(Rank.BATCH)), Overloaded)
-        other = await ground.ask(tenant="u")
-        assert _failure(newest) == OverShare(1.0)
-        counts = ground.throttler.shedding.counts
-        assert counts == {
-            (Reason.DISPLACED, Rank.BATCH): 1, (Reason.FULL, Rank.BATCH): 1, (Reason.OVER_SHARE, Rank.INTERACTIVE): 1,
-        }  # fmt: skip
-        await ground.leave(stays, other)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
+    batch, stays = await ground.ask(Rank.BATCH), await ground.ask()
+    newest = await ground.ask()
+    assert _failure(batch) == Displaced("batch", 1.0)
+    assert isinstance(_failure(await ground.ask(Rank.BATCH)), Overloaded)
+    other = await ground.ask(tenant="u")
+    assert _failure(newest) == OverShare(1.0)
+    counts = ground.throttler.shedding.counts
+    assert counts == {
+        (Reason.DISPLACED, Rank.BATCH): 1, (Reason.FULL, Rank.BATCH): 1, (Reason.OVER_SHARE, Rank.INTERACTIVE): 1,
+    }  # fmt: skip
+    await ground.leave(stays, other)
 
 
 def test_what_was_refused_while_it_waited_is_gone_at_once() -> None:
@@ -124,81 +121,66 @@ def test_what_was_refused_while_it_waited_is_gone_at_once() -> None:
         gc.enable()
 
 
-def test_who_makes_way_for_another_version_is_wanted_no_more() -> None:
+async def test_who_makes_way_for_another_version_is_wanted_no_more() -> None:
     """Its version had nobody else: it isn't started for nobody."""
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(WIDE, WIDE, Bound(1, 10_000, 10_000), 60.0))
-        batch = await ground.ask(Rank.BATCH, key=OTHER)
-        assert ground.bell.ringing == {OTHER}
-        stays = await ground.ask()
-        assert _failure(batch) == Displaced("batch", 1.0)
-        assert ground.bell.ringing == {KEY}
-        await ground.leave(stays)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(WIDE, WIDE, Bound(1, 10_000, 10_000), 60.0))
+    batch = await ground.ask(Rank.BATCH, key=OTHER)
+    assert ground.bell.ringing == {OTHER}
+    stays = await ground.ask()
+    assert _failure(batch) == Displaced("batch", 1.0)
+    assert ground.bell.ringing == {KEY}
+    await ground.leave(stays)
 
 
-def test_who_was_given_a_slot_is_not_shed() -> None:
+async def test_who_was_given_a_slot_is_not_shed() -> None:
     """Not even in the moment before it knows."""
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
-        batch = asyncio.create_task(ground.throttler.acquire(KEY, Ask("t", 10, 10, Rank.BATCH), Deadline(150.0)))
-        await asyncio.sleep(0)
-        ground.throttler.apply(READY)
-        assert not batch.done()
-        waits, refused = await ground.ask(), await ground.ask()
-        assert (await batch).row.runtime_id == "a"
-        assert isinstance(_failure(refused), Overloaded)
-        await ground.leave(waits)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+    batch = asyncio.create_task(ground.throttler.acquire(KEY, Ask("t", 10, 10, Rank.BATCH), Deadline(150.0)))
+    await asyncio.sleep(0)
+    ground.throttler.apply(READY)
+    assert not batch.done()
+    waits, refused = await ground.ask(), await ground.ask()
+    assert (await batch).row.runtime_id == "a"
+    assert isinstance(_failure(refused), Overloaded)
+    await ground.leave(waits)
 
 
-def test_one_that_just_gave_up_makes_way_and_is_not_counted() -> None:
+async def test_one_that_just_gave_up_makes_way_and_is_not_counted() -> None:
     """Its task was cancelled, and stands in the queue for a moment."""
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
-        batch = await ground.ask(Rank.BATCH)
-        batch.cancel()
-        stays = asyncio.create_task(ground.throttler.acquire(KEY, Ask("t", 10, 10), Deadline(150.0)))
-        await _turns()
-        assert batch.cancelled()
-        assert not stays.done()
-        assert not ground.throttler.shedding.counts
-        await ground.leave(stays)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+    batch = await ground.ask(Rank.BATCH)
+    batch.cancel()
+    stays = asyncio.create_task(ground.throttler.acquire(KEY, Ask("t", 10, 10), Deadline(150.0)))
+    await _turns()
+    assert batch.cancelled()
+    assert not stays.done()
+    assert not ground.throttler.shedding.counts
+    await ground.leave(stays)
 
 
-def test_who_can_not_be_in_time_makes_nobody_leave() -> None:
+async def test_who_can_not_be_in_time_makes_nobody_leave() -> None:
     """It is refused for that, before anybody makes way for it."""
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
-        await ground.paced()
-        stay = [await ground.ask(Rank.BATCH), await ground.ask(in_s=2.5)]
-        late = await ground.ask(in_s=3.0)
-        assert _failure(late) == DeadlineTooShort(4.0, 3.0, False)
-        await ground.leave(*stay)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
+    await ground.paced()
+    stay = [await ground.ask(Rank.BATCH), await ground.ask(in_s=2.5)]
+    late = await ground.ask(in_s=3.0)
+    assert _failure(late) == DeadlineTooShort(4.0, 3.0, False)
+    await ground.leave(*stay)
 
 
-def test_a_retry_is_worth_its_while_when_the_queue_is_empty() -> None:
+async def test_a_retry_is_worth_its_while_when_the_queue_is_empty() -> None:
     """By the pace of the version: thirty tokens wait, ten of them take two seconds."""
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(Bound(3, 10_000, 10_000), WIDE, WIDE, 60.0))
-        await ground.paced()
-        batch = await ground.ask(Rank.BATCH)
-        stay = [await ground.ask() for _ in range(3)]
-        assert _failure(batch) == Displaced("batch", 6.0)
-        await ground.leave(*stay)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(Bound(3, 10_000, 10_000), WIDE, WIDE, 60.0))
+    await ground.paced()
+    batch = await ground.ask(Rank.BATCH)
+    stay = [await ground.ask() for _ in range(3)]
+    assert _failure(batch) == Displaced("batch", 6.0)
+    await ground.leave(*stay)
 
 
 async def _overtaken(ground: Ground) -> list["asyncio.Task[Replica]"]:
@@ -266,27 +248,24 @@ def test_many_who_are_late_are_told_a_few_at_a_time(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("another", [pytest.param(True, id="another waits"), pytest.param(False, id="nobody else")])
-def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
+async def test_a_slot_goes_to_who_can_end_in_time(another: bool) -> None:
     """One whose answer takes two seconds has a bit more left after it waited for two: another one has the slot; alone
     it may try.
     """
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(WIDE, WIDE, WIDE, 60.0))
-        holding = await ground.paced()
-        hasty = await ground.ask(in_s=3.9)
-        patient = [await ground.ask()] if another else []
-        ground.clock.now_s += 2.0
-        ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), None)
-        await _turns()
-        if another:
-            assert isinstance(_failure(hasty), DeadlineTooShort)
-            assert patient[0].result() is holding
-        else:
-            assert hasty.result() is holding
-        ground.throttler.check_integrity()
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(WIDE, WIDE, WIDE, 60.0))
+    holding = await ground.paced()
+    hasty = await ground.ask(in_s=3.9)
+    patient = [await ground.ask()] if another else []
+    ground.clock.now_s += 2.0
+    ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), None)
+    await _turns()
+    if another:
+        assert isinstance(_failure(hasty), DeadlineTooShort)
+        assert patient[0].result() is holding
+    else:
+        assert hasty.result() is holding
+    ground.throttler.check_integrity()
 
 
 async def _shed(here: World) -> set[str]:
@@ -299,94 +278,85 @@ async def _shed(here: World) -> set[str]:
         return {line for line in (await answer.text()).splitlines() if line.startswith("kelvin_requests_shed_total")}
 
 
-def test_it_is_so_from_outside(tmp_path: Path) -> None:
+async def test_it_is_so_from_outside(tmp_path: Path) -> None:
     """A batch that waits is told by 503 and `Retry-After` when an interactive one comes; a tenant that holds the whole
     queue by 429 when another one comes. Each has its record, the metric says why.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path, queue_requests_in_all=2, queue_requests=2) as here:
+    async with world(tmp_path, queue_requests_in_all=2, queue_requests=2) as here:
 
-            def send(**headers: str) -> asyncio.Task[Got]:
-                return asyncio.create_task(here.post(body=CHAT, **headers))
+        def send(**headers: str) -> asyncio.Task[Got]:
+            return asyncio.create_task(here.post(body=CHAT, **headers))
 
-            batch = send(x_kelvin_priority="batch")
-            await until_queued(here, 1)
-            first = send()
-            await until_queued(here, 2)
-            second = send()
-            got = await batch
-            assert (got.status, got.code, got.headers["retry-after"]) == (503, "displaced", "1")
-            assert b"this batch request made way" in got.body
-            got = await send(x_kelvin_priority="standard")
-            assert (got.status, got.code) == (503, "overloaded")
-            theirs = asyncio.create_task(here.post(body=CHAT | {"model": "theirs"}, key=STRANGER))
-            got = await second
-            assert (got.status, got.code, got.headers["retry-after"]) == (429, "over_share", "1")
-            assert await _shed(here) == {
-                'kelvin_requests_shed_total{process="activator",why="displaced",rank="batch"} 1',
-                'kelvin_requests_shed_total{process="activator",why="full",rank="standard"} 1',
-                'kelvin_requests_shed_total{process="activator",why="over_share",rank="interactive"} 1',
-            }
-            await here.replica("a")
-            assert (await first).status == 200
-            theirs.cancel()
-            records = await here.control.until_records(4)
-            assert [record.outcome for record in records[:4]] == ["displaced", "overloaded", "over_share", "ok"]
-
-    asyncio.run(scenario())
+        batch = send(x_kelvin_priority="batch")
+        await until_queued(here, 1)
+        first = send()
+        await until_queued(here, 2)
+        second = send()
+        got = await batch
+        assert (got.status, got.code, got.headers["retry-after"]) == (503, "displaced", "1")
+        assert b"this batch request made way" in got.body
+        got = await send(x_kelvin_priority="standard")
+        assert (got.status, got.code) == (503, "overloaded")
+        theirs = asyncio.create_task(here.post(body=CHAT | {"model": "theirs"}, key=STRANGER))
+        got = await second
+        assert (got.status, got.code, got.headers["retry-after"]) == (429, "over_share", "1")
+        assert await _shed(here) == {
+            'kelvin_requests_shed_total{process="activator",why="displaced",rank="batch"} 1',
+            'kelvin_requests_shed_total{process="activator",why="full",rank="standard"} 1',
+            'kelvin_requests_shed_total{process="activator",why="over_share",rank="interactive"} 1',
+        }
+        await here.replica("a")
+        assert (await first).status == 200
+        theirs.cancel()
+        records = await here.control.until_records(4)
+        assert [record.outcome for record in records[:4]] == ["displaced", "overloaded", "over_share", "ok"]
 
 
 @pytest.mark.parametrize("away", ["draining", "resting"])
-def test_version_without_open_replicas_keeps_its_queue(away: str) -> None:
+async def test_version_without_open_replicas_keeps_its_queue(away: str) -> None:
     """When no replica takes requests, the pace of the version says nothing about a wait: nobody is refused for it, a
     full queue still sheds, and no entry is left behind.
     """
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
-        holding = await ground.paced()
-        stays, batch = await ground.ask(), await ground.ask(Rank.BATCH)
-        if away == "draining":
-            ground.throttler.apply(Feed(revision=1, replicas=(replica_row("a", 1, draining=True),)))
-        else:
-            ground.throttler.report_failed(holding)
-        ground.clock.now_s += 1.0  # beyond the next sweep
-        ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), 0)
-        await _turns(4)
-        assert not stays.done()
-        newcomer = await ground.ask()
-        assert _failure(batch) == Displaced("batch", 1.0)
-        assert isinstance(_failure(await ground.ask(Rank.BATCH)), Overloaded)
-        ground.throttler.apply(Feed(revision=1, replicas=(replica_row("b", 1),)))
-        await _turns()
-        assert stays.result().row.runtime_id == "b"
-        await ground.leave(newcomer)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(TWO, WIDE, WIDE, 60.0))
+    holding = await ground.paced()
+    stays, batch = await ground.ask(), await ground.ask(Rank.BATCH)
+    if away == "draining":
+        ground.throttler.apply(Feed(revision=1, replicas=(replica_row("a", 1, draining=True),)))
+    else:
+        ground.throttler.report_failed(holding)
+    ground.clock.now_s += 1.0  # beyond the next sweep
+    ground.throttler.slots.release(KEY, holding, Ask("t", 10, 10), 0)
+    await _turns(4)
+    assert not stays.done()
+    newcomer = await ground.ask()
+    assert _failure(batch) == Displaced("batch", 1.0)
+    assert isinstance(_failure(await ground.ask(Rank.BATCH)), Overloaded)
+    ground.throttler.apply(Feed(revision=1, replicas=(replica_row("b", 1),)))
+    await _turns()
+    assert stays.result().row.runtime_id == "b"
+    await ground.leave(newcomer)
 
 
 @pytest.mark.parametrize("step", ["shed", "wake", "breaker"])
-def test_error_while_entering_leaves_no_entry_in_the_queue(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_while_entering_leaves_no_entry_in_the_queue(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails between an entry's joining the queue and its wait: the entry leaves with its request, and the
     slot that comes next is not given to it.
     """
 
-    async def scenario() -> None:
-        ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
-        if step == "shed":
-            batch = await ground.ask(Rank.BATCH)
-            monkeypatch.setattr(shedding, "wait_s", _fail)
-        monkeypatch.setattr(ground.bell, "ensure", _fail)
-        if step == "breaker":
-            monkeypatch.setattr(ground.throttler.breakers, "enter", _fail)
-        broken = await ground.ask()
-        assert isinstance(broken.exception(), ZeroDivisionError)
-        assert ground.throttler.loads.in_all.entries == (1 if step == "shed" else 0)
-        if step == "shed":
-            await ground.leave(batch)
-
-    asyncio.run(scenario())
+    ground = Ground(QueueLimits(Bound(1, 10_000, 10_000), WIDE, WIDE, 60.0))
+    if step == "shed":
+        batch = await ground.ask(Rank.BATCH)
+        monkeypatch.setattr(shedding, "wait_s", _fail)
+    monkeypatch.setattr(ground.bell, "ensure", _fail)
+    if step == "breaker":
+        monkeypatch.setattr(ground.throttler.breakers, "enter", _fail)
+    broken = await ground.ask()
+    assert isinstance(broken.exception(), ZeroDivisionError)
+    assert ground.throttler.loads.in_all.entries == (1 if step == "shed" else 0)
+    if step == "shed":
+        await ground.leave(batch)
 
 
 def _fail(*_: object) -> float:

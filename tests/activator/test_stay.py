@@ -62,19 +62,16 @@ def test_what_ends_it(
     assert type(_end_of(within_s, end)) is want
 
 
-def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
+async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
     """Neither its timer nor its watcher outlives it; what it raises goes through."""
 
-    async def scenario() -> None:
-        client = Watched()
-        with Stay(client, 0.0):
-            pass
-        with pytest.raises(KeyError), Stay(client, 0.0):
-            raise KeyError
-        await asyncio.sleep(0.001)
-        assert client.gone is None
-
-    asyncio.run(scenario())
+    client = Watched()
+    with Stay(client, 0.0):
+        pass
+    with pytest.raises(KeyError), Stay(client, 0.0):
+        raise KeyError
+    await asyncio.sleep(0.001)
+    assert client.gone is None
 
 
 @pytest.mark.parametrize("ends", ["its time", "its client"])

@@ -81,103 +81,88 @@ def doors(count: int, replicas: str, *, prefer: bool = True) -> tuple[list[Door]
 
 
 @pytest.mark.parametrize("prefer", [pytest.param(True, id="with"), pytest.param(False, id="without: the control")])
-def test_replicas_have_fewer_connections(prefer: bool) -> None:
+async def test_replicas_have_fewer_connections(prefer: bool) -> None:
     """Seven activators that have one request at a time, 60 in each second: of 16 replicas they prefer four each."""
 
-    async def scenario() -> None:
-        every, _ = doors(8, MANY, prefer=prefer)
-        found = [await door.one_by_one(60) for door in every[:-1]]
-        if prefer:
-            assert sum(map(len, found)) <= 4 * 7
-        else:
-            assert sum(map(len, found)) > 8 * 7
-
-    asyncio.run(scenario())
+    every, _ = doors(8, MANY, prefer=prefer)
+    found = [await door.one_by_one(60) for door in every[:-1]]
+    if prefer:
+        assert sum(map(len, found)) <= 4 * 7
+    else:
+        assert sum(map(len, found)) > 8 * 7
 
 
-def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
+async def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
     """Those that it prefers are full: it has all of the others, and once they are free again, keeps to them."""
 
-    async def scenario() -> None:
-        (one, *_), _ = doors(4, FEW)
-        await one.come(len(FEW))  # each has told by now how many it takes
-        one.leave(len(FEW))
-        near = await one.one_by_one(3)
-        assert near <= one.preferred
-        assert len(one.preferred) == 3
-        for name in FEW:
-            one.throttler.report_began(one.throttler.slots.line_of(KEY).replicas[name], SLOTS)
-        assert await one.come(len(FEW) * SLOTS) == set(FEW)
-        one.leave(len(FEW) * SLOTS)
-        assert await one.one_by_one(20) <= one.preferred
-        assert len(one.preferred) == 3
-
-    asyncio.run(scenario())
+    (one, *_), _ = doors(4, FEW)
+    await one.come(len(FEW))  # each has told by now how many it takes
+    one.leave(len(FEW))
+    near = await one.one_by_one(3)
+    assert near <= one.preferred
+    assert len(one.preferred) == 3
+    for name in FEW:
+        one.throttler.report_began(one.throttler.slots.line_of(KEY).replicas[name], SLOTS)
+    assert await one.come(len(FEW) * SLOTS) == set(FEW)
+    one.leave(len(FEW) * SLOTS)
+    assert await one.one_by_one(20) <= one.preferred
+    assert len(one.preferred) == 3
 
 
-def test_one_that_has_many_at_once_prefers_none() -> None:
+async def test_one_that_has_many_at_once_prefers_none() -> None:
     """As many as there are replicas, for as long as it has them."""
 
-    async def scenario() -> None:
-        (one, *_), _ = doors(4, FEW)
+    (one, *_), _ = doors(4, FEW)
 
-        async def settled() -> int:
-            for _ in range(3):
-                one.clock.now_s += RENEW_S
-                await one.come()
-                one.throttler.slots.release(KEY, one.inside.pop(), ASK, 10)
-            return len(one.preferred)
+    async def settled() -> int:
+        for _ in range(3):
+            one.clock.now_s += RENEW_S
+            await one.come()
+            one.throttler.slots.release(KEY, one.inside.pop(), ASK, 10)
+        return len(one.preferred)
 
-        await one.come(len(FEW) - 2)
-        assert await settled() == 3
-        await one.come(2)
-        assert await settled() == len(FEW)
-        one.leave(3)
-        assert await settled() == 3
-
-    asyncio.run(scenario())
+    await one.come(len(FEW) - 2)
+    assert await settled() == 3
+    await one.come(2)
+    assert await settled() == len(FEW)
+    one.leave(3)
+    assert await settled() == 3
 
 
-def test_what_belongs_to_a_replica_goes_there() -> None:
+async def test_what_belongs_to_a_replica_goes_there() -> None:
     """Whichever activator it comes by, and whoever prefers that one."""
 
-    async def scenario() -> None:
-        every, _ = doors(4, FEW)
-        for number in range(8):
-            ask = Ask("default", 10, 10, affinity=Affinity(f"s{number}".encode(), True))
-            found = [await door.one_by_one(2, ask) for door in every]
-            assert found == [found[0]] * 4
-            assert len(found[0]) == 1
-        assert all(len(door.preferred) == 3 for door in every)
-
-    asyncio.run(scenario())
+    every, _ = doors(4, FEW)
+    for number in range(8):
+        ask = Ask("default", 10, 10, affinity=Affinity(f"s{number}".encode(), True))
+        found = [await door.one_by_one(2, ask) for door in every]
+        assert found == [found[0]] * 4
+        assert len(found[0]) == 1
+    assert all(len(door.preferred) == 3 for door in every)
 
 
-def test_they_follow_who_comes_and_goes() -> None:
+async def test_they_follow_who_comes_and_goes() -> None:
     """Replicas, activators: within a second. Each replica is preferred by somebody all the time."""
 
-    async def scenario() -> None:
-        every, members = doors(4, FEW)
+    every, members = doors(4, FEW)
 
-        async def settled(many: list[Door]) -> list[int]:
-            for door in many:
-                await door.one_by_one(1)
-            return [len(door.preferred) for door in many]
+    async def settled(many: list[Door]) -> list[int]:
+        for door in many:
+            await door.one_by_one(1)
+        return [len(door.preferred) for door in many]
 
-        assert await settled(every) == [3] * 4
-        assert set().union(*(door.preferred for door in every)) == set(FEW)
-        for door in every:
-            door.throttler.apply(Feed(revision=2, replicas=tuple(map(replica_row, "gh"))))
-        assert await settled(every) == [4] * 4
-        assert set().union(*(door.preferred for door in every)) == {*FEW, "g", "h"}
-        gone = Feed(revision=3, replicas=(replica_row("a", draining=True),), removed_replicas=("b",))
-        for door in every:
-            door.throttler.apply(gone)
-        assert await settled(every) == [3] * 4
-        del members[2:]
-        assert await settled(every[:2]) == [6] * 2, "as many as share a replica"
-
-    asyncio.run(scenario())
+    assert await settled(every) == [3] * 4
+    assert set().union(*(door.preferred for door in every)) == set(FEW)
+    for door in every:
+        door.throttler.apply(Feed(revision=2, replicas=tuple(map(replica_row, "gh"))))
+    assert await settled(every) == [4] * 4
+    assert set().union(*(door.preferred for door in every)) == {*FEW, "g", "h"}
+    gone = Feed(revision=3, replicas=(replica_row("a", draining=True),), removed_replicas=("b",))
+    for door in every:
+        door.throttler.apply(gone)
+    assert await settled(every) == [3] * 4
+    del members[2:]
+    assert await settled(every[:2]) == [6] * 2, "as many as share a replica"
 
 
 async def _beat(store: RedisStore) -> None:

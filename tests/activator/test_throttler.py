@@ -77,162 +77,141 @@ async def _turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-def test_waiters_are_served_in_order_as_capacity_rises() -> None:
+async def test_waiters_are_served_in_order_as_capacity_rises() -> None:
     """One wake for all; the row that brings slots wakes as many as it has, first come first."""
 
-    async def scenario() -> None:
-        bell = Bell()
-        throttler = _throttler(bell)
-        order: list[int] = []
+    bell = Bell()
+    throttler = _throttler(bell)
+    order: list[int] = []
 
-        async def one(number: int) -> Replica:
-            replica = await _take(throttler)
-            order.append(number)
-            return replica
+    async def one(number: int) -> Replica:
+        replica = await _take(throttler)
+        order.append(number)
+        return replica
 
-        tasks = [asyncio.create_task(one(number)) for number in range(5)]
-        await _turns()
-        assert bell.rung == [KEY]
-        throttler.apply(_feed(replica_row("a", 2)))
-        assert KEY not in bell.ringing
-        await _turns()
-        assert order == [0, 1]
-        throttler.apply(_feed(replica_row("b", 1)))
-        await _turns()
-        assert order == [0, 1, 2]
-        throttler.slots.release(KEY, tasks[0].result(), ASK, None)
-        await _turns()
-        assert order == [0, 1, 2, 3]
-        throttler.check_integrity()
-        tasks[4].cancel()
-        await _turns()
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    tasks = [asyncio.create_task(one(number)) for number in range(5)]
+    await _turns()
+    assert bell.rung == [KEY]
+    throttler.apply(_feed(replica_row("a", 2)))
+    assert KEY not in bell.ringing
+    await _turns()
+    assert order == [0, 1]
+    throttler.apply(_feed(replica_row("b", 1)))
+    await _turns()
+    assert order == [0, 1, 2]
+    throttler.slots.release(KEY, tasks[0].result(), ASK, None)
+    await _turns()
+    assert order == [0, 1, 2, 3]
+    throttler.check_integrity()
+    tasks[4].cancel()
+    await _turns()
+    throttler.check_integrity()
 
 
-def test_a_failed_start_tells_everyone_who_waits() -> None:
+async def test_a_failed_start_tells_everyone_who_waits() -> None:
     """And only them: who comes later starts anew."""
 
-    async def scenario() -> None:
-        bell = Bell()
-        throttler = _throttler(bell)
-        tasks = [asyncio.create_task(_take(throttler)) for _ in range(3)]
-        await _turns()
-        throttler.apply(Feed(revision=1, failures=(AWAY,)))
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(result, Refused)
-            assert code_of(result.failure) == "unavailable"
-        late = asyncio.create_task(_take(throttler))
-        await _turns()
-        assert bell.rung == [KEY, KEY]
-        throttler.apply(_feed(replica_row("a")))
-        await late
-
-    asyncio.run(scenario())
+    bell = Bell()
+    throttler = _throttler(bell)
+    tasks = [asyncio.create_task(_take(throttler)) for _ in range(3)]
+    await _turns()
+    throttler.apply(Feed(revision=1, failures=(AWAY,)))
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, Refused)
+        assert code_of(result.failure) == "unavailable"
+    late = asyncio.create_task(_take(throttler))
+    await _turns()
+    assert bell.rung == [KEY, KEY]
+    throttler.apply(_feed(replica_row("a")))
+    await late
 
 
-def test_who_waits_for_a_deleted_version_is_told() -> None:
+async def test_who_waits_for_a_deleted_version_is_told() -> None:
     """At once, that there is no such model; of another version nobody is."""
 
-    async def scenario() -> None:
-        bell = Bell()
-        throttler = _throttler(bell)
-        waiting = asyncio.create_task(_take(throttler))
-        await _turns()
-        throttler.apply(Feed(revision=1, removed_versions=((*KEY[:2], "0" * 64), ("other", *KEY[1:]))))
-        await _turns()
-        assert not waiting.done()
-        throttler.apply(Feed(revision=2, removed_versions=(KEY,)))
-        with pytest.raises(Refused) as refused:
-            await waiting
-        assert code_of(refused.value.failure) == "model_not_found"
-        assert not bell.ringing
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    bell = Bell()
+    throttler = _throttler(bell)
+    waiting = asyncio.create_task(_take(throttler))
+    await _turns()
+    throttler.apply(Feed(revision=1, removed_versions=((*KEY[:2], "0" * 64), ("other", *KEY[1:]))))
+    await _turns()
+    assert not waiting.done()
+    throttler.apply(Feed(revision=2, removed_versions=(KEY,)))
+    with pytest.raises(Refused) as refused:
+        await waiting
+    assert code_of(refused.value.failure) == "model_not_found"
+    assert not bell.ringing
+    throttler.check_integrity()
 
 
 @pytest.mark.parametrize("known", ["nothing", "a standing start", "a start under way"])
-def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> None:
+async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> None:
     """A version that was deleted while the feed was away: the snapshot that follows does what the change line would
     have done, to those who wait and to those who would have waited.
     """
 
-    async def scenario() -> None:
-        bell, other = Bell(), VersionKey(*KEY[:2], OTHER)
-        throttler = _throttler(bell)
-        waiting = asyncio.create_task(_take(throttler))
-        elsewhere = asyncio.create_task(throttler.acquire(other, ASK, Deadline(1e9)))
-        await _turns()
-        if known == "a standing start":
-            throttler.apply(
-                Feed(revision=1, starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
-            )
-            bell.nudge(KEY, 9.0)
-        if known == "a start under way":
-            forecast = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000)
-            throttler.apply(Feed(revision=1, forecasts=(forecast,)))
-        throttler.apply(Feed(revision=5, full=True, versions=(version_row("default", "m", OTHER),)))
-        with pytest.raises(Refused) as refused:
-            await waiting
-        assert code_of(refused.value.failure) == "model_not_found"
-        assert not elsewhere.done()
-        assert bell.ringing == {other}
-        assert not bell.nudged
-        assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
-        throttler.check_integrity()
-        elsewhere.cancel()
-        await _turns()
-
-    asyncio.run(scenario())
+    bell, other = Bell(), VersionKey(*KEY[:2], OTHER)
+    throttler = _throttler(bell)
+    waiting = asyncio.create_task(_take(throttler))
+    elsewhere = asyncio.create_task(throttler.acquire(other, ASK, Deadline(1e9)))
+    await _turns()
+    if known == "a standing start":
+        throttler.apply(
+            Feed(revision=1, starts=(StartRow(tenant="default", model="m", version=VERSION, start_ms=9000),))
+        )
+        bell.nudge(KEY, 9.0)
+    if known == "a start under way":
+        forecast = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000)
+        throttler.apply(Feed(revision=1, forecasts=(forecast,)))
+    throttler.apply(Feed(revision=5, full=True, versions=(version_row("default", "m", OTHER),)))
+    with pytest.raises(Refused) as refused:
+        await waiting
+    assert code_of(refused.value.failure) == "model_not_found"
+    assert not elsewhere.done()
+    assert bell.ringing == {other}
+    assert not bell.nudged
+    assert throttler.wait_of(KEY, "default", Rank.BATCH) == (None, True)
+    throttler.check_integrity()
+    elsewhere.cancel()
+    await _turns()
 
 
-def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> None:
+async def test_a_failed_start_of_another_replica_fails_nobody_who_can_be_served() -> None:
     """A version with a replica has waiters for its slots, not for a start."""
 
-    async def scenario() -> None:
-        throttler = _throttler()
-        throttler.apply(_feed(replica_row("a", 1)))
-        first = await _take(throttler)
-        waiting = asyncio.create_task(_take(throttler))
-        await _turns()
-        throttler.apply(Feed(revision=2, failures=(FAILED,)))
-        throttler.slots.release(KEY, first, ASK, None)
-        assert await waiting is first
-
-    asyncio.run(scenario())
+    throttler = _throttler()
+    throttler.apply(_feed(replica_row("a", 1)))
+    first = await _take(throttler)
+    waiting = asyncio.create_task(_take(throttler))
+    await _turns()
+    throttler.apply(Feed(revision=2, failures=(FAILED,)))
+    throttler.slots.release(KEY, first, ASK, None)
+    assert await waiting is first
 
 
-def test_a_deadline_ends_the_wait() -> None:
+async def test_a_deadline_ends_the_wait() -> None:
     """Too late is a 504 that says what it waited for."""
 
-    async def scenario() -> None:
-        throttler = _throttler()
-        with pytest.raises(Refused) as refused:
-            await _take(throttler, 0.01)
-        assert isinstance(refused.value.failure, DeadlineExceeded)
-        assert refused.value.failure.stage == "waiting for a replica to start"
-        assert throttler.loads.in_all.entries == 0
-
-    asyncio.run(scenario())
+    throttler = _throttler()
+    with pytest.raises(Refused) as refused:
+        await _take(throttler, 0.01)
+    assert isinstance(refused.value.failure, DeadlineExceeded)
+    assert refused.value.failure.stage == "waiting for a replica to start"
+    assert throttler.loads.in_all.entries == 0
 
 
-def test_a_full_queue_sheds() -> None:
+async def test_a_full_queue_sheds() -> None:
     """The bound in entries."""
 
-    async def scenario() -> None:
-        throttler = _throttler(limits=QueueLimits(Bound(1, 100, 100), WIDE, WIDE, 5))
-        waiting = asyncio.create_task(_take(throttler))
-        await _turns()
-        with pytest.raises(Refused) as refused:
-            await _take(throttler)
-        assert isinstance(refused.value.failure, Overloaded)
-        waiting.cancel()
-        await _turns()
-        assert throttler.loads.in_all.entries == 0
-
-    asyncio.run(scenario())
+    throttler = _throttler(limits=QueueLimits(Bound(1, 100, 100), WIDE, WIDE, 5))
+    waiting = asyncio.create_task(_take(throttler))
+    await _turns()
+    with pytest.raises(Refused) as refused:
+        await _take(throttler)
+    assert isinstance(refused.value.failure, Overloaded)
+    waiting.cancel()
+    await _turns()
+    assert throttler.loads.in_all.entries == 0
 
 
 @pytest.mark.parametrize(
@@ -243,54 +222,45 @@ def test_a_full_queue_sheds() -> None:
         pytest.param(_feed(full=True), id="missing from a snapshot"),
     ],
 )
-def test_a_replica_that_closes_takes_nobody(feed: Feed) -> None:
+async def test_a_replica_that_closes_takes_nobody(feed: Feed) -> None:
     """Its requests go on; the next one wakes the version again."""
 
-    async def scenario() -> None:
-        bell = Bell()
-        throttler = _throttler(bell)
-        throttler.apply(_feed(replica_row("a", 4)))
-        running = await _take(throttler)
-        throttler.apply(feed)
-        waiting = asyncio.create_task(_take(throttler))
-        await _turns()
-        assert not waiting.done()
-        assert bell.rung == [KEY]
-        throttler.slots.release(KEY, running, ASK, None)
-        await _turns()
-        assert not waiting.done()
-        throttler.apply(_feed(replica_row("b", 1)))
-        assert (await waiting).row.runtime_id == "b"
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    bell = Bell()
+    throttler = _throttler(bell)
+    throttler.apply(_feed(replica_row("a", 4)))
+    running = await _take(throttler)
+    throttler.apply(feed)
+    waiting = asyncio.create_task(_take(throttler))
+    await _turns()
+    assert not waiting.done()
+    assert bell.rung == [KEY]
+    throttler.slots.release(KEY, running, ASK, None)
+    await _turns()
+    assert not waiting.done()
+    throttler.apply(_feed(replica_row("b", 1)))
+    assert (await waiting).row.runtime_id == "b"
+    throttler.check_integrity()
 
 
-def test_a_lost_replica_rests_for_a_moment() -> None:
+async def test_a_lost_replica_rests_for_a_moment() -> None:
     """Nobody is sent to it until it is told otherwise, or a moment has passed."""
 
-    async def scenario() -> None:
-        throttler = _throttler()
-        throttler.apply(_feed(replica_row("a", 4)))
-        replica = await _take(throttler)
-        throttler.report_failed(replica)
-        throttler.slots.release(KEY, replica, ASK, None)
-        assert throttler.is_asleep(KEY)
-        assert await _take(throttler, 5.0) is replica  # after a second
-
-    asyncio.run(scenario())
+    throttler = _throttler()
+    throttler.apply(_feed(replica_row("a", 4)))
+    replica = await _take(throttler)
+    throttler.report_failed(replica)
+    throttler.slots.release(KEY, replica, ASK, None)
+    assert throttler.is_asleep(KEY)
+    assert await _take(throttler, 5.0) is replica  # after a second
 
 
-def test_the_less_loaded_of_two_is_taken() -> None:
+async def test_the_less_loaded_of_two_is_taken() -> None:
     """Both drawn by the shell; the choice is policy's."""
 
-    async def scenario() -> None:
-        throttler = _throttler()
-        throttler.apply(_feed(replica_row("a", 8), replica_row("b", 8)))
-        taken = [(await _take(throttler)).row.runtime_id for _ in range(4)]
-        assert sorted(taken) == ["a", "a", "b", "b"]
-
-    asyncio.run(scenario())
+    throttler = _throttler()
+    throttler.apply(_feed(replica_row("a", 8), replica_row("b", 8)))
+    taken = [(await _take(throttler)).row.runtime_id for _ in range(4)]
+    assert sorted(taken) == ["a", "a", "b", "b"]
 
 
 STEPS = st.lists(
@@ -369,25 +339,22 @@ def test_a_slot_that_leaks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(scenario()) == 1
 
 
-def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
+async def test_a_cancelled_waiter_that_was_just_granted_gives_its_slot_back() -> None:
     """Cancelled between the grant and its own next step: the next in line has the slot, nobody keeps it."""
 
-    async def scenario() -> None:
-        throttler = _throttler()
-        throttler.apply(_feed(replica_row("a", 1)))
-        holding = await _take(throttler)
-        first, second = (asyncio.create_task(_take(throttler)) for _ in range(2))
-        await _turns()
-        throttler.slots.release(KEY, holding, ASK, None)
-        first.cancel()
-        assert await asyncio.wait_for(second, 1) is holding
-        throttler.check_integrity()
-        # Cancelled first, then a slot: its future is done, but it still stands in the line.
-        third, fourth = (asyncio.create_task(_take(throttler)) for _ in range(2))
-        await _turns()
-        third.cancel()
-        throttler.slots.release(KEY, holding, ASK, None)
-        assert await asyncio.wait_for(fourth, 1) is holding
-        throttler.check_integrity()
-
-    asyncio.run(scenario())
+    throttler = _throttler()
+    throttler.apply(_feed(replica_row("a", 1)))
+    holding = await _take(throttler)
+    first, second = (asyncio.create_task(_take(throttler)) for _ in range(2))
+    await _turns()
+    throttler.slots.release(KEY, holding, ASK, None)
+    first.cancel()
+    assert await asyncio.wait_for(second, 1) is holding
+    throttler.check_integrity()
+    # Cancelled first, then a slot: its future is done, but it still stands in the line.
+    third, fourth = (asyncio.create_task(_take(throttler)) for _ in range(2))
+    await _turns()
+    third.cancel()
+    throttler.slots.release(KEY, holding, ASK, None)
+    assert await asyncio.wait_for(fourth, 1) is holding
+    throttler.check_integrity()

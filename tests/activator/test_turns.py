@@ -54,19 +54,16 @@ def _turns_of() -> Turns:
     return Turns(throttler)
 
 
-def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
+async def test_a_flood_of_one_tenant_does_not_hold_up_another() -> None:
     """Twenty of one tenant wait; the other's only request is next."""
 
-    async def scenario() -> None:
-        turns = _turns_of()
-        for number in range(21):
-            await turns.come(f"loud{number}", Ask("loud", 10, 10))
-        await turns.come("quiet", Ask("quiet", 10, 10))
-        await turns.end(22)
-        assert turns.order[:2] == ["loud0", "quiet"]
-        assert len(turns.order) == 22
-
-    asyncio.run(scenario())
+    turns = _turns_of()
+    for number in range(21):
+        await turns.come(f"loud{number}", Ask("loud", 10, 10))
+    await turns.come("quiet", Ask("quiet", 10, 10))
+    await turns.end(22)
+    assert turns.order[:2] == ["loud0", "quiet"]
+    assert len(turns.order) == 22
 
 
 @pytest.mark.parametrize(
@@ -95,18 +92,15 @@ def test_what_was_taken_counts_not_what_was_thought(tokens: int | None, first: s
     asyncio.run(scenario())
 
 
-def test_the_earliest_deadline_is_next() -> None:
+async def test_the_earliest_deadline_is_next() -> None:
     """Of one tenant; those without one of their own in order of arrival."""
 
-    async def scenario() -> None:
-        turns = _turns_of()
-        await turns.come("holds", Ask("t", 10, 10))
-        await turns.come("patient", Ask("t", 10, 10), in_s=50.0)
-        await turns.come("hasty", Ask("t", 10, 10), in_s=40.0)
-        await turns.end(3)
-        assert turns.order == ["holds", "hasty", "patient"]
-
-    asyncio.run(scenario())
+    turns = _turns_of()
+    await turns.come("holds", Ask("t", 10, 10))
+    await turns.come("patient", Ask("t", 10, 10), in_s=50.0)
+    await turns.come("hasty", Ask("t", 10, 10), in_s=40.0)
+    await turns.end(3)
+    assert turns.order == ["holds", "hasty", "patient"]
 
 
 @pytest.mark.parametrize(
@@ -153,38 +147,32 @@ def _given(throttler: Throttler, tenant: str) -> float:
 @pytest.mark.parametrize(
     "leaves_first", [pytest.param(True, id="before its turn"), pytest.param(False, id="in the moment of its turn")]
 )
-def test_who_leaves_is_given_nothing(leaves_first: bool) -> None:
+async def test_who_leaves_is_given_nothing(leaves_first: bool) -> None:
     """Its task is cancelled, and has not run yet, when the slot comes free; or just after."""
 
-    async def scenario() -> None:
-        turns, loop = _turns_of(), asyncio.get_running_loop()
-        replica = await turns.throttler.acquire(KEY, ASK, Deadline(loop.time() + LATER_S))
-        await turns.come("leaves", Ask("t", 10, 1000))
-        if leaves_first:
-            turns.tasks[0].cancel()
-        turns.throttler.slots.release(KEY, replica, ASK, None)
+    turns, loop = _turns_of(), asyncio.get_running_loop()
+    replica = await turns.throttler.acquire(KEY, ASK, Deadline(loop.time() + LATER_S))
+    await turns.come("leaves", Ask("t", 10, 1000))
+    if leaves_first:
         turns.tasks[0].cancel()
-        await _turns()
-        assert turns.order == []
-        assert replica.running == 0
-        assert _given(turns.throttler, "t") <= 1
+    turns.throttler.slots.release(KEY, replica, ASK, None)
+    turns.tasks[0].cancel()
+    await _turns()
+    assert turns.order == []
+    assert replica.running == 0
+    assert _given(turns.throttler, "t") <= 1
 
-    asyncio.run(scenario())
 
-
-def test_who_is_refused_is_given_nothing() -> None:
+async def test_who_is_refused_is_given_nothing() -> None:
     """A start that failed, while another replica of the version ends."""
 
-    async def scenario() -> None:
-        turns = _turns_of()
-        turns.throttler.apply(_feed(replica_row("a", draining=True)))
-        await turns.come("waits", Ask("t", 10, 1000))
-        turns.throttler.apply(Feed(revision=1, failures=(FAILED,)))
-        await _turns()
-        assert isinstance(turns.tasks[0].exception(), Refused)
-        assert _given(turns.throttler, "t") <= 1
-
-    asyncio.run(scenario())
+    turns = _turns_of()
+    turns.throttler.apply(_feed(replica_row("a", draining=True)))
+    await turns.come("waits", Ask("t", 10, 1000))
+    turns.throttler.apply(Feed(revision=1, failures=(FAILED,)))
+    await _turns()
+    assert isinstance(turns.tasks[0].exception(), Refused)
+    assert _given(turns.throttler, "t") <= 1
 
 
 async def until_queued(here: World, count: int) -> None:
@@ -213,48 +201,45 @@ async def _cut(call: Call) -> None:
         pytest.param(_cut, 502, 1, marks=pytest.mark.deep, id="it was lost three times, and nobody asked for a while"),
     ],
 )
-def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: int, times: int) -> None:
+async def test_priorities_by_what_they_took(tmp_path: Path, script: Script, status: int, times: int) -> None:
     """From outside. Three interactive attempts might have taken a thousand tokens each; a batch holds the slot; a batch
     waits, and then an interactive one, which is next. First come first served it would not be, nor if estimates stood:
     a sixteenth of three thousand is more than the batch was given.
     """
 
-    async def scenario() -> None:
-        held = asyncio.Event()
+    held = asyncio.Event()
 
-        async def hold(call: Call) -> None:
-            await held.wait()
-            await hello(call)
+    async def hold(call: Call) -> None:
+        await held.wait()
+        await hello(call)
 
-        async with world(tmp_path, breaker_s=1) as here:
-            replica = await here.replica("a", script, max_streams=1)
+    async with world(tmp_path, breaker_s=1) as here:
+        replica = await here.replica("a", script, max_streams=1)
 
-            async def holding() -> asyncio.Task[Got]:
-                while True:
-                    sent = send("holds", "batch", 1)
-                    arrived = asyncio.create_task(replica.until(lambda r: len(r.calls) == 4))
-                    await asyncio.wait((sent, arrived), return_when=asyncio.FIRST_COMPLETED)
-                    if arrived.done():
-                        return sent
-                    arrived.cancel()
-                    assert sent.result().code == "breaker_open"
+        async def holding() -> asyncio.Task[Got]:
+            while True:
+                sent = send("holds", "batch", 1)
+                arrived = asyncio.create_task(replica.until(lambda r: len(r.calls) == 4))
+                await asyncio.wait((sent, arrived), return_when=asyncio.FIRST_COMPLETED)
+                if arrived.done():
+                    return sent
+                arrived.cancel()
+                assert sent.result().code == "breaker_open"
 
-            def send(name: str, priority: str, max_tokens: int) -> asyncio.Task[Got]:
-                body = CHAT | {"user": name, "max_tokens": max_tokens}
-                return asyncio.create_task(here.post(body=body, x_kelvin_priority=priority))
+        def send(name: str, priority: str, max_tokens: int) -> asyncio.Task[Got]:
+            body = CHAT | {"user": name, "max_tokens": max_tokens}
+            return asyncio.create_task(here.post(body=body, x_kelvin_priority=priority))
 
-            for _ in range(times):
-                assert (await send("before", "interactive", 1000)).status == status
-            assert len(replica.calls) == 3
-            replica.script = hold
-            sent = [await holding()]
-            for count, (name, priority) in enumerate((("batch", "batch"), ("interactive", "interactive")), 1):
-                sent.append(send(name, priority, 1))
-                await until_queued(here, count)
-            held.set()
-            assert [got.status for got in await asyncio.gather(*sent)] == [200, 200, 200]
-            assert [call.wanted["user"] for call in replica.calls[3:]] == ["holds", "interactive", "batch"]
-            got = await here.post(x_kelvin_priority="urgent")
-            assert (got.status, got.code) == (400, "invalid_request")
-
-    asyncio.run(scenario())
+        for _ in range(times):
+            assert (await send("before", "interactive", 1000)).status == status
+        assert len(replica.calls) == 3
+        replica.script = hold
+        sent = [await holding()]
+        for count, (name, priority) in enumerate((("batch", "batch"), ("interactive", "interactive")), 1):
+            sent.append(send(name, priority, 1))
+            await until_queued(here, count)
+        held.set()
+        assert [got.status for got in await asyncio.gather(*sent)] == [200, 200, 200]
+        assert [call.wanted["user"] for call in replica.calls[3:]] == ["holds", "interactive", "batch"]
+        got = await here.post(x_kelvin_priority="urgent")
+        assert (got.status, got.code) == (400, "invalid_request")

@@ -32,62 +32,53 @@ async def _run(entry: Entry) -> str:
 
 
 @pytest.mark.parametrize("name", ["r1", "mine"])
-def test_by_either_name_and_twice(name: str) -> None:
+async def test_by_either_name_and_twice(name: str) -> None:
     """It ends as cancelled, once; who asks again while it ends waits with the first."""
 
-    async def scenario() -> None:
-        under_way = UnderWay()
-        entry = under_way.enter(account(), b"mine")
-        task = asyncio.create_task(_run(entry))
-        await asyncio.sleep(0)
-        assert under_way.cancel(OTHER, name) is None
-        assert under_way.cancel(CALLER, name) == under_way.cancel(CALLER, name) == [entry]
-        assert await task == "cancelled"
-        under_way.check_integrity()
-        waiting = asyncio.create_task(entry.ended(30.0))
-        await asyncio.sleep(0)
-        assert not waiting.done(), "its record is being written"
-        under_way.leave(entry)
-        assert await waiting
-        assert await entry.ended(0.0), "who asks when it is over is told so"
-        assert under_way.cancel(CALLER, name) == []
-        assert under_way.cancel(OTHER, name) is None
-        under_way.check_integrity()
-        assert repr(under_way) == "<UnderWay requests=0 named=0>"
-
-    asyncio.run(scenario())
+    under_way = UnderWay()
+    entry = under_way.enter(account(), b"mine")
+    task = asyncio.create_task(_run(entry))
+    await asyncio.sleep(0)
+    assert under_way.cancel(OTHER, name) is None
+    assert under_way.cancel(CALLER, name) == under_way.cancel(CALLER, name) == [entry]
+    assert await task == "cancelled"
+    under_way.check_integrity()
+    waiting = asyncio.create_task(entry.ended(30.0))
+    await asyncio.sleep(0)
+    assert not waiting.done(), "its record is being written"
+    under_way.leave(entry)
+    assert await waiting
+    assert await entry.ended(0.0), "who asks when it is over is told so"
+    assert under_way.cancel(CALLER, name) == []
+    assert under_way.cancel(OTHER, name) is None
+    under_way.check_integrity()
+    assert repr(under_way) == "<UnderWay requests=0 named=0>"
 
 
-def test_an_answer_whose_record_is_written_stands() -> None:
+async def test_an_answer_whose_record_is_written_stands() -> None:
     """Else the caller would be told of an end that the record doesn't know."""
 
-    async def scenario() -> None:
-        under_way = UnderWay()
-        settled = account()
-        entry = under_way.enter(settled, None)
-        task = asyncio.current_task()
-        assert task is not None
-        with entry.on(task):
-            settled.is_settled = True
-            assert under_way.cancel(CALLER, "r1") == [entry]
-            await asyncio.sleep(0)
-        assert not entry.is_cancelled
-        assert not await entry.ended(0.0)
-
-    asyncio.run(scenario())
+    under_way = UnderWay()
+    settled = account()
+    entry = under_way.enter(settled, None)
+    task = asyncio.current_task()
+    assert task is not None
+    with entry.on(task):
+        settled.is_settled = True
+        assert under_way.cancel(CALLER, "r1") == [entry]
+        await asyncio.sleep(0)
+    assert not entry.is_cancelled
+    assert not await entry.ended(0.0)
 
 
-def test_a_cancellation_of_another_kind_is_passed_on() -> None:
+async def test_a_cancellation_of_another_kind_is_passed_on() -> None:
     """The drain's, or a client's that left."""
 
-    async def scenario() -> None:
-        task = asyncio.create_task(_run(UnderWay().enter(account(), None)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(_run(UnderWay().enter(account(), None)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_what_is_remembered_is_bounded() -> None:

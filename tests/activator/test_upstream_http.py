@@ -91,19 +91,16 @@ async def ask(client: Client, body: bytes = b"{}") -> tuple[int, bytes]:
         pytest.param([b"HTTP/1.1 503 No\r\nRetry-After: 1\r\ncontent-length: 1\r\n\r\nx"], (503, b"x"), id="a refusal"),
     ],
 )
-def test_answers_come_whole_and_their_connection_is_kept(
+async def test_answers_come_whole_and_their_connection_is_kept(
     tmp_path: Path, pieces: list[bytes], want: tuple[int, bytes]
 ) -> None:
     """Three requests, one connection; each leaves as head and body."""
 
-    async def scenario() -> None:
-        async with serving(tmp_path, says(*pieces)) as (server, client):
-            assert [await ask(client) for _ in range(3)] == [want] * 3
-            assert server.connections == 1
-            assert server.asked[0].startswith(b"POST /v1/x HTTP/1.1\r\nhost: replica\r\n")
-            assert server.asked[0].endswith(b"content-type: application/json\r\n\r\n{}")
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, says(*pieces)) as (server, client):
+        assert [await ask(client) for _ in range(3)] == [want] * 3
+        assert server.connections == 1
+        assert server.asked[0].startswith(b"POST /v1/x HTTP/1.1\r\nhost: replica\r\n")
+        assert server.asked[0].endswith(b"content-type: application/json\r\n\r\n{}")
 
 
 @pytest.mark.parametrize(
@@ -116,17 +113,14 @@ def test_answers_come_whole_and_their_connection_is_kept(
         pytest.param([], id="before it began"),
     ],
 )
-def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[bytes]) -> None:
+async def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[bytes]) -> None:
     """Wherever it is cut; its connection is not used again."""
 
-    async def scenario() -> None:
-        async with serving(tmp_path, says(*pieces, ends=True)) as (server, client):
-            for _ in range(2):
-                with pytest.raises(OSError, match=r"."):
-                    await ask(client)
-            assert server.connections == 2
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, says(*pieces, ends=True)) as (server, client):
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"."):
+                await ask(client)
+        assert server.connections == 2
 
 
 @pytest.mark.parametrize(
@@ -137,22 +131,19 @@ def test_an_answer_that_is_cut_is_an_error(tmp_path: Path, pieces: list[bytes]) 
         pytest.param(says(OK + b"content-length: 1\r\n\r\na"), 0.0, id="waited for too long"),
     ],
 )
-def test_a_connection_is_not_used_again_that(tmp_path: Path, script: Script, keep_s: float) -> None:
+async def test_a_connection_is_not_used_again_that(tmp_path: Path, script: Script, keep_s: float) -> None:
     """The next request has another one, and the right answer."""
 
-    async def scenario() -> None:
-        async with serving(tmp_path, script, keep_s) as (server, client):
-            for _ in range(2):
-                try:
-                    assert (await ask(client))[1] == b"a"
-                except OSError:
-                    assert keep_s, "only bytes that nobody asked for may cost an answer"
-            assert server.connections == 2
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, script, keep_s) as (server, client):
+        for _ in range(2):
+            try:
+                assert (await ask(client))[1] == b"a"
+            except OSError:
+                assert keep_s, "only bytes that nobody asked for may cost an answer"
+        assert server.connections == 2
 
 
-def test_a_reader_that_takes_nothing_holds_the_writer(tmp_path: Path) -> None:
+async def test_a_reader_that_takes_nothing_holds_the_writer(tmp_path: Path) -> None:
     """What is not taken stays with the replica but for a buffer; all of it comes once it is."""
     size, sent = 64 * BUFFER, 0
 
@@ -164,65 +155,53 @@ def test_a_reader_that_takes_nothing_holds_the_writer(tmp_path: Path) -> None:
             await writer.drain()
             sent += BUFFER
 
-    async def scenario() -> None:
-        async with serving(tmp_path, script) as (_, client):
-            answer = await client.send("GET", "/v1/x")
-            before = -1
-            while before != sent:
-                before = sent
-                await asyncio.sleep(0.05)
-            assert sent < size / 2
-            assert len(await answer.read()) == size
-            answer.release()
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, script) as (_, client):
+        answer = await client.send("GET", "/v1/x")
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.05)
+        assert sent < size / 2
+        assert len(await answer.read()) == size
+        answer.release()
 
 
-def test_a_large_body_arrives(tmp_path: Path) -> None:
+async def test_a_large_body_arrives(tmp_path: Path) -> None:
     """One that is not copied behind its head."""
 
-    async def scenario() -> None:
-        async with serving(tmp_path, says(OK + b"content-length: 0\r\n\r\n")) as (server, client):
-            assert await ask(client, b"y" * (LARGE + 1)) == (200, b"")
-            assert server.asked[0].endswith(b"\r\n\r\n" + b"y" * (LARGE + 1))
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, says(OK + b"content-length: 0\r\n\r\n")) as (server, client):
+        assert await ask(client, b"y" * (LARGE + 1)) == (200, b"")
+        assert server.asked[0].endswith(b"\r\n\r\n" + b"y" * (LARGE + 1))
 
 
-def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
+async def test_cancelling_ends_the_connection(tmp_path: Path) -> None:
     """While the head is awaited; likewise an answer that is given back before its end."""
 
     async def silent(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         server.left.set()
 
-    async def scenario() -> None:
-        async with serving(tmp_path, silent) as (server, client):
-            asking = asyncio.create_task(ask(client))
-            await server.heard.wait()
-            asking.cancel()
-            await asyncio.wait((asking,))
-            await server.left.wait()
-            server.left.clear()
-            server.script = says(CHUNKED + b"1\r\na\r\n")
-            answer = await client.send("GET", "/v1/x")
-            assert (await answer.some(), answer.at_end) == (b"a", False)
-            answer.release()
-            await server.left.wait()
-            assert repr(client).endswith("idle=0>")
-
-    asyncio.run(scenario())
+    async with serving(tmp_path, silent) as (server, client):
+        asking = asyncio.create_task(ask(client))
+        await server.heard.wait()
+        asking.cancel()
+        await asyncio.wait((asking,))
+        await server.left.wait()
+        server.left.clear()
+        server.script = says(CHUNKED + b"1\r\na\r\n")
+        answer = await client.send("GET", "/v1/x")
+        assert (await answer.some(), answer.at_end) == (b"a", False)
+        answer.release()
+        await server.left.wait()
+        assert repr(client).endswith("idle=0>")
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+async def test_nobody_listens(tmp_path: Path) -> None:
     """An OSError, as of a client that was closed."""
 
-    async def scenario() -> None:
-        client = Client(SocketWay(str(tmp_path / "none.sock")))
-        with pytest.raises(OSError, match="No such file"):
-            await ask(client)
-        client.close()
-        with pytest.raises(OSError, match="closed"):
-            await ask(client)
-
-    asyncio.run(scenario())
+    client = Client(SocketWay(str(tmp_path / "none.sock")))
+    with pytest.raises(OSError, match="No such file"):
+        await ask(client)
+    client.close()
+    with pytest.raises(OSError, match="closed"):
+        await ask(client)

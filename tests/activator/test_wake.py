@@ -7,7 +7,6 @@ import pytest
 from activator import wake
 from activator.keys import VersionKey
 from activator.wake import Waker
-from tests.virtual_loop import run_virtually
 
 KEY = VersionKey("t", "m", "v" * 64)
 
@@ -26,53 +25,48 @@ class Decider:
         return self.is_there
 
 
-def test_it_tells_at_once_and_once() -> None:
+async def test_it_tells_at_once_and_once() -> None:
     """However many ask; resting ends it, and asking again starts anew at once."""
 
-    async def scenario() -> None:
-        decider = Decider()
-        waker = Waker(decider.poke)
-        for _ in range(5):
-            waker.ensure(KEY)
-        began = waker.poked_us(KEY)
-        assert began is not None
-        await asyncio.sleep(0)
-        assert decider.pokes == 1
-        waker.rest(KEY)
-        assert waker.poked_us(KEY) is None
+    decider = Decider()
+    waker = Waker(decider.poke)
+    for _ in range(5):
         waker.ensure(KEY)
-        await asyncio.sleep(0)
-        assert decider.pokes == 2
-        await waker.close()
-
-    asyncio.run(scenario())
+    began = waker.poked_us(KEY)
+    assert began is not None
+    await asyncio.sleep(0)
+    assert decider.pokes == 1
+    waker.rest(KEY)
+    assert waker.poked_us(KEY) is None
+    waker.ensure(KEY)
+    await asyncio.sleep(0)
+    assert decider.pokes == 2
+    await waker.close()
 
 
 @pytest.mark.parametrize("is_there", [pytest.param(True, id="taken"), pytest.param(False, id="not taken")])
-def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_tells_again_while_somebody_waits(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon where nobody took it, later where somebody did; never again after it rests."""
     monkeypatch.setattr(wake, "AGAIN_S" if is_there else "RETRY_S", 0.01)
 
-    async def scenario() -> None:
-        decider = Decider()
-        decider.is_there = is_there
-        waker = Waker(decider.poke)
-        waker.ensure(KEY)
-        async with asyncio.timeout(30):
-            while decider.pokes < 3:
-                decider.poked.clear()
-                await decider.poked.wait()
-        waker.rest(KEY)
-        told = decider.pokes
-        await asyncio.sleep(0.05)
-        assert decider.pokes == told
-        await waker.close()
-
-    asyncio.run(scenario())
+    decider = Decider()
+    decider.is_there = is_there
+    waker = Waker(decider.poke)
+    waker.ensure(KEY)
+    async with asyncio.timeout(30):
+        while decider.pokes < 3:
+            decider.poked.clear()
+            await decider.poked.wait()
+    waker.rest(KEY)
+    told = decider.pokes
+    await asyncio.sleep(0.05)
+    assert decider.pokes == told
+    await waker.close()
 
 
 @pytest.mark.parametrize("is_nudge", [pytest.param(False, id="wake"), pytest.param(True, id="nudge")])
-def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
+@pytest.mark.virtual_time
+async def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
     """An error while telling, such as no descriptor left, does not end the telling."""
 
     class Failing(Decider):
@@ -81,65 +75,56 @@ def test_version_is_woken_after_an_unexpected_error(is_nudge: bool) -> None:
                 raise OSError(24, "too many open files")
             return True
 
-    async def main() -> None:
-        decider = Failing()
-        waker = Waker(decider.poke, clock=asyncio.get_running_loop().time)
-        if is_nudge:
-            waker.nudge(KEY, 9.0)
-        else:
-            waker.ensure(KEY)
-        await asyncio.sleep(1.0)
-        assert decider.pokes == 3
-        await asyncio.sleep(60.0)
-        assert repr(waker) == f"<Waker waking={int(not is_nudge)} nudging=0>"
-        await waker.close()
-        assert repr(waker) == "<Waker waking=0 nudging=0>"
-
-    run_virtually(main())
+    decider = Failing()
+    waker = Waker(decider.poke, clock=asyncio.get_running_loop().time)
+    if is_nudge:
+        waker.nudge(KEY, 9.0)
+    else:
+        waker.ensure(KEY)
+    await asyncio.sleep(1.0)
+    assert decider.pokes == 3
+    await asyncio.sleep(60.0)
+    assert repr(waker) == f"<Waker waking={int(not is_nudge)} nudging=0>"
+    await waker.close()
+    assert repr(waker) == "<Waker waking=0 nudging=0>"
 
 
-def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, again until the time is over, once for all who ask; then it is forgotten, and may be told anew."""
     monkeypatch.setattr(wake, "AGAIN_S", 0.001)
 
-    async def scenario() -> None:
-        decider, now_s = Decider(), 100.0
-        waker = Waker(decider.poke, clock=lambda: now_s)
-        for _ in range(5):
-            waker.nudge(KEY, 9.0)
-        async with asyncio.timeout(30):
-            while decider.pokes < 3:
-                decider.poked.clear()
-                await decider.poked.wait()
-            assert repr(waker) == "<Waker waking=0 nudging=1>"
-            now_s = 109.0
-            while repr(waker) != "<Waker waking=0 nudging=0>":
-                await asyncio.sleep(0.001)
-        told = decider.pokes
+    decider, now_s = Decider(), 100.0
+    waker = Waker(decider.poke, clock=lambda: now_s)
+    for _ in range(5):
         waker.nudge(KEY, 9.0)
-        await asyncio.sleep(0)
-        assert decider.pokes == told + 1
-        await waker.close()
+    async with asyncio.timeout(30):
+        while decider.pokes < 3:
+            decider.poked.clear()
+            await decider.poked.wait()
+        assert repr(waker) == "<Waker waking=0 nudging=1>"
+        now_s = 109.0
+        while repr(waker) != "<Waker waking=0 nudging=0>":
+            await asyncio.sleep(0.001)
+    told = decider.pokes
+    waker.nudge(KEY, 9.0)
+    await asyncio.sleep(0)
+    assert decider.pokes == told + 1
+    await waker.close()
 
-    asyncio.run(scenario())
 
-
-def test_a_nudge_ends_with_the_start_and_not_with_a_wait() -> None:
+async def test_a_nudge_ends_with_the_start_and_not_with_a_wait() -> None:
     """Who waits tells anyway; that its wait is over says nothing of who could not wait."""
 
-    async def scenario() -> None:
-        decider = Decider()
-        waker = Waker(decider.poke)
-        waker.ensure(KEY)
-        waker.nudge(KEY, 9.0)
-        assert repr(waker) == "<Waker waking=1 nudging=0>"
-        waker.rest(KEY)
-        waker.nudge(KEY, 9.0)
-        waker.rest(KEY)
-        waker.calm(KEY.tenant, "w" * 64)
-        assert repr(waker) == "<Waker waking=0 nudging=1>"
-        waker.calm(KEY.tenant, KEY.version)
-        assert repr(waker) == "<Waker waking=0 nudging=0>"
-        await waker.close()
-
-    asyncio.run(scenario())
+    decider = Decider()
+    waker = Waker(decider.poke)
+    waker.ensure(KEY)
+    waker.nudge(KEY, 9.0)
+    assert repr(waker) == "<Waker waking=1 nudging=0>"
+    waker.rest(KEY)
+    waker.nudge(KEY, 9.0)
+    waker.rest(KEY)
+    waker.calm(KEY.tenant, "w" * 64)
+    assert repr(waker) == "<Waker waking=0 nudging=1>"
+    waker.calm(KEY.tenant, KEY.version)
+    assert repr(waker) == "<Waker waking=0 nudging=0>"
+    await waker.close()

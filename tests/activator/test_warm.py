@@ -1,6 +1,5 @@
 """A request to a model that runs: key, model, stream over TLS, a usage record."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -8,42 +7,36 @@ from tests.activator.control import VERSION
 from tests.activator.world import CHAT, world
 
 
-def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
+async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
     """A warm stream ends in the timeline and [DONE]; one record says what was delivered, durable before the end."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            got = await here.post(body=CHAT | {"stream": True})
-            assert got.status == 200, got
-            assert got.headers["content-type"].startswith("text/event-stream")
-            events = got.body.split(b"\n\n")
-            assert [json.loads(e[6:])["choices"][0]["delta"]["content"] for e in events[:2]] == ["hel", "lo"]
-            assert events[2].startswith(b": timeline {")
-            assert events[3:] == [b"data: [DONE]", b""]
-            timeline = json.loads(events[2][11:])
-            assert [stamp["stage"] for stamp in timeline["stamps"]] == [
-                "routed", "dispatched", "tokenized", "prefilled", "first_token", "done",
-            ] or not timeline["cold"]  # fmt: skip
-            (record,) = await here.control.until_records(1)
-            assert record.request_id == got.headers["x-request-id"]
-            assert (record.outcome, record.status, record.version, record.runtime_id) == ("ok", 200, VERSION, "a")
-            assert (record.prompt_tokens, record.completion_tokens, record.sequence) == (3, 2, 1)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        got = await here.post(body=CHAT | {"stream": True})
+        assert got.status == 200, got
+        assert got.headers["content-type"].startswith("text/event-stream")
+        events = got.body.split(b"\n\n")
+        assert [json.loads(e[6:])["choices"][0]["delta"]["content"] for e in events[:2]] == ["hel", "lo"]
+        assert events[2].startswith(b": timeline {")
+        assert events[3:] == [b"data: [DONE]", b""]
+        timeline = json.loads(events[2][11:])
+        assert [stamp["stage"] for stamp in timeline["stamps"]] == [
+            "routed", "dispatched", "tokenized", "prefilled", "first_token", "done",
+        ] or not timeline["cold"]  # fmt: skip
+        (record,) = await here.control.until_records(1)
+        assert record.request_id == got.headers["x-request-id"]
+        assert (record.outcome, record.status, record.version, record.runtime_id) == ("ok", 200, VERSION, "a")
+        assert (record.prompt_tokens, record.completion_tokens, record.sequence) == (3, 2, 1)
 
 
-def test_a_whole_answer_is_timed_in_its_head(tmp_path: Path) -> None:
+async def test_a_whole_answer_is_timed_in_its_head(tmp_path: Path) -> None:
     """Without a stream the body passes unchanged, and Server-Timing holds the runtime's stages."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            await here.replica("a")
-            got = await here.post()
-            assert got.status == 200
-            assert got.json["choices"][0]["message"]["content"] == "hello"  # type: ignore[index]
-            assert "prefilled;dur=" in got.headers["server-timing"]
-            (record,) = await here.control.until_records(1)
-            assert (record.completion_tokens, record.stream, record.device_us) == (2, False, 20)
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        got = await here.post()
+        assert got.status == 200
+        assert got.json["choices"][0]["message"]["content"] == "hello"  # type: ignore[index]
+        assert "prefilled;dur=" in got.headers["server-timing"]
+        (record,) = await here.control.until_records(1)
+        assert (record.completion_tokens, record.stream, record.device_us) == (2, False, 20)

@@ -28,7 +28,7 @@ async def most_of(control: FakeControl, reports: int) -> float:
     return max(stat.concurrency for stat in control.stats[before:])
 
 
-def test_what_is_left_of_two_requests_counts_as_many(tmp_path: Path) -> None:
+async def test_what_is_left_of_two_requests_counts_as_many(tmp_path: Path) -> None:
     """Where the setting is on, once answers were measured, and only as long as it is."""
     goes_on = asyncio.Event()
 
@@ -37,27 +37,24 @@ def test_what_is_left_of_two_requests_counts_as_many(tmp_path: Path) -> None:
         await goes_on.wait()
         await hello(call)
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            replica = await here.replica("a")
-            scaled_by(here.control, TINY)
-            await here.settled()
-            for _ in range(LEAST):
-                assert (await here.post()).status == 200
-            scaled_by(here.control, 0.0)
-            await here.settled()
-            replica.script = held
-            asked = [asyncio.create_task(here.post()) for _ in range(2)]
-            assert await most_of(here.control, 4) <= 2.0, "by requests"
-            scaled_by(here.control, TINY)
-            await here.settled()
-            await most_of(here.control, 1)
-            assert await most_of(here.control, 2) > 50.0, "by tokens"
-            scaled_by(here.control, 0.0)
-            await here.settled()
-            await most_of(here.control, 1)
-            assert await most_of(here.control, 2) <= 2.0, "and by requests again"
-            goes_on.set()
-            assert [(await each).status for each in asked] == [200, 200]
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        replica = await here.replica("a")
+        scaled_by(here.control, TINY)
+        await here.settled()
+        for _ in range(LEAST):
+            assert (await here.post()).status == 200
+        scaled_by(here.control, 0.0)
+        await here.settled()
+        replica.script = held
+        asked = [asyncio.create_task(here.post()) for _ in range(2)]
+        assert await most_of(here.control, 4) <= 2.0, "by requests"
+        scaled_by(here.control, TINY)
+        await here.settled()
+        await most_of(here.control, 1)
+        assert await most_of(here.control, 2) > 50.0, "by tokens"
+        scaled_by(here.control, 0.0)
+        await here.settled()
+        await most_of(here.control, 1)
+        assert await most_of(here.control, 2) <= 2.0, "and by requests again"
+        goes_on.set()
+        assert [(await each).status for each in asked] == [200, 200]

@@ -119,17 +119,14 @@ def test_a_writer_clears_leftovers(world: World) -> None:
     asyncio.run(writer())
 
 
-def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_full_store_keeps_leftovers_and_its_writers(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk may refuse to abort uploads: that is logged, and ends nothing."""
     world.begin_upload("t/a")
 
-    async def writer() -> None:
-        world.proxy.inject(Refusal(507, "XMinioStorageFull"), method="DELETE")
-        async with opened(world.url(), writes=True) as store:
-            await eventually(lambda: "leftovers of uploads could not be aborted" in caplog.text)
-            assert await keys_of(store) == []
-
-    asyncio.run(writer())
+    world.proxy.inject(Refusal(507, "XMinioStorageFull"), method="DELETE")
+    async with opened(world.url(), writes=True) as store:
+        await eventually(lambda: "leftovers of uploads could not be aborted" in caplog.text)
+        assert await keys_of(store) == []
 
 
 def test_no_secret_is_logged(world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,18 +92,15 @@ async def test_cancelling_gives_up_the_wait_not_the_record(tmp_path: Path) -> No
     assert read_all(tmp_path / "a-1") == [b"1:cancelled", b"2:next"]
 
 
-def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None:
+async def test_a_closed_loop_does_not_stop_the_committer(tmp_path: Path) -> None:
     """Who waits on a loop that is gone is forgotten; the record stays."""
     disk = GatedDisk()
     spool = Spool.open(tmp_path, "a-1", disk=disk)
 
-    async def abandon() -> None:
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(spool.append(make("abandoned")))
-        await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
-        task.cancel()
-
-    asyncio.run(abandon())
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(spool.append(make("abandoned")))
+    await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
+    task.cancel()
     disk.gate.set()
     assert spool.append_blocking(make("next")) == 2
     spool.close()

@@ -18,59 +18,50 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_it_is_told_as_it_goes() -> None:
+async def test_it_is_told_as_it_goes() -> None:
     """Readers come when they like: before there is a place, in the middle, one behind the other."""
 
-    async def main() -> None:
-        filling, there, told = Filling(), place(), list[Span]()
+    filling, there, told = Filling(), place(), list[Span]()
 
-        async def listen() -> Resident:
-            resident = await filling.placed()
-            while spans := await filling.after(resident, len(told)):
-                told.extend(spans)
-            return resident
+    async def listen() -> Resident:
+        resident = await filling.placed()
+        while spans := await filling.after(resident, len(told)):
+            told.extend(spans)
+        return resident
 
-        early = asyncio.create_task(listen())
+    early = asyncio.create_task(listen())
+    await settle()
+    with filling.towards(there, CHUNKS, ["c"]):
         await settle()
-        with filling.towards(there, CHUNKS, ["c"]):
-            await settle()
-            assert told == [(10, 11)]
-            filling.add(there, "a")
-            assert await filling.after(there, 0) == ((10, 11), (0, 4), (6, 10))
-            await settle()
-            filling.add(there, "b")
-        assert await early is there
-        assert told == [(10, 11), (0, 4), (6, 10)], "the last word is that it is whole, and comes otherwise"
-        assert await filling.after(there, 0) == ()
-
-    asyncio.run(main())
+        assert told == [(10, 11)]
+        filling.add(there, "a")
+        assert await filling.after(there, 0) == ((10, 11), (0, 4), (6, 10))
+        await settle()
+        filling.add(there, "b")
+    assert await early is there
+    assert told == [(10, 11), (0, 4), (6, 10)], "the last word is that it is whole, and comes otherwise"
+    assert await filling.after(there, 0) == ()
 
 
-def test_another_place() -> None:
+async def test_another_place() -> None:
     """What becomes ready in the old one, and who still listens for it, has nothing to do with the new one."""
 
-    async def main() -> None:
-        filling, old, new = Filling(), place(), place()
-        with filling.towards(old, CHUNKS, []):
-            listening = asyncio.create_task(filling.after(old, 0))
-            await settle()
-        with filling.towards(new, CHUNKS, []):
-            filling.add(old, "a")
-            assert await listening == ()
-            assert await filling.placed() is new
-            filling.add(new, "b")
-            assert await filling.after(new, 0) == ((4, 6),)
-
-    asyncio.run(main())
+    filling, old, new = Filling(), place(), place()
+    with filling.towards(old, CHUNKS, []):
+        listening = asyncio.create_task(filling.after(old, 0))
+        await settle()
+    with filling.towards(new, CHUNKS, []):
+        filling.add(old, "a")
+        assert await listening == ()
+        assert await filling.placed() is new
+        filling.add(new, "b")
+        assert await filling.after(new, 0) == ((4, 6),)
 
 
-def test_a_message_is_bounded() -> None:
+async def test_a_message_is_bounded() -> None:
     """However much became ready at once."""
 
-    async def main() -> None:
-        filling, there = Filling(), place()
-        with filling.towards(there, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
-            assert len(await filling.after(there, 0)) == MAX_SPANS
-            assert await filling.after(there, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)
-
-    asyncio.run(main())
+    filling, there = Filling(), place()
+    with filling.towards(there, [("a", 1)] * (MAX_SPANS + 1), ["a"]):
+        assert len(await filling.after(there, 0)) == MAX_SPANS
+        assert await filling.after(there, MAX_SPANS) == ((MAX_SPANS, MAX_SPANS + 1),)

@@ -142,56 +142,47 @@ def hung_up(kernel: Kernel) -> Iterator[Scene]:
         yield Scene(kernel, table, holder, forgotten)
 
 
-def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
+async def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
     """It turns while a thread asks; then the process is forgotten, or known as before."""
 
-    async def main() -> None:
-        for kernel.sees in (True, False):
-            kernel.asked.clear()
-            kernel.answers.clear()
-            with hung_up(kernel) as scene:
-                async with asyncio.timeout(30):
-                    while not kernel.asked.is_set():
-                        await asyncio.sleep(0)
-                assert (scene.table.count, scene.forgotten) == (1, [])
-                await scene.answered(count=int(kernel.sees))
-                assert scene.forgotten == ([] if kernel.sees else [scene.holder.number])
-                await scene.table.close()
-        assert threading.current_thread().name not in kernel.threads
-
-    asyncio.run(main())
+    for kernel.sees in (True, False):
+        kernel.asked.clear()
+        kernel.answers.clear()
+        with hung_up(kernel) as scene:
+            async with asyncio.timeout(30):
+                while not kernel.asked.is_set():
+                    await asyncio.sleep(0)
+            assert (scene.table.count, scene.forgotten) == (1, [])
+            await scene.answered(count=int(kernel.sees))
+            assert scene.forgotten == ([] if kernel.sees else [scene.holder.number])
+            await scene.table.close()
+    assert threading.current_thread().name not in kernel.threads
 
 
-def test_what_was_lent_meanwhile_is_not_lost(kernel: Kernel) -> None:
+async def test_what_was_lent_meanwhile_is_not_lost(kernel: Kernel) -> None:
     """The answer is of before: a process that was sent slabs since, and hung up again, is asked about anew."""
 
-    async def main() -> None:
-        with hung_up(kernel) as scene:
-            scene.holder.lend(MappingProxyType({}))
-            await scene.answered(count=1)
-            assert scene.forgotten == []
-            scene.table.let_go(scene.holder, [1])
-            await scene.answered(count=0)
-            await scene.table.close()
-
-    asyncio.run(main())
+    with hung_up(kernel) as scene:
+        scene.holder.lend(MappingProxyType({}))
+        await scene.answered(count=1)
+        assert scene.forgotten == []
+        scene.table.let_go(scene.holder, [1])
+        await scene.answered(count=0)
+        await scene.table.close()
 
 
-def test_who_has_a_lease_again_stays(kernel: Kernel) -> None:
+async def test_who_has_a_lease_again_stays(kernel: Kernel) -> None:
     """Also where it was granted before the answer came; nobody asks while it has one."""
 
-    async def main() -> None:
-        with hung_up(kernel) as scene:
-            ended = asyncio.Event()
-            scene.holder.leases.add(ended)
-            await scene.answered(count=1)
-            asked = len(kernel.threads)
-            scene.table.let_go(scene.holder, [1])
-            assert not scene.table.asking
-            assert len(kernel.threads) == asked
-            await scene.table.close()
-
-    asyncio.run(main())
+    with hung_up(kernel) as scene:
+        ended = asyncio.Event()
+        scene.holder.leases.add(ended)
+        await scene.answered(count=1)
+        asked = len(kernel.threads)
+        scene.table.let_go(scene.holder, [1])
+        assert not scene.table.asking
+        assert len(kernel.threads) == asked
+        await scene.table.close()
 
 
 def test_closed_while_the_kernel_is_asked(kernel: Kernel) -> None:

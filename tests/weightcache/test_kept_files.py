@@ -4,7 +4,6 @@ The product's composition over a file store and over S3. Each byte of the file b
 padding of the index, its end): harmed, what a chunk needs is healed from a copy or refused by name, all else is served.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,21 +56,18 @@ async def from_scratch(root: Path, store: BlobStore, version: Version, verify: V
         return await served(cache, version)
 
 
-def test_the_same_bytes(tmp_path: Path) -> None:
+async def test_the_same_bytes(tmp_path: Path) -> None:
     """From the file, then from NVMe without it: chunks are ordinary ones above the store."""
 
-    async def scenario() -> None:
-        store = FileStore(tmp_path / "store")
-        version, pack = await publish_kept(store, 1, SIZES, attested=True)
-        async with cache_over(tmp_path, store) as cache:
-            assert await served(cache, version) == version.linear
-            await cache.loader.settle()
-            assert cache.counters.admitted_chunks == len(version.chunks)
-            await cache.evict("host", None, None)
-            await store.delete(f"{TENANT}/packs/{pack}")
-            assert await served(cache, version) == version.linear
-
-    asyncio.run(scenario())
+    store = FileStore(tmp_path / "store")
+    version, pack = await publish_kept(store, 1, SIZES, attested=True)
+    async with cache_over(tmp_path, store) as cache:
+        assert await served(cache, version) == version.linear
+        await cache.loader.settle()
+        assert cache.counters.admitted_chunks == len(version.chunks)
+        await cache.evict("host", None, None)
+        await store.delete(f"{TENANT}/packs/{pack}")
+        assert await served(cache, version) == version.linear
 
 
 def classes(index: FileIndex) -> dict[str, tuple[int, bool]]:
@@ -100,74 +96,61 @@ def harmed(path: Path, at: int, how: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("copied", [pytest.param(False, id="alone"), pytest.param(True, id="beside a pack")])
 @pytest.mark.parametrize("how", ["flip", "cut", "shift"])
-def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> None:
+async def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> None:
     """No wrong byte is served: refused as corrupt, or healed from a pack that holds the same chunks."""
 
-    async def scenario() -> None:
-        store = FileStore(tmp_path / "store")
-        version, pack = await publish_kept(store, 2, SIZES, attested=True)
-        path = tmp_path / "store" / TENANT / "packs" / pack
-        index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
-        if copied:
-            digest, body, table = make_pack(version.chunks)
-            await store.put_if_absent(f"{TENANT}/packs/{digest}", body)
-            await store.put_if_absent(f"{TENANT}/index/{digest}", table)
-        whole = path.read_bytes()
-        for name, (at, is_needed) in classes(index).items():
-            harmed(path, at, how)
-            hit = (
-                is_needed
-                if how == "flip"
-                else at <= max(s.offset + s.length - 1 for c in index.chunks for s in c.spans)
-            )
-            want = version.linear if copied or not hit else "chunk_corrupt"
-            assert await from_scratch(tmp_path, store, version) == want, name
-            path.write_bytes(whole)
-        assert await from_scratch(tmp_path, store, version) == version.linear
-
-    asyncio.run(scenario())
+    store = FileStore(tmp_path / "store")
+    version, pack = await publish_kept(store, 2, SIZES, attested=True)
+    path = tmp_path / "store" / TENANT / "packs" / pack
+    index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
+    if copied:
+        digest, body, table = make_pack(version.chunks)
+        await store.put_if_absent(f"{TENANT}/packs/{digest}", body)
+        await store.put_if_absent(f"{TENANT}/index/{digest}", table)
+    whole = path.read_bytes()
+    for name, (at, is_needed) in classes(index).items():
+        harmed(path, at, how)
+        hit = is_needed if how == "flip" else at <= max(s.offset + s.length - 1 for c in index.chunks for s in c.spans)
+        want = version.linear if copied or not hit else "chunk_corrupt"
+        assert await from_scratch(tmp_path, store, version) == want, name
+        path.write_bytes(whole)
+    assert await from_scratch(tmp_path, store, version) == version.linear
 
 
-def test_without_verification_they_would_be(tmp_path: Path) -> None:
+async def test_without_verification_they_would_be(tmp_path: Path) -> None:
     """The control: the same harm, unverified, reaches the weights."""
 
-    async def scenario() -> None:
-        store = FileStore(tmp_path / "store")
-        version, pack = await publish_kept(store, 2, SIZES, attested=True)
-        index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
-        harmed(tmp_path / "store" / TENANT / "packs" / pack, index.chunks[0].spans[1].offset, "flip")
-        found = await from_scratch(tmp_path, store, version, verify=lambda data, digest: True)
-        assert isinstance(found, bytes)
-        assert len(found) == len(version.linear)
-        assert found != version.linear
-
-    asyncio.run(scenario())
+    store = FileStore(tmp_path / "store")
+    version, pack = await publish_kept(store, 2, SIZES, attested=True)
+    index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
+    harmed(tmp_path / "store" / TENANT / "packs" / pack, index.chunks[0].spans[1].offset, "flip")
+    found = await from_scratch(tmp_path, store, version, verify=lambda data, digest: True)
+    assert isinstance(found, bytes)
+    assert len(found) == len(version.linear)
+    assert found != version.linear
 
 
-def test_an_index_that_lies(tmp_path: Path) -> None:
+async def test_an_index_that_lies(tmp_path: Path) -> None:
     """Well formed, but a byte off or another chunk's: refused by the digest; gone: as missing."""
 
-    async def scenario() -> None:
-        store = FileStore(tmp_path / "store")
-        version, pack = await publish_kept(store, 3, SIZES, attested=True)
-        path = tmp_path / "store" / TENANT / "index" / pack
-        raw = path.read_bytes()
-        offset = decode_file_index(raw, pack).chunks[0].spans[0].offset
-        for wrong, want in (
-            (raw.replace(b"[%d," % offset, b"[%d," % (offset - 1)), "chunk_corrupt"),
-            (raw.replace(version.digests[0].encode(), b"0" * 64), "chunk_missing"),
-            (raw[:-1], "chunk_missing"),
-            (None, "chunk_missing"),
-        ):
-            path.unlink()
-            if wrong is not None:
-                assert wrong != raw
-                path.write_bytes(wrong)
-            assert await from_scratch(tmp_path, store, version) == want
-            path.write_bytes(raw)
-        assert await from_scratch(tmp_path, store, version) == version.linear
-
-    asyncio.run(scenario())
+    store = FileStore(tmp_path / "store")
+    version, pack = await publish_kept(store, 3, SIZES, attested=True)
+    path = tmp_path / "store" / TENANT / "index" / pack
+    raw = path.read_bytes()
+    offset = decode_file_index(raw, pack).chunks[0].spans[0].offset
+    for wrong, want in (
+        (raw.replace(b"[%d," % offset, b"[%d," % (offset - 1)), "chunk_corrupt"),
+        (raw.replace(version.digests[0].encode(), b"0" * 64), "chunk_missing"),
+        (raw[:-1], "chunk_missing"),
+        (None, "chunk_missing"),
+    ):
+        path.unlink()
+        if wrong is not None:
+            assert wrong != raw
+            path.write_bytes(wrong)
+        assert await from_scratch(tmp_path, store, version) == want
+        path.write_bytes(raw)
+    assert await from_scratch(tmp_path, store, version) == version.linear
 
 
 @pytest.fixture
@@ -178,24 +161,21 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("_credentials")
-def test_s3(tmp_path: Path, buckets: Buckets) -> None:
+async def test_s3(tmp_path: Path, buckets: Buckets) -> None:
     """By ranged GETs: the same bytes; a flipped one is refused by its digest, and well again once it is right."""
     bucket = buckets.make()
 
-    async def scenario() -> None:
-        async with opened(buckets.url(bucket, "p"), writes=True) as store:
-            version, pack = await publish_kept(store, 4, SIZES, attested=True)
-            assert await from_scratch(tmp_path, store, version) == version.linear
-            key = f"{TENANT}/packs/{pack}"
-            whole = await store.read(key)
-            at = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack).chunks[-1].spans[0].offset
-            for body, want in (
-                (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], "chunk_corrupt"),
-                (whole[: at + 1], "chunk_corrupt"),
-                (whole, version.linear),
-            ):
-                await store.delete(key)
-                await store.put_if_absent(key, body)
-                assert await from_scratch(tmp_path, store, version) == want
-
-    asyncio.run(scenario())
+    async with opened(buckets.url(bucket, "p"), writes=True) as store:
+        version, pack = await publish_kept(store, 4, SIZES, attested=True)
+        assert await from_scratch(tmp_path, store, version) == version.linear
+        key = f"{TENANT}/packs/{pack}"
+        whole = await store.read(key)
+        at = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack).chunks[-1].spans[0].offset
+        for body, want in (
+            (whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], "chunk_corrupt"),
+            (whole[: at + 1], "chunk_corrupt"),
+            (whole, version.linear),
+        ):
+            await store.delete(key)
+            await store.put_if_absent(key, body)
+            assert await from_scratch(tmp_path, store, version) == want

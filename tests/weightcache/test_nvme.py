@@ -149,7 +149,9 @@ def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("hot", "where"), [(True, "read"), (False, "hash")], ids=["hot", "cold"])
-def test_no_reader_of_the_disk_compares(tmp_path: Path, hot: bool, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_reader_of_the_disk_compares(
+    tmp_path: Path, hot: bool, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who reads the disk goes on to the next file, digest or tag. A copy of cached pages is compared at once."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
     threads: list[str] = []
@@ -160,17 +162,14 @@ def test_no_reader_of_the_disk_compares(tmp_path: Path, hot: bool, where: str, m
 
     monkeypatch.setattr(Tags, "matches", lambda tags, data, digest, tag: seen(data, digest))
 
-    async def main() -> None:
-        with ThreadPoolExecutor(1, "hash") as hashes, ThreadPoolExecutor(1, "read") as reads:
-            verifier = Verifier(hashes, seen, Counters(), Tags())
-            tier = NvmeTier(tmp_path, DiskIndex(PAGE), reads, lambda: 1.0, verifier, 6)
-            await tier.open()
-            await tier.admit("a", NAMES[0], page(7))
-            assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(Outcome.VERIFIED, 7)] * 2
-            assert tier.recognised_bytes == PAGE
-            tier.close()
-
-    asyncio.run(main())
+    with ThreadPoolExecutor(1, "hash") as hashes, ThreadPoolExecutor(1, "read") as reads:
+        verifier = Verifier(hashes, seen, Counters(), Tags())
+        tier = NvmeTier(tmp_path, DiskIndex(PAGE), reads, lambda: 1.0, verifier, 6)
+        await tier.open()
+        await tier.admit("a", NAMES[0], page(7))
+        assert [await fetched(tier, NAMES[0]) for _ in range(2)] == [(Outcome.VERIFIED, 7)] * 2
+        assert tier.recognised_bytes == PAGE
+        tier.close()
     assert threads == [where, where]
 
 

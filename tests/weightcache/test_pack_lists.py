@@ -1,7 +1,5 @@
 """A fresh agent reads the indexes that a version needs, and no unreadable one harms a version that does not need it."""
 
-import asyncio
-
 import pytest
 
 from blobstore.memory import MemoryStore
@@ -55,16 +53,13 @@ def expecting(store: MemoryStore) -> StoreTier:
     return tier
 
 
-def test_only_the_indexes_of_the_version_are_read() -> None:
+async def test_only_the_indexes_of_the_version_are_read() -> None:
     """One of a thousand, as the pack list says."""
 
-    async def main() -> None:
-        store, pack = await store_of()
-        await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
-        await check_served(expecting(store))
-        assert store.read_indexes == [pack]
-
-    asyncio.run(main())
+    store, pack = await store_of()
+    await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
+    await check_served(expecting(store))
+    assert store.read_indexes == [pack]
 
 
 @pytest.mark.parametrize(
@@ -78,105 +73,87 @@ def test_only_the_indexes_of_the_version_are_read() -> None:
         pytest.param(encode_pack_list(["0" * 64, f"{'1' * 64}.tensors"]), id="one that names packs that are gone"),
     ],
 )
-def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> None:
+async def test_without_a_good_list_every_index_is_read(raw: bytes | None) -> None:
     """It is a hint: a version of an early store, or one whose list is damaged or stale, is served all the same."""
 
-    async def main() -> None:
-        store, pack = await store_of(2 * BATCH)
-        if raw is not None:
-            await store.put_if_absent(pack_list_key(TENANT, VERSION.id), raw)
-        await check_served(expecting(store))
-        assert pack in store.read_indexes
-
-    asyncio.run(main())
+    store, pack = await store_of(2 * BATCH)
+    if raw is not None:
+        await store.put_if_absent(pack_list_key(TENANT, VERSION.id), raw)
+    await check_served(expecting(store))
+    assert pack in store.read_indexes
 
 
-def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
+async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
     """Also without a pack list the rest is not read before it is needed; no index is read twice."""
 
-    async def main() -> None:
-        store, pack = await store_of(4 * BATCH)
-        tier = StoreTier(store)
-        await check_served(tier)
-        before = sorted([*(store.read_indexes)]).index(pack)
-        assert len(store.read_indexes) <= before + BATCH
-        assert (await fetched(tier, "0" * 64))[0] is Outcome.ABSENT
-        assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
-
-    asyncio.run(main())
+    store, pack = await store_of(4 * BATCH)
+    tier = StoreTier(store)
+    await check_served(tier)
+    before = sorted([*(store.read_indexes)]).index(pack)
+    assert len(store.read_indexes) <= before + BATCH
+    assert (await fetched(tier, "0" * 64))[0] is Outcome.ABSENT
+    assert sorted(store.read_indexes) == sorted(set(store.read_indexes))
 
 
-def test_unreadable_index_harms_nobody() -> None:
+async def test_unreadable_index_harms_nobody() -> None:
     """The footer of its pack tells the same. Where that can't be read either, only versions of that pack wait."""
 
-    async def main() -> None:
-        store, pack = await store_of(BATCH)
-        store.sick = (f"/index/{pack}",)
-        await check_served(StoreTier(store))
-        other = next(name for name in store.read_indexes if name != pack)
-        store.sick = (f"/index/{other}", f"/packs/{other}")
-        await check_served(StoreTier(store))
-        store.sick = (f"/index/{pack}", f"/packs/{pack}")
-        tier = StoreTier(store)
-        with pytest.raises(BlobUnavailable):  # nothing is known of it, which is not the same as missing
-            await fetched(tier, VERSION.digests[0])
-        store.sick = ()
-        await check_served(tier)
-
-    asyncio.run(main())
+    store, pack = await store_of(BATCH)
+    store.sick = (f"/index/{pack}",)
+    await check_served(StoreTier(store))
+    other = next(name for name in store.read_indexes if name != pack)
+    store.sick = (f"/index/{other}", f"/packs/{other}")
+    await check_served(StoreTier(store))
+    store.sick = (f"/index/{pack}", f"/packs/{pack}")
+    tier = StoreTier(store)
+    with pytest.raises(BlobUnavailable):  # nothing is known of it, which is not the same as missing
+        await fetched(tier, VERSION.digests[0])
+    store.sick = ()
+    await check_served(tier)
 
 
-def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None:
+async def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None:
     """It has no footer: its version may be there later, and is not said to be missing."""
 
-    async def main() -> None:
-        store, _ = await store_of(1)
-        kept, pack = await publish_kept(store, 7)
-        store.sick = (f"/index/{pack}",)
-        tier = StoreTier(store)
-        await check_served(tier)
-        with pytest.raises(BlobUnavailable):
-            await tier.fetch(TENANT, kept.digests[0], memoryview(bytearray(len(kept.chunks[0]))))
-        store.sick = ()
-        await check_served(tier, kept)
-
-    asyncio.run(main())
+    store, _ = await store_of(1)
+    kept, pack = await publish_kept(store, 7)
+    store.sick = (f"/index/{pack}",)
+    tier = StoreTier(store)
+    await check_served(tier)
+    with pytest.raises(BlobUnavailable):
+        await tier.fetch(TENANT, kept.digests[0], memoryview(bytearray(len(kept.chunks[0]))))
+    store.sick = ()
+    await check_served(tier, kept)
 
 
-def test_store_that_reads_nothing_is_given_up_soon() -> None:
+async def test_store_that_reads_nothing_is_given_up_soon() -> None:
     """It is not asked for each of a thousand packs."""
 
-    async def main() -> None:
-        store, _ = await store_of()
-        store.sick = ("/",)
-        with pytest.raises(BlobUnavailable):
-            await fetched(expecting(store), VERSION.digests[0])
-        assert len(store.read_indexes) <= OUT_OF_REACH + 16
-
-    asyncio.run(main())
+    store, _ = await store_of()
+    store.sick = ("/",)
+    with pytest.raises(BlobUnavailable):
+        await fetched(expecting(store), VERSION.digests[0])
+    assert len(store.read_indexes) <= OUT_OF_REACH + 16
 
 
-def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
+async def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
     """The pack list names one pack. Its copy is wrong, so every other pack is looked at for another one."""
 
-    async def main() -> None:
-        store, pack = await store_of(BATCH)
-        await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
-        copy, body, table = make_pack(VERSION.chunks[:1])
-        await store.put_if_absent(f"{TENANT}/packs/{copy}", body)
-        await store.put_if_absent(f"{TENANT}/index/{copy}", table)
-        whole = await store.read(f"{TENANT}/packs/{pack}")
-        await store.delete(f"{TENANT}/packs/{pack}")
-        await store.put_if_absent(f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
-        tier = expecting(store)
-        assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
-        await tier.quarantine(TENANT, VERSION.digests[0])
-        assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
-
-    asyncio.run(main())
+    store, pack = await store_of(BATCH)
+    await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
+    copy, body, table = make_pack(VERSION.chunks[:1])
+    await store.put_if_absent(f"{TENANT}/packs/{copy}", body)
+    await store.put_if_absent(f"{TENANT}/index/{copy}", table)
+    whole = await store.read(f"{TENANT}/packs/{pack}")
+    await store.delete(f"{TENANT}/packs/{pack}")
+    await store.put_if_absent(f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
+    tier = expecting(store)
+    assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
+    await tier.quarantine(TENANT, VERSION.digests[0])
+    assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
 
 
-def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_load() -> None:
+async def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_load() -> None:
     """Two versions share a chunk. While the list of one is read, so many are asked for that the other is forgotten."""
 
     class Busy(Sick):
@@ -188,11 +165,8 @@ def test_version_that_made_room_for_others_while_a_pack_list_is_read_fails_no_lo
                     self.tier.expect(TENANT, f"{number:064x}", ())
             return await super().read(key, offset, length)
 
-    async def main() -> None:
-        store = Busy()
-        await publish(store, VERSION)
-        store.tier = expecting(store)
-        store.tier.expect(TENANT, "f" * 64, VERSION.digests)
-        await check_served(store.tier)
-
-    asyncio.run(main())
+    store = Busy()
+    await publish(store, VERSION)
+    store.tier = expecting(store)
+    store.tier.expect(TENANT, "f" * 64, VERSION.digests)
+    await check_served(store.tier)

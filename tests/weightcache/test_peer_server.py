@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from blobstore.files import FileStore
 from contracts.errors import NotFound, Refused
@@ -61,80 +60,73 @@ async def port(cache: Cache, **bounds: float) -> AsyncIterator[tuple[PeerServer,
         await server.close()
 
 
-def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
     """Who asks and does not read is cut, and what it was sent is in nobody's way any more."""
 
-    async def main() -> None:
-        async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
-            sock = socket.socket()
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            await asyncio.to_thread(sock.connect, (HOST, number))
-            with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
-                wish = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
-                await asyncio.to_thread(secure.sendall, wish.encode())
-                async with asyncio.timeout(30):
-                    while not cache.counters.peer_cuts or server._shelf.out or server.connections:
-                        await asyncio.sleep(0.01)
-            assert server._shelf.out_bytes == 0
-            assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
-
-    uvloop.run(main())
+    async with held(tmp_path) as cache, port(cache, stall_s=0.1) as (server, number):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.to_thread(sock.connect, (HOST, number))
+        with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
+            wish = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
+            await asyncio.to_thread(secure.sendall, wish.encode())
+            async with asyncio.timeout(30):
+                while not cache.counters.peer_cuts or server._shelf.out or server.connections:
+                    await asyncio.sleep(0.01)
+        assert server._shelf.out_bytes == 0
+        assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
 
 
-def test_connections_are_bounded(tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_connections_are_bounded(tmp_path: Path) -> None:
     """One more than allowed is closed at once; when one ends, the next is served."""
 
-    async def main() -> None:
-        async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
-            two = [await asyncio.open_connection(HOST, number, ssl=TLS.client()) for _ in range(2)]
-            async with asyncio.timeout(30):
-                while len(server._server.connections) < 2:  # a client is through with its handshake first
-                    await asyncio.sleep(0.01)
-            with pytest.raises((OSError, ssl.SSLError)):
-                await asyncio.open_connection(HOST, number, ssl=TLS.client())
-            assert cache.counters.peer_refusals == 1
-            two[0][1].close()
-            async with asyncio.timeout(30):
-                while server.connections > 1:
-                    await asyncio.sleep(0.01)
-                reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
-                path = chunk_path(TENANT, SMALL.digest)
-                writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-                assert b"200 OK" in await reader.readline()
-            for each in (two[1][1], writer):
-                each.close()
-                with suppress(OSError):
-                    await each.wait_closed()
-
-    uvloop.run(main())
+    async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
+        two = [await asyncio.open_connection(HOST, number, ssl=TLS.client()) for _ in range(2)]
+        async with asyncio.timeout(30):
+            while len(server._server.connections) < 2:  # a client is through with its handshake first
+                await asyncio.sleep(0.01)
+        with pytest.raises((OSError, ssl.SSLError)):
+            await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        assert cache.counters.peer_refusals == 1
+        two[0][1].close()
+        async with asyncio.timeout(30):
+            while server.connections > 1:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+            path = chunk_path(TENANT, SMALL.digest)
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert b"200 OK" in await reader.readline()
+        for each in (two[1][1], writer):
+            each.close()
+            with suppress(OSError):
+                await each.wait_closed()
 
 
-def test_answers_are_bounded(tmp_path: Path) -> None:
+async def test_answers_are_bounded(tmp_path: Path) -> None:
     """In number and in bytes; one that is larger than all goes alone. What is handed out is pinned, and then not."""
 
-    async def main() -> None:
-        async with held(tmp_path) as cache:
-            few = shelf_of(cache, max_out=1)
-            async with few.taken(TENANT, SMALL.digest) as chunk:
-                assert is_digest_of(chunk, SMALL.digest)
-                assert cache.arena.evict(None, None) > 0, "it is pinned"
-                with pytest.raises(Refused) as refused:
-                    async with few.taken(TENANT, LARGE.digest):
-                        pass
-                assert isinstance(refused.value.failure, Overloaded)
-            small = shelf_of(cache, max_out_bytes=SMALL.length)
-            async with small.taken(TENANT, LARGE.digest), asyncio.timeout(30):
-                with pytest.raises(Refused):
-                    async with small.taken(TENANT, SMALL.digest):
-                        pass
-            assert (few.out, few.out_bytes, small.out, small.out_bytes) == (0, 0, 0, 0)
-            assert cache.arena.evict(None, None) == 0
-            async with few.taken(TENANT, LARGE.digest) as chunk:
-                assert is_digest_of(chunk, LARGE.digest), "from disk now"
-            await cache.nvme.evict(None, None, None)
+    async with held(tmp_path) as cache:
+        few = shelf_of(cache, max_out=1)
+        async with few.taken(TENANT, SMALL.digest) as chunk:
+            assert is_digest_of(chunk, SMALL.digest)
+            assert cache.arena.evict(None, None) > 0, "it is pinned"
             with pytest.raises(Refused) as refused:
                 async with few.taken(TENANT, LARGE.digest):
                     pass
-            assert isinstance(refused.value.failure, NotFound)
-
-    asyncio.run(main())
+            assert isinstance(refused.value.failure, Overloaded)
+        small = shelf_of(cache, max_out_bytes=SMALL.length)
+        async with small.taken(TENANT, LARGE.digest), asyncio.timeout(30):
+            with pytest.raises(Refused):
+                async with small.taken(TENANT, SMALL.digest):
+                    pass
+        assert (few.out, few.out_bytes, small.out, small.out_bytes) == (0, 0, 0, 0)
+        assert cache.arena.evict(None, None) == 0
+        async with few.taken(TENANT, LARGE.digest) as chunk:
+            assert is_digest_of(chunk, LARGE.digest), "from disk now"
+        await cache.nvme.evict(None, None, None)
+        with pytest.raises(Refused) as refused:
+            async with few.taken(TENANT, LARGE.digest):
+                pass
+        assert isinstance(refused.value.failure, NotFound)

@@ -131,20 +131,17 @@ class Failing(MemoryStore):
         raise BlobUnavailable("down")
 
 
-def test_store_down() -> None:
+async def test_store_down() -> None:
     """A store that does not answer says nothing about its chunks: the failure is retryable, not a missing chunk."""
 
-    async def scenario() -> None:
-        store = Failing()
-        await publish(store, VERSION)
-        with pytest.raises(Refused) as refused:
-            await fetched(StoreTier(store), VERSION.digests[0])
-        assert refused.value.failure.retryable
-
-    asyncio.run(scenario())
+    store = Failing()
+    await publish(store, VERSION)
+    with pytest.raises(Refused) as refused:
+        await fetched(StoreTier(store), VERSION.digests[0])
+    assert refused.value.failure.retryable
 
 
-def test_learned_once() -> None:
+async def test_learned_once() -> None:
     """Many who ask at once read each index once."""
 
     class Counting(MemoryStore):
@@ -155,14 +152,11 @@ def test_learned_once() -> None:
             await asyncio.sleep(0)
             return await super().read(key, offset, length)
 
-    async def scenario() -> None:
-        store = Counting()
-        await publish(store, VERSION)
-        tier = StoreTier(store)
-        await asyncio.gather(*(fetched(tier, VERSION.digests[n % 3]) for n in range(50)))
-        assert store.reads == 1
-
-    asyncio.run(scenario())
+    store = Counting()
+    await publish(store, VERSION)
+    tier = StoreTier(store)
+    await asyncio.gather(*(fetched(tier, VERSION.digests[n % 3]) for n in range(50)))
+    assert store.reads == 1
 
 
 def test_kept_file() -> None:
@@ -264,7 +258,7 @@ def test_a_copy_that_is_wrong() -> None:
     run(scenario)
 
 
-def test_a_copy_out_of_reach() -> None:
+async def test_a_copy_out_of_reach() -> None:
     """A pack that the store can't read is no reason to wait, where another one holds the chunk."""
 
     class Sick(MemoryStore):
@@ -275,20 +269,17 @@ def test_a_copy_out_of_reach() -> None:
                 raise BlobUnavailable("EIO")
             await super().read_into(key, offset, into)
 
-    async def scenario() -> None:
-        store = Sick()
-        store.sick, _ = await two_packs(store)
-        tier = StoreTier(store)
-        for _ in range(2):
-            assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
-        store.sick = "/packs/"
-        with pytest.raises(BlobUnavailable):
-            await fetched(tier, VERSION.digests[0])
-
-    asyncio.run(scenario())
+    store = Sick()
+    store.sick, _ = await two_packs(store)
+    tier = StoreTier(store)
+    for _ in range(2):
+        assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+    store.sick = "/packs/"
+    with pytest.raises(BlobUnavailable):
+        await fetched(tier, VERSION.digests[0])
 
 
-def test_indexes_are_read_abreast() -> None:
+async def test_indexes_are_read_abreast() -> None:
     """Many packs take few round trips, and no more calls at once than are good for a store."""
 
     class Slow(MemoryStore):
@@ -301,13 +292,10 @@ def test_indexes_are_read_abreast() -> None:
             self.running -= 1
             return await super().read(key, offset, length)
 
-    async def scenario() -> None:
-        store = Slow()
-        versions = [describe([bytes([n]) * PAGE], PAGE) for n in range(1, 60)]
-        for version in versions:
-            await publish(store, version)
-        tier = StoreTier(store)
-        assert await fetched(tier, versions[-1].digests[0]) == (Outcome.WHOLE, versions[-1].chunks[0])
-        assert 2 < store.most <= 16
-
-    asyncio.run(scenario())
+    store = Slow()
+    versions = [describe([bytes([n]) * PAGE], PAGE) for n in range(1, 60)]
+    for version in versions:
+        await publish(store, version)
+    tier = StoreTier(store)
+    assert await fetched(tier, versions[-1].digests[0]) == (Outcome.WHOLE, versions[-1].chunks[0])
+    assert 2 < store.most <= 16

@@ -141,35 +141,32 @@ def test_one_who_gives_up_does_not_take_the_others_along(tmp_path: Path) -> None
         lease.close()
 
 
-def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the very instant in which the flight has arrived for nobody: what is lent is pinned, once, and given back."""
 
-    async def main() -> None:
-        store = FileStore(tmp_path / "store")
-        async with open_cache(settings_of(tmp_path), store) as cache:
-            await publish(store, VERSION)
-            await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
-            await cache.loader.settle()
-            index = cache.arena.index
-            later: list[asyncio.Task[None]] = []
+    store = FileStore(tmp_path / "store")
+    async with open_cache(settings_of(tmp_path), store) as cache:
+        await publish(store, VERSION)
+        await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
+        await cache.loader.settle()
+        index = cache.arena.index
+        later: list[asyncio.Task[None]] = []
 
-            async def lease() -> None:
-                async with cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S) as arrival:
-                    assert index.busy_count == len(arrival.resident.slabs)
+        async def lease() -> None:
+            async with cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S) as arrival:
+                assert index.busy_count == len(arrival.resident.slabs)
 
-            def arrived(*_: object) -> None:
-                if not later:
-                    first.cancel()
-                    later.append(asyncio.create_task(lease()))
+        def arrived(*_: object) -> None:
+            if not later:
+                first.cancel()
+                later.append(asyncio.create_task(lease()))
 
-            monkeypatch.setattr(cache.residents.rates, "observe", arrived)
-            first = asyncio.create_task(lease())
-            with pytest.raises(asyncio.CancelledError):
-                await first
-            await later[0]
-            assert index.busy_count == 0
-
-    asyncio.run(main())
+        monkeypatch.setattr(cache.residents.rates, "observe", arrived)
+        first = asyncio.create_task(lease())
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await later[0]
+        assert index.busy_count == 0
 
 
 def test_deadline(tmp_path: Path) -> None:
@@ -217,29 +214,26 @@ def test_host_full(tmp_path: Path) -> None:
             assert lease.view(0, lease.total_bytes) == big.linear
 
 
-def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that needs more slabs than a lease can hold is refused. Versions of another tenant stay in memory."""
     monkeypatch.setattr(residents, "MAX_SLABS", 2)
     kept = [describe([bytes([mark]) * HUGE, bytes([mark + 1]) * HUGE], HUGE) for mark in (1, 3)]
     wide = describe([bytes([mark]) * HUGE for mark in (5, 6, 7)], HUGE)
 
-    async def main() -> None:
-        store = FileStore(tmp_path / "store")
-        async with open_cache(settings_of(tmp_path, slabs=4), store) as cache:
-            await publish(store, wide, "other")
-            for version in kept:
-                await publish(store, version)
-                await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
-            await cache.loader.settle()
-            with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
-                await cache.residents.bring("other", wide.id, TIMEOUT_S, urgent=True)
-            assert all(cache.residents.try_hot(TENANT, version.id) for version in kept)
-
-    asyncio.run(main())
+    store = FileStore(tmp_path / "store")
+    async with open_cache(settings_of(tmp_path, slabs=4), store) as cache:
+        await publish(store, wide, "other")
+        for version in kept:
+            await publish(store, version)
+            await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
+        await cache.loader.settle()
+        with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
+            await cache.residents.bring("other", wide.id, TIMEOUT_S, urgent=True)
+        assert all(cache.residents.try_hot(TENANT, version.id) for version in kept)
 
 
 @pytest.mark.parametrize("why", ["too many slabs", "no descriptor left"])
-def test_refused_reservation_leaves_nothing_on_its_way(
+async def test_refused_reservation_leaves_nothing_on_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """A version is refused after its places were reserved. Versions that share its chunks still arrive, and so does it
@@ -251,25 +245,22 @@ def test_refused_reservation_leaves_nothing_on_its_way(
     def refuse(*_: object) -> Resident:
         raise OSError(errno.EMFILE, "too many open files")
 
-    async def main() -> None:
-        store = FileStore(tmp_path / "store")
-        async with open_cache(settings_of(tmp_path), store) as cache:
-            for version in (base, wide):
-                await publish(store, version)
-            with monkeypatch.context() as patch:
-                if why == "too many slabs":
-                    patch.setattr(residents, "MAX_SLABS", 2)
-                    patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if it were scattered
-                else:
-                    patch.setattr(residents, "resident_of", refuse)
-                with pytest.raises(Refused) as refused:
-                    await cache.residents.bring(TENANT, wide.id, TIMEOUT_S, urgent=True)
-                assert isinstance(refused.value.failure, CapacityExceeded if why == "too many slabs" else Internal)
-            cache.arena.index.check_integrity()
-            assert cache.arena.index.slab_count == 0
-            for version in (base, wide):
-                async with asyncio.timeout(TIMEOUT_S):
-                    await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
-            cache.arena.index.check_integrity()
-
-    asyncio.run(main())
+    store = FileStore(tmp_path / "store")
+    async with open_cache(settings_of(tmp_path), store) as cache:
+        for version in (base, wide):
+            await publish(store, version)
+        with monkeypatch.context() as patch:
+            if why == "too many slabs":
+                patch.setattr(residents, "MAX_SLABS", 2)
+                patch.setattr(cache.arena.index, "slabs_needed", lambda _: 2)  # as if it were scattered
+            else:
+                patch.setattr(residents, "resident_of", refuse)
+            with pytest.raises(Refused) as refused:
+                await cache.residents.bring(TENANT, wide.id, TIMEOUT_S, urgent=True)
+            assert isinstance(refused.value.failure, CapacityExceeded if why == "too many slabs" else Internal)
+        cache.arena.index.check_integrity()
+        assert cache.arena.index.slab_count == 0
+        for version in (base, wide):
+            async with asyncio.timeout(TIMEOUT_S):
+                await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
+        cache.arena.index.check_integrity()

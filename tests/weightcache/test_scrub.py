@@ -89,30 +89,27 @@ async def swept(cache: Cache) -> list[float]:
     return slept
 
 
-def test_a_flip_in_memory(tmp_path: Path) -> None:
+async def test_a_flip_in_memory(tmp_path: Path) -> None:
     """It is found; the version is brought anew, from its file, into another place, and is right; another's stays."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            bad = VERSION.digests[3]
-            before = cache.arena.index.try_place(TENANT, bad)
-            await flip(cache, bad)
-            await swept(cache)
-            assert cache.counters.chunk_faults == {"host": {Outcome.DIGEST: 1}}
-            assert cache.arena.index.try_place(TENANT, bad) is None
-            reads = cache.counters.chunk_reads["nvme"]
-            assert await served(cache, VERSION) == VERSION.linear
-            assert await served(cache, OTHER) == OTHER.linear
-            assert cache.counters.chunk_reads["nvme"] == reads + 1
-            assert cache.arena.index.try_place(TENANT, bad) != before
-            cache.arena.index.check_integrity()
-            assert (await swept(cache), cache.counters.chunk_faults["host"][Outcome.DIGEST])[1] == 1
-            assert cache.counters.sweeps == 2
-
-    asyncio.run(main())
+    async with opened(tmp_path) as cache:
+        bad = VERSION.digests[3]
+        before = cache.arena.index.try_place(TENANT, bad)
+        await flip(cache, bad)
+        await swept(cache)
+        assert cache.counters.chunk_faults == {"host": {Outcome.DIGEST: 1}}
+        assert cache.arena.index.try_place(TENANT, bad) is None
+        reads = cache.counters.chunk_reads["nvme"]
+        assert await served(cache, VERSION) == VERSION.linear
+        assert await served(cache, OTHER) == OTHER.linear
+        assert cache.counters.chunk_reads["nvme"] == reads + 1
+        assert cache.arena.index.try_place(TENANT, bad) != before
+        cache.arena.index.check_integrity()
+        assert (await swept(cache), cache.counters.chunk_faults["host"][Outcome.DIGEST])[1] == 1
+        assert cache.counters.sweeps == 2
 
 
-def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
+async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
     """Scrub and check find the same wrong chunk. The slower one leaves alone the copy that is being brought anew."""
     bad = VERSION.digests[3]
     slow, go, looks = threading.Event(), threading.Event(), count()
@@ -124,140 +121,122 @@ def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
             assert go.wait(TIMEOUT_S)
         return right
 
-    async def main() -> None:
-        store = CountingStore(FileStore(tmp_path / "store"))
-        async with open_cache(settings_of(tmp_path), store, verify=verify) as cache:
-            await publish(store, VERSION)
-            await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
-            await cache.loader.settle()
-            await cache.evict("nvme", None, None)
-            await flip(cache, bad)
-            scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
-            await asyncio.to_thread(slow.wait, TIMEOUT_S)
-            assert await cache.examiner.examine("host", TENANT, bad) is Outcome.DIGEST
-            store.gate.clear()
-            lease = asyncio.create_task(served(cache, VERSION))
-            while not cache.arena.index.is_loading(TENANT, bad):
-                await asyncio.sleep(0)
-            go.set()
-            assert await scrub is Outcome.ABSENT
-            store.gate.set()
-            async with asyncio.timeout(TIMEOUT_S):
-                assert await lease == VERSION.linear
-            assert cache.counters.chunk_faults["host"] == {Outcome.DIGEST: 1}
-            await cache.loader.settle()
-            assert cache.arena.index.busy_count == 0
-            cache.arena.index.check_integrity()
-
-    asyncio.run(main())
+    store = CountingStore(FileStore(tmp_path / "store"))
+    async with open_cache(settings_of(tmp_path), store, verify=verify) as cache:
+        await publish(store, VERSION)
+        await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
+        await cache.loader.settle()
+        await cache.evict("nvme", None, None)
+        await flip(cache, bad)
+        scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
+        await asyncio.to_thread(slow.wait, TIMEOUT_S)
+        assert await cache.examiner.examine("host", TENANT, bad) is Outcome.DIGEST
+        store.gate.clear()
+        lease = asyncio.create_task(served(cache, VERSION))
+        while not cache.arena.index.is_loading(TENANT, bad):
+            await asyncio.sleep(0)
+        go.set()
+        assert await scrub is Outcome.ABSENT
+        store.gate.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await lease == VERSION.linear
+        assert cache.counters.chunk_faults["host"] == {Outcome.DIGEST: 1}
+        await cache.loader.settle()
+        assert cache.arena.index.busy_count == 0
+        cache.arena.index.check_integrity()
 
 
-def test_control(tmp_path: Path) -> None:
+async def test_control(tmp_path: Path) -> None:
     """Negative control: where nobody looks, what changed is leased on, and these tests would see it."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            await flip(cache, VERSION.digests[3])
-            assert await served(cache, VERSION) != VERSION.linear
-
-    asyncio.run(main())
+    async with opened(tmp_path) as cache:
+        await flip(cache, VERSION.digests[3])
+        assert await served(cache, VERSION) != VERSION.linear
 
 
 @pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH, Outcome.MISSING])
-def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
+async def test_a_wrong_file(tmp_path: Path, kind: Outcome) -> None:
     """It is set aside, and kept anew from memory; whole ones keep their times, as nobody used them."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            root = tmp_path / "cache" / TENANT
-            path, whole = (root / digest[:2] / digest for digest in VERSION.digests[:2])
-            os.utime(whole, (1.0, 1.0))
-            match kind:
-                case Outcome.DIGEST:
-                    damage(path)
-                case Outcome.LENGTH:
-                    path.write_bytes(b"")
-                case _:
-                    path.unlink()
-            await swept(cache)
-            assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
-            assert path.read_bytes() == VERSION.chunks[0]
-            assert cache.counters.healed_chunks == {"host": 1}
-            assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not Outcome.MISSING)
-            assert whole.stat().st_mtime == 1.0
-            assert await served(cache, VERSION) == VERSION.linear
-
-    asyncio.run(main())
+    async with opened(tmp_path) as cache:
+        root = tmp_path / "cache" / TENANT
+        path, whole = (root / digest[:2] / digest for digest in VERSION.digests[:2])
+        os.utime(whole, (1.0, 1.0))
+        match kind:
+            case Outcome.DIGEST:
+                damage(path)
+            case Outcome.LENGTH:
+                path.write_bytes(b"")
+            case _:
+                path.unlink()
+        await swept(cache)
+        assert cache.counters.chunk_faults == {"nvme": {kind: 1}}
+        assert path.read_bytes() == VERSION.chunks[0]
+        assert cache.counters.healed_chunks == {"host": 1}
+        assert len(list((tmp_path / "cache").glob(".quarantine/*"))) == (kind is not Outcome.MISSING)
+        assert whole.stat().st_mtime == 1.0
+        assert await served(cache, VERSION) == VERSION.linear
 
 
 @pytest.mark.parametrize("kind", [Outcome.DIGEST, Outcome.LENGTH])
-def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: Outcome) -> None:
+async def test_a_wrong_file_that_memory_has_no_right_copy_of(tmp_path: Path, kind: Outcome) -> None:
     """It is kept anew from the store, whatever the file's length says, also where memory's copy turns out to be wrong,
     too; while the store is away it is only set aside.
     """
 
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
-            for path in paths:
-                if kind is Outcome.DIGEST:
-                    damage(path)
-                else:
-                    path.write_bytes(b"x" * 8192)
-            await flip(cache, VERSION.digests[0])
-            await cache.examiner.examine("nvme", TENANT, VERSION.digests[0])
-            assert cache.counters.chunk_faults == {"nvme": {kind: 1}, "host": {Outcome.DIGEST: 1}}
-            assert paths[0].read_bytes() == VERSION.chunks[0]
-            cache.arena.evict(None, None)
-            (tmp_path / "store").rename(tmp_path / "away")
-            await cache.examiner.examine("nvme", TENANT, VERSION.digests[1])
-            assert not paths[1].exists()
-            assert cache.counters.healed_chunks == {"store": 1}
-            (tmp_path / "away").rename(tmp_path / "store")
-            assert await served(cache, VERSION) == VERSION.linear
-
-    asyncio.run(main())
+    async with opened(tmp_path) as cache:
+        paths = [tmp_path / "cache" / TENANT / digest[:2] / digest for digest in VERSION.digests[:2]]
+        for path in paths:
+            if kind is Outcome.DIGEST:
+                damage(path)
+            else:
+                path.write_bytes(b"x" * 8192)
+        await flip(cache, VERSION.digests[0])
+        await cache.examiner.examine("nvme", TENANT, VERSION.digests[0])
+        assert cache.counters.chunk_faults == {"nvme": {kind: 1}, "host": {Outcome.DIGEST: 1}}
+        assert paths[0].read_bytes() == VERSION.chunks[0]
+        cache.arena.evict(None, None)
+        (tmp_path / "store").rename(tmp_path / "away")
+        await cache.examiner.examine("nvme", TENANT, VERSION.digests[1])
+        assert not paths[1].exists()
+        assert cache.counters.healed_chunks == {"store": 1}
+        (tmp_path / "away").rename(tmp_path / "store")
+        assert await served(cache, VERSION) == VERSION.linear
 
 
-def test_its_rate_and_its_patience(tmp_path: Path) -> None:
+async def test_its_rate_and_its_patience(tmp_path: Path) -> None:
     """It sleeps for as long as its bytes take at its rate, and looks at nothing while something loads."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            kept = 2 * (len(VERSION.linear) + len(OTHER.linear))
-            assert sum(await swept(cache)) == pytest.approx(kept / BYTES_PER_S)
-            assert sum(cache.counters.examined.values()) == 2 * (COUNT + len(OTHER.digests))
-            waits: list[float] = []
+    async with opened(tmp_path) as cache:
+        kept = 2 * (len(VERSION.linear) + len(OTHER.linear))
+        assert sum(await swept(cache)) == pytest.approx(kept / BYTES_PER_S)
+        assert sum(cache.counters.examined.values()) == 2 * (COUNT + len(OTHER.digests))
+        waits: list[float] = []
 
-            async def sleep(seconds: float) -> None:
-                waits.append(seconds)
-                await asyncio.sleep(0)
+        async def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            await asyncio.sleep(0)
 
-            scrubber = Scrubber(cache.examiner, 1.0, lambda: len(waits) < 5, cache.counters, sleep)
-            await scrubber.sweep()
-            assert waits[:5] == [BUSY_S] * 5
-
-    asyncio.run(main())
+        scrubber = Scrubber(cache.examiner, 1.0, lambda: len(waits) < 5, cache.counters, sleep)
+        await scrubber.sweep()
+        assert waits[:5] == [BUSY_S] * 5
 
 
-def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those behind it are looked at."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as cache:
-            examine, examined = cache.examiner.examine, list[str]()
+    async with opened(tmp_path) as cache:
+        examine, examined = cache.examiner.examine, list[str]()
 
-            async def fail_first(tier: str, tenant: str, digest: str) -> Outcome:
-                examined.append(digest)
-                if len(examined) == 1:
-                    raise ZeroDivisionError
-                return await examine(tier, tenant, digest)
+        async def fail_first(tier: str, tenant: str, digest: str) -> Outcome:
+            examined.append(digest)
+            if len(examined) == 1:
+                raise ZeroDivisionError
+            return await examine(tier, tenant, digest)
 
-            monkeypatch.setattr(cache.examiner, "examine", fail_first)
-            await swept(cache)
-            assert len(examined) == 2 * (COUNT + len(OTHER.digests))
-
-    asyncio.run(main())
+        monkeypatch.setattr(cache.examiner, "examine", fail_first)
+        await swept(cache)
+        assert len(examined) == 2 * (COUNT + len(OTHER.digests))
 
 
 def ask(agent: RunningAgent) -> Any:

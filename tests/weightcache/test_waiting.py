@@ -9,51 +9,45 @@ from weightcache.residents import Waiting
 ONE, OTHER = ("acme", "1"), ("acme", "2")
 
 
-def test_it_waits_for_others_alone() -> None:
+async def test_it_waits_for_others_alone() -> None:
     """A lease of the same version is what it works for; as long as one of another waits, it does not begin."""
 
-    async def main() -> None:
-        waiting = Waiting()
-        with waiting.leasing(ONE):
-            await waiting.until_free(ONE)
-            with waiting.leasing(OTHER), waiting.leasing(OTHER):
-                held = asyncio.ensure_future(waiting.until_free(ONE))
-                await asyncio.sleep(0)
-                assert waiting.is_busy(ONE)
-                assert not held.done()
-            await asyncio.wait_for(held, 5)
-            assert waiting.is_busy()
-        assert not waiting.is_busy()
-
-    asyncio.run(main())
+    waiting = Waiting()
+    with waiting.leasing(ONE):
+        await waiting.until_free(ONE)
+        with waiting.leasing(OTHER), waiting.leasing(OTHER):
+            held = asyncio.ensure_future(waiting.until_free(ONE))
+            await asyncio.sleep(0)
+            assert waiting.is_busy(ONE)
+            assert not held.done()
+        await asyncio.wait_for(held, 5)
+        assert waiting.is_busy()
+    assert not waiting.is_busy()
 
 
-def test_it_gives_way() -> None:
+async def test_it_gives_way() -> None:
     """Cancelled, and gone, when another version's lease comes; left alone by its own's."""
 
-    async def main() -> None:
-        waiting, begun, ended = Waiting(), asyncio.Event(), asyncio.Event()
-        finish = asyncio.Event()
+    waiting, begun, ended = Waiting(), asyncio.Event(), asyncio.Event()
+    finish = asyncio.Event()
 
-        async def work() -> None:
-            begun.set()
-            try:
-                await finish.wait()
-            finally:
-                ended.set()
+    async def work() -> None:
+        begun.set()
+        try:
+            await finish.wait()
+        finally:
+            ended.set()
 
-        running = asyncio.ensure_future(waiting.try_run(work, ONE))
-        await begun.wait()
-        with waiting.leasing(ONE):
-            await asyncio.sleep(0)
-            assert not ended.is_set()
-        with waiting.leasing(OTHER):
-            assert await running is False
-            assert ended.is_set()
-        finish.set()
-        assert await waiting.try_run(work, ONE) is True
-
-    asyncio.run(main())
+    running = asyncio.ensure_future(waiting.try_run(work, ONE))
+    await begun.wait()
+    with waiting.leasing(ONE):
+        await asyncio.sleep(0)
+        assert not ended.is_set()
+    with waiting.leasing(OTHER):
+        assert await running is False
+        assert ended.is_set()
+    finish.set()
+    assert await waiting.try_run(work, ONE) is True
 
 
 def test_what_it_raises_is_raised() -> None:
