@@ -125,23 +125,21 @@ def test_an_answer_is_lost(api_server: ApiServer) -> None:
     assert missing(api_server, config_map("dropped"))
 
 
-def test_an_answer_is_late(api_server: ApiServer) -> None:
+async def test_an_answer_is_late(api_server: ApiServer) -> None:
     """The next request is answered meanwhile, and who doesn't wait is not missed."""
 
-    async def scenario() -> None:
-        headers = {"Authorization": f"Bearer {api_server.front.token}"}
-        url = f"{api_server.url}/api/v1/namespaces"
-        async with asyncio.timeout(LIMIT_S), aiohttp.ClientSession(headers=headers) as session:
-            late = asyncio.create_task(session.get(url))
-            while not api_server.seen:
-                await asyncio.sleep(0.005)
-            async with session.get(url) as answer:
-                assert answer.status == 200
-            assert not late.done()
-            late.cancel()
-
     api_server.fail(Fault(delay_s=2 * LIMIT_S))
-    asyncio.run(scenario())
+
+    headers = {"Authorization": f"Bearer {api_server.front.token}"}
+    url = f"{api_server.url}/api/v1/namespaces"
+    async with asyncio.timeout(LIMIT_S), aiohttp.ClientSession(headers=headers) as session:
+        late = asyncio.create_task(session.get(url))
+        while not api_server.seen:
+            await asyncio.sleep(0.005)
+        async with session.get(url) as answer:
+            assert answer.status == 200
+        assert not late.done()
+        late.cancel()
     assert [each.status for each in api_server.seen] == [0, 200]
 
 

@@ -1,6 +1,5 @@
 """Models and tenants declared as objects of a cluster, to the control plane as a program."""
 
-import asyncio
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,119 +53,101 @@ def scale_of(knative: Knative, letter: str, what: str = "min-scale") -> str | No
     return found
 
 
-def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+async def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
     """A model that is declared before it is pushed scales as its object says, which tells how it fares; what the admin
     API changes then holds, too, and is told.
     """
 
-    async def main() -> None:
-        with running(tmp_path):
-            async with inside(tmp_path) as door:
-                declare(declaring, "Model", "m", tenant="default", scale={"min": 1, "max": 3})
-                await eventually(lambda: said(declaring, "Model", "m").get("Ready") == ("False", "NotPushed"), "told")
-                await register(door)
-                await eventually(lambda: said(declaring, "Model", "m").get("Applied") == ("True", "Applied"), "done")
-                await eventually(lambda: bool(knative.services()) and scale_of(knative, "a") == "1", "its Service")
-                await eventually(lambda: bool(declaring.objects(OURS, "ModelVersion", NAMESPACE)), "its version")
-                (version,) = declaring.objects(OURS, "ModelVersion", NAMESPACE)
-                assert version["spec"] == {"tenant": "default", "model": "m", "version": digest("a")}
-                assert said(declaring, "Model", "m")["InSync"] == ("True", "InSync")
-                answer = await door.admin("PUT", "/models/m/scale", {"min": 0})
-                assert answer[0] == 200
-                await eventually(
-                    lambda: said(declaring, "Model", "m").get("InSync") == ("False", "ChangedElsewhere"), "it differs"
-                )
-                await eventually(lambda: scale_of(knative, "a") in (None, "0"), "the other door's word")
-
-    asyncio.run(main())
+    with running(tmp_path):
+        async with inside(tmp_path) as door:
+            declare(declaring, "Model", "m", tenant="default", scale={"min": 1, "max": 3})
+            await eventually(lambda: said(declaring, "Model", "m").get("Ready") == ("False", "NotPushed"), "told")
+            await register(door)
+            await eventually(lambda: said(declaring, "Model", "m").get("Applied") == ("True", "Applied"), "done")
+            await eventually(lambda: bool(knative.services()) and scale_of(knative, "a") == "1", "its Service")
+            await eventually(lambda: bool(declaring.objects(OURS, "ModelVersion", NAMESPACE)), "its version")
+            (version,) = declaring.objects(OURS, "ModelVersion", NAMESPACE)
+            assert version["spec"] == {"tenant": "default", "model": "m", "version": digest("a")}
+            assert said(declaring, "Model", "m")["InSync"] == ("True", "InSync")
+            answer = await door.admin("PUT", "/models/m/scale", {"min": 0})
+            assert answer[0] == 200
+            await eventually(
+                lambda: said(declaring, "Model", "m").get("InSync") == ("False", "ChangedElsewhere"), "it differs"
+            )
+            await eventually(lambda: scale_of(knative, "a") in (None, "0"), "the other door's word")
 
 
-def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+async def test_windows_that_weigh_the_last_seconds(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
     """Are declared of a model, and Knative is told by its own word; where they aren't, it is told nothing."""
     word = "metric-aggregation-algorithm"
 
-    async def main() -> None:
-        with running(tmp_path):
-            async with inside(tmp_path) as door:
-                with pytest.raises(Exception, match="average"):
-                    declare(declaring, "Model", "m", tenant="default", scale={"average": "mean"})
-                declare(declaring, "Model", "m", tenant="default", scale={"average": "weighted"})
-                await register(door)
-                await eventually(lambda: said(declaring, "Model", "m").get("Applied") == ("True", "Applied"), "done")
-                await eventually(
-                    lambda: bool(knative.services()) and scale_of(knative, "a", word) == "weighted-exponential", "told"
-                )
-                status, problem = await door.admin("PUT", "/models/m/scale", {"average": "mean"})
-                assert status == 400
-                assert "Invalid enum value 'mean'" in problem["detail"]
-                assert (await door.admin("PUT", "/models/m/scale", {"average": "linear"}))[0] == 200
-                await eventually(lambda: scale_of(knative, "a", word) is None, "not told")
-
-    asyncio.run(main())
+    with running(tmp_path):
+        async with inside(tmp_path) as door:
+            with pytest.raises(Exception, match="average"):
+                declare(declaring, "Model", "m", tenant="default", scale={"average": "mean"})
+            declare(declaring, "Model", "m", tenant="default", scale={"average": "weighted"})
+            await register(door)
+            await eventually(lambda: said(declaring, "Model", "m").get("Applied") == ("True", "Applied"), "done")
+            await eventually(
+                lambda: bool(knative.services()) and scale_of(knative, "a", word) == "weighted-exponential", "told"
+            )
+            status, problem = await door.admin("PUT", "/models/m/scale", {"average": "mean"})
+            assert status == 400
+            assert "Invalid enum value 'mean'" in problem["detail"]
+            assert (await door.admin("PUT", "/models/m/scale", {"average": "linear"}))[0] == 200
+            await eventually(lambda: scale_of(knative, "a", word) is None, "not told")
 
 
-def test_a_backlog_is_declared_and_activators_hear_of_it(
+async def test_a_backlog_is_declared_and_activators_hear_of_it(
     declaring: ApiServer, knative: Knative, tmp_path: Path
 ) -> None:
     """What is weighed, they weigh: nothing of it is in a Service, which a change of it leaves as it is."""
 
-    async def main() -> None:
-        with running(tmp_path):
-            async with inside(tmp_path) as door, feed(door) as reader:
-                with pytest.raises(Exception, match="backlogSeconds"):
-                    declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": -1})
-                await register(door)
-                await eventually(lambda: bool(knative.services()), "its Service")
-                before = knative.service("a")["spec"]
-                declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": 5})
-                await until(reader, lambda line: [row.backlog_s for row in line.models] == [5.0])
-                assert (await door.admin("PUT", "/models/m/scale", {"backlog_s": 0}))[0] == 200
-                await until(reader, lambda line: [row.backlog_s for row in line.models] == [0.0])
-                assert knative.service("a")["spec"] == before
-
-    asyncio.run(main())
+    with running(tmp_path):
+        async with inside(tmp_path) as door, feed(door) as reader:
+            with pytest.raises(Exception, match="backlogSeconds"):
+                declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": -1})
+            await register(door)
+            await eventually(lambda: bool(knative.services()), "its Service")
+            before = knative.service("a")["spec"]
+            declare(declaring, "Model", "m", tenant="default", scale={"backlogSeconds": 5})
+            await until(reader, lambda line: [row.backlog_s for row in line.models] == [5.0])
+            assert (await door.admin("PUT", "/models/m/scale", {"backlog_s": 0}))[0] == 200
+            await until(reader, lambda line: [row.backlog_s for row in line.models] == [0.0])
+            assert knative.service("a")["spec"] == before
 
 
-def test_a_tenant_is_made_and_goes(declaring: ApiServer, tmp_path: Path) -> None:
+async def test_a_tenant_is_made_and_goes(declaring: ApiServer, tmp_path: Path) -> None:
     """With its object, as that says."""
 
-    async def main() -> None:
-        with running(tmp_path):
-            async with inside(tmp_path):
-                made = declare(declaring, "Tenant", "acme", limits={"rpm": 60}, deletionPolicy="Delete")
-                await eventually(lambda: said(declaring, "Tenant", "acme").get("Ready") == ("True", "Active"), "made")
-                declaring.delete(made)
-                await eventually(lambda: not declaring.objects(OURS, "Tenant"), "gone")
-
-    asyncio.run(main())
+    with running(tmp_path):
+        async with inside(tmp_path):
+            made = declare(declaring, "Tenant", "acme", limits={"rpm": 60}, deletionPolicy="Delete")
+            await eventually(lambda: said(declaring, "Tenant", "acme").get("Ready") == ("True", "Active"), "made")
+            declaring.delete(made)
+            await eventually(lambda: not declaring.objects(OURS, "Tenant"), "gone")
 
 
-def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> None:
+async def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> None:
     """Serves all the same."""
 
-    async def main() -> None:
-        with running(tmp_path):
-            async with inside(tmp_path) as door:
-                await register(door)
-                await eventually(lambda: len(knative.services()) == 1, "its Service")
-
-    asyncio.run(main())
+    with running(tmp_path):
+        async with inside(tmp_path) as door:
+            await register(door)
+            await eventually(lambda: len(knative.services()) == 1, "its Service")
 
 
-def test_events_tell_how_it_fares(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
+async def test_events_tell_how_it_fares(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
     """Of what came to be so, once: a model that is refused, and one that is ready, with its version."""
 
-    async def main() -> None:
-        with running(tmp_path):
-            async with inside(tmp_path) as door:
-                declare(declaring, "Model", "m", tenant="default", prod="c" * 12)
-                await register(door)
-                ready, refused = ("Model", "Normal", "Ready", 1), ("Model", "Warning", "Refused", 1)
-                want = {ready, refused, ("ModelVersion", "Normal", "Ready", 1)}
-                await eventually(lambda: events(declaring) == want, "the events")
-                before = len(declaring.objects("v1", "Event", NAMESPACE))
-                declare(declaring, "Tenant", "acme")
-                await eventually(lambda: events(declaring, "default") == {("Tenant", "Normal", "Ready", 1)}, "another")
-                assert len(declaring.objects("v1", "Event", NAMESPACE)) == before == 3
-
-    asyncio.run(main())
+    with running(tmp_path):
+        async with inside(tmp_path) as door:
+            declare(declaring, "Model", "m", tenant="default", prod="c" * 12)
+            await register(door)
+            ready, refused = ("Model", "Normal", "Ready", 1), ("Model", "Warning", "Refused", 1)
+            want = {ready, refused, ("ModelVersion", "Normal", "Ready", 1)}
+            await eventually(lambda: events(declaring) == want, "the events")
+            before = len(declaring.objects("v1", "Event", NAMESPACE))
+            declare(declaring, "Tenant", "acme")
+            await eventually(lambda: events(declaring, "default") == {("Tenant", "Normal", "Ready", 1)}, "another")
+            assert len(declaring.objects("v1", "Event", NAMESPACE)) == before == 3

@@ -14,81 +14,69 @@ from tests.controlplane.door import ADMIN, becomes, opened, poke, push, shown
 from tests.controlplane.test_internal_api import feed
 
 
-def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
+async def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
     """Pushed, at zero, restoring, ready with the spans of its restore, stopped: each as it happens."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door, "held")
-            found = await shown(door, "held")
-            assert (found["state"], found["replicas"], found["version"]) == ("zero", 0, digest("a"))
-            assert found["last_restore"] is None
-            await poke(door, "held")
-            await becomes(door, "restoring", "held")
-            (data / "run" / "release").touch()
-            found = await becomes(door, "ready", "held")
-            assert found["replicas"] == 1
-            stages = [span["stage"] for span in found["last_restore"]["spans"]]
-            assert stages == ["decided", "promoted", "leased", "ready"]
-            (version,) = found["versions"]
-            assert [each["state"] for each in version["replicas"]] == ["ready"]
-            status, _ = await door.admin("POST", "/models/held/stop")
-            assert status == 202
-            await becomes(door, "zero", "held")
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door, "held")
+        found = await shown(door, "held")
+        assert (found["state"], found["replicas"], found["version"]) == ("zero", 0, digest("a"))
+        assert found["last_restore"] is None
+        await poke(door, "held")
+        await becomes(door, "restoring", "held")
+        (data / "run" / "release").touch()
+        found = await becomes(door, "ready", "held")
+        assert found["replicas"] == 1
+        stages = [span["stage"] for span in found["last_restore"]["spans"]]
+        assert stages == ["decided", "promoted", "leased", "ready"]
+        (version,) = found["versions"]
+        assert [each["state"] for each in version["replicas"]] == ["ready"]
+        status, _ = await door.admin("POST", "/models/held/stop")
+        assert status == 202
+        await becomes(door, "zero", "held")
 
 
-def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
+async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
     """The reason is in the model's status, the version is faulty, and no deploy moves to it."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door, "corrupt", "b")
-            await push(door, "corrupt", "a")
-            await poke(door, "corrupt")
-            async with asyncio.timeout(20):
-                while (await shown(door, "corrupt"))["versions"][1]["health"] != "faulty":
-                    await asyncio.sleep(0.005)
-            version = (await shown(door, "corrupt"))["versions"][1]
-            assert (version["version"], version["fault"]) == (digest("a"), "chunk_corrupt")
-            assert version["last_restore"]["failure_code"] == "chunk_corrupt"
-            status, problem = await door.admin("POST", "/models/corrupt/deploy", {"version": digest("a")})
-            assert (status, problem["code"]) == (409, "conflict")
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door, "corrupt", "b")
+        await push(door, "corrupt", "a")
+        await poke(door, "corrupt")
+        async with asyncio.timeout(20):
+            while (await shown(door, "corrupt"))["versions"][1]["health"] != "faulty":
+                await asyncio.sleep(0.005)
+        version = (await shown(door, "corrupt"))["versions"][1]
+        assert (version["version"], version["fault"]) == (digest("a"), "chunk_corrupt")
+        assert version["last_restore"]["failure_code"] == "chunk_corrupt"
+        status, problem = await door.admin("POST", "/models/corrupt/deploy", {"version": digest("a")})
+        assert (status, problem["code"]) == (409, "conflict")
 
 
-def test_deploy_moves_prod(data: Path) -> None:
+async def test_deploy_moves_prod(data: Path) -> None:
     """By twelve digits or more; the answer and the feed say the whole digest."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door, letter="a")
-            await push(door, letter="b")
-            assert await door.admin("POST", "/models/m/deploy", {"version": "b" * 12}) == (
-                200,
-                {"model": "m", "version": digest("b")},
-            )
-            assert (await shown(door))["aliases"] == {"prod": digest("b")}
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door, letter="a")
+        await push(door, letter="b")
+        assert await door.admin("POST", "/models/m/deploy", {"version": "b" * 12}) == (
+            200,
+            {"model": "m", "version": digest("b")},
+        )
+        assert (await shown(door))["aliases"] == {"prod": digest("b")}
 
 
-def test_scale_changes_what_is_given(data: Path) -> None:
+async def test_scale_changes_what_is_given(data: Path) -> None:
     """Each setting by itself; a minimum brings a replica without any traffic."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            defaults = msgspec.to_builtins(ScaleSettings())
-            assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
-            want = {**defaults, "min": 1, "window_s": 6.0}
-            assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)
-            assert (await shown(door))["scale"] == want
-            await becomes(door, "ready")
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        defaults = msgspec.to_builtins(ScaleSettings())
+        assert await door.admin("PUT", "/models/m/scale", {}) == (200, defaults)
+        want = {**defaults, "min": 1, "window_s": 6.0}
+        assert await door.admin("PUT", "/models/m/scale", {"min": 1, "window_s": 6}) == (200, want)
+        assert (await shown(door))["scale"] == want
+        await becomes(door, "ready")
 
 
 @pytest.mark.parametrize(
@@ -133,76 +121,67 @@ def test_scale_changes_what_is_given(data: Path) -> None:
         pytest.param("GET", "/nothing", None, 404, "does not exist", id="no such route"),
     ],
 )
-def test_refusals(data: Path, method: str, path: str, body: object, status: int, says: str) -> None:
+async def test_refusals(data: Path, method: str, path: str, body: object, status: int, says: str) -> None:
     """Problem details that name the value and the rule; nothing has changed."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            before = await shown(door)
-            got, problem = await door.admin(method, path, body)
-            assert got == status
-            assert says in problem["detail"]
-            assert problem["status"] == status
-            assert await shown(door) == before
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        before = await shown(door)
+        got, problem = await door.admin(method, path, body)
+        assert got == status
+        assert says in problem["detail"]
+        assert problem["status"] == status
+        assert await shown(door) == before
 
 
-def test_a_model_that_is_deleted(data: Path) -> None:
+async def test_a_model_that_is_deleted(data: Path) -> None:
     """Refused while it serves or is named; asked for all the same, it is gone with its replicas, activators hear it,
     the audit has it, a restart does not bring it back; pushed again it is a new one.
     """
 
-    async def main() -> None:
-        async with opened(data) as door, feed(door) as reader:
-            await push(door)
-            await push(door, letter="b")
-            await poke(door)
-            await becomes(door, "ready")
-            status, problem = await door.admin("DELETE", "/models/m")
-            assert status == 409
-            assert problem["detail"] == (
-                "model 'm': the alias 'prod' names a version of it and replicas run 1 of its versions; "
-                "with `force` it is deleted all the same"
-            )
-            status, gone = await door.admin("DELETE", "/models/m?force=true")
-            assert (status, gone) == (200, {"model": "m", "versions": [digest("a"), digest("b")]})
-            assert (await door.admin("GET", "/models/m"))[0] == 404
-            removed: set[tuple[str, str]] = set()
-            while not removed:
-                line = await reader.line()
-                removed = set(line.removed_models)
-            assert removed == {("default", "m")}
-            assert {version for _, _, version in line.removed_versions} == {digest("a"), digest("b")}
-            async with asyncio.timeout(20):
-                while (await door.admin("GET", "/status"))[1]["device"]["held"]:
-                    await asyncio.sleep(0.005)
-            status, named = await door.ask("GET", "/internal/v1/versions?tenant=default")
-            assert named == {"versions": []}
-            (event,) = [e for e in (await door.admin("GET", "/audit"))[1]["events"] if e["action"] == "model.deleted"]
-            assert (event["subject"], event["actor"]) == ("m", "k")
-        async with opened(data) as door:
-            assert (await door.admin("GET", "/models"))[1] == {"models": []}
-            await push(door, letter="b")
-            found = await shown(door)
-            assert (found["version"], len(found["versions"])) == (digest("b"), 1)
-
-    asyncio.run(main())
+    async with opened(data) as door, feed(door) as reader:
+        await push(door)
+        await push(door, letter="b")
+        await poke(door)
+        await becomes(door, "ready")
+        status, problem = await door.admin("DELETE", "/models/m")
+        assert status == 409
+        assert problem["detail"] == (
+            "model 'm': the alias 'prod' names a version of it and replicas run 1 of its versions; "
+            "with `force` it is deleted all the same"
+        )
+        status, gone = await door.admin("DELETE", "/models/m?force=true")
+        assert (status, gone) == (200, {"model": "m", "versions": [digest("a"), digest("b")]})
+        assert (await door.admin("GET", "/models/m"))[0] == 404
+        removed: set[tuple[str, str]] = set()
+        while not removed:
+            line = await reader.line()
+            removed = set(line.removed_models)
+        assert removed == {("default", "m")}
+        assert {version for _, _, version in line.removed_versions} == {digest("a"), digest("b")}
+        async with asyncio.timeout(20):
+            while (await door.admin("GET", "/status"))[1]["device"]["held"]:
+                await asyncio.sleep(0.005)
+        status, named = await door.ask("GET", "/internal/v1/versions?tenant=default")
+        assert named == {"versions": []}
+        (event,) = [e for e in (await door.admin("GET", "/audit"))[1]["events"] if e["action"] == "model.deleted"]
+        assert (event["subject"], event["actor"]) == ("m", "k")
+    async with opened(data) as door:
+        assert (await door.admin("GET", "/models"))[1] == {"models": []}
+        await push(door, letter="b")
+        found = await shown(door)
+        assert (found["version"], len(found["versions"])) == (digest("b"), 1)
 
 
-def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """500, `internal`, and not a word of what happened."""
 
     def breaks(*_: object) -> None:
         raise RuntimeError("secret")
 
-    async def main() -> None:
-        async with opened(data) as door:
-            monkeypatch.setattr(Registry, "models", breaks)
-            status, problem = await door.ask("GET", "/admin/v1/models", None, ADMIN)
-            assert (status, problem["code"]) == (500, "internal")
-            assert "secret" not in json.dumps(problem)
-            monkeypatch.undo()
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        monkeypatch.setattr(Registry, "models", breaks)
+        status, problem = await door.ask("GET", "/admin/v1/models", None, ADMIN)
+        assert (status, problem["code"]) == (500, "internal")
+        assert "secret" not in json.dumps(problem)
+        monkeypatch.undo()

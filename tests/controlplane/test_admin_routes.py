@@ -1,6 +1,5 @@
 """Who may call the admin API's routes, and of whose models they speak."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -54,17 +53,14 @@ ROUTES = [
         pytest.param({"key_id": "k", "tenant": "default"}, 400, "invalid_request", id="a header that does not decode"),
     ],
 )
-def test_every_route_asks_who_you_are(data: Path, principal: object, status: int, code: str) -> None:
+async def test_every_route_asks_who_you_are(data: Path, principal: object, status: int, code: str) -> None:
     """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
 
-    async def main() -> None:
-        headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
-        async with opened(data) as door:
-            for method, path in ROUTES:
-                got, problem = await door.ask(method, f"/admin/v1{path}", {}, headers)
-                assert (path, got, problem["code"]) == (path, status, code)
-
-    asyncio.run(main())
+    headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
+    async with opened(data) as door:
+        for method, path in ROUTES:
+            got, problem = await door.ask(method, f"/admin/v1{path}", {}, headers)
+            assert (path, got, problem["code"]) == (path, status, code)
 
 
 def test_the_list_of_routes_is_complete() -> None:
@@ -75,31 +71,28 @@ def test_the_list_of_routes_is_complete() -> None:
     assert named == set(ROUTES)
 
 
-def test_tenants_do_not_see_each_other(data: Path) -> None:
+async def test_tenants_do_not_see_each_other(data: Path) -> None:
     """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
     other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
-            hidden: dict[str, object] = {
-                "processes": [], "cache": None, "device": None, "models": [], "pending": [], "pools": [],
-                "replica_exits": None,
-            }  # fmt: skip
-            assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
-            assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
-            assert (await door.ask("POST", "/admin/v1/cache/check", None, other))[0] == 403
-            for method, path in (
-                ("GET", ""),
-                ("DELETE", ""),
-                ("DELETE", "?force=true"),
-                ("POST", "/stop"),
-                ("PUT", "/scale"),
-                ("POST", "/deploy"),
-            ):
-                body = {"version": "a" * 12} if path == "/deploy" else {}
-                status, problem = await door.ask(method, f"/admin/v1/models/m{path}", body, other)
-                assert (status, problem["detail"]) == (404, "the model 'm' does not exist")
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
+        hidden: dict[str, object] = {
+            "processes": [], "cache": None, "device": None, "models": [], "pending": [], "pools": [],
+            "replica_exits": None,
+        }  # fmt: skip
+        assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
+        assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403
+        assert (await door.ask("POST", "/admin/v1/cache/check", None, other))[0] == 403
+        for method, path in (
+            ("GET", ""),
+            ("DELETE", ""),
+            ("DELETE", "?force=true"),
+            ("POST", "/stop"),
+            ("PUT", "/scale"),
+            ("POST", "/deploy"),
+        ):
+            body = {"version": "a" * 12} if path == "/deploy" else {}
+            status, problem = await door.ask(method, f"/admin/v1/models/m{path}", body, other)
+            assert (status, problem["detail"]) == (404, "the model 'm' does not exist")

@@ -188,24 +188,21 @@ def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypat
     assert not (tmp_path / "rt-file.sock").exists()
 
 
-def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
+async def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
     """The zygote forked, but its answer came after we had given up: the next sweep takes the standby in, once."""
 
-    async def main() -> None:
-        async with local(run) as it:
-            await it.parked()
-            born = await it.fleet._zygote.fork("rlate", 5.0)
-            os.close(born.pidfd)
-            await eventually(lambda: "rlate" in run.sockets())
-            (parked,) = [each.runtime_id for each in it.table]
-            os.kill(it.table[parked].pid, signal.SIGKILL)
-            await eventually(lambda: parked not in it.table)
-            assert await it.adopter.sweep() == 1
-            assert await it.adopter.sweep() == 0
-            assert it.table["rlate"].pid == born.pid
-            it.check_integrity()
-
-    asyncio.run(main())
+    async with local(run) as it:
+        await it.parked()
+        born = await it.fleet._zygote.fork("rlate", 5.0)
+        os.close(born.pidfd)
+        await eventually(lambda: "rlate" in run.sockets())
+        (parked,) = [each.runtime_id for each in it.table]
+        os.kill(it.table[parked].pid, signal.SIGKILL)
+        await eventually(lambda: parked not in it.table)
+        assert await it.adopter.sweep() == 1
+        assert await it.adopter.sweep() == 0
+        assert it.table["rlate"].pid == born.pid
+        it.check_integrity()
 
 
 @pytest.mark.parametrize(
@@ -247,49 +244,43 @@ def test_runtime_that_cannot_be_asked_keeps_its_socket(
     asyncio.run(second(asyncio.run(first())))
 
 
-def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
+async def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
     """Silence says nothing of a process: it may compute a long prompt on a loaded core. One that hangs is killed by
     the watchdog of the supervisor. Until then it has its device slot, so the machine is never given away twice.
     """
 
-    async def main() -> None:
+    async with local(run, standbys=0, slots=1) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+    stop(replica.pid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adopt, "ANSWER_S", 0.1)
         async with local(run, standbys=0, slots=1) as it:
-            it.apply(key(), 1)
-            await it.ready(key())
-            (replica,) = it.table.of(key())
-        stop(replica.pid)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(adopt, "ANSWER_S", 0.1)
-            async with local(run, standbys=0, slots=1) as it:
-                assert it.table.of(key()) == ()
-                assert (it.table.held, it.table.leaving()) == (1, 1)
-                it.apply(key("n"), 1)
-                assert it.table.live(key("n")) == 0
-                os.kill(replica.pid, signal.SIGCONT)
-                patch.undo()
-                assert await it.adopter.sweep() == 1
-                assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
-                assert it.table.ready(key()) == 1
-                assert (it.table.held, it.table.leaving()) == (1, 0)
-
-    asyncio.run(main())
+            assert it.table.of(key()) == ()
+            assert (it.table.held, it.table.leaving()) == (1, 1)
+            it.apply(key("n"), 1)
+            assert it.table.live(key("n")) == 0
+            os.kill(replica.pid, signal.SIGCONT)
+            patch.undo()
+            assert await it.adopter.sweep() == 1
+            assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
+            assert it.table.ready(key()) == 1
+            assert (it.table.held, it.table.leaving()) == (1, 0)
 
 
-def test_an_account_that_names_another_process_is_not_believed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_account_that_names_another_process_is_not_believed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says who listens; a report of another pid is never used to signal that other one."""
     monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: b"\1\0\0\0" + bytes(8))
     killed: list[int] = []
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
 
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            await it.fleet.bear()
-            directory = SocketDirectory(run.path)
-            assert await survey(directory, answer_s=1.0) == []
-            directory.close()
-            assert killed == [signal.SIGKILL]
-
-    asyncio.run(main())
+    async with local(run, standbys=0) as it:
+        await it.fleet.bear()
+        directory = SocketDirectory(run.path)
+        assert await survey(directory, answer_s=1.0) == []
+        directory.close()
+        assert killed == [signal.SIGKILL]
 
 
 def test_every_state_of_a_runtime_has_a_place() -> None:

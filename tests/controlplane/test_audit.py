@@ -287,7 +287,7 @@ def test_rows_of_before_are_chained(backend: Backend, tmp_path: Path) -> None:
         connection.execute(text("UPDATE audit SET detail = '' WHERE sequence = 1"))
 
 
-def test_a_loop_expires(tmp_path: Path) -> None:
+async def test_a_loop_expires(tmp_path: Path) -> None:
     """The control plane's own, after an hour, and again after another."""
     from controlplane.trail import EXPIRE_S, Trail
 
@@ -307,18 +307,15 @@ def test_a_loop_expires(tmp_path: Path) -> None:
                 raise asyncio.CancelledError
             self.now_s += 400 * DAY_S
 
-    async def main() -> None:
-        database, clock = opened(tmp_path), Clock()
-        try:
-            note(database.engine, Action.KEY_CREATED)
-            with pytest.raises(asyncio.CancelledError):
-                await Trail(database, clock).run()
-            assert clock.waits == [EXPIRE_S, EXPIRE_S]
-            assert [each.expired for each in shown(database.engine)] == [False, True]
-        finally:
-            database.close()
-
-    asyncio.run(main())
+    database, clock = opened(tmp_path), Clock()
+    try:
+        note(database.engine, Action.KEY_CREATED)
+        with pytest.raises(asyncio.CancelledError):
+            await Trail(database, clock).run()
+        assert clock.waits == [EXPIRE_S, EXPIRE_S]
+        assert [each.expired for each in shown(database.engine)] == [False, True]
+    finally:
+        database.close()
 
 
 @pytest.mark.parametrize(
@@ -329,7 +326,7 @@ def test_a_loop_expires(tmp_path: Path) -> None:
         pytest.param((0, 20 * YEAR_S, 20 * YEAR_S, 20 * YEAR_S), True, id="the control: it stays so"),
     ],
 )
-def test_clock_that_is_ahead_for_a_while_expires_nothing(
+async def test_clock_that_is_ahead_for_a_while_expires_nothing(
     tmp_path: Path, ahead_s: tuple[int, ...], expires: bool
 ) -> None:
     """What is let go would be gone for good. `ahead_s` are of each hour."""
@@ -350,20 +347,17 @@ def test_clock_that_is_ahead_for_a_while_expires_nothing(
                 raise asyncio.CancelledError
             self.hours += 1
 
-    async def main() -> None:
-        database = opened(tmp_path)
-        try:
-            note(database.engine, Action.KEY_CREATED)
-            with pytest.raises(asyncio.CancelledError):
-                await Trail(database, Clock()).run()
-            assert any(each.expired for each in shown(database.engine)) is expires
-        finally:
-            database.close()
-
-    asyncio.run(main())
+    database = opened(tmp_path)
+    try:
+        note(database.engine, Action.KEY_CREATED)
+        with pytest.raises(asyncio.CancelledError):
+            await Trail(database, Clock()).run()
+        assert any(each.expired for each in shown(database.engine)) is expires
+    finally:
+        database.close()
 
 
-def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of the tenants behind it go all the same. Asked for that tenant alone, the error is told."""
     from controlplane import trail
 
@@ -375,17 +369,15 @@ def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypatch: p
             raise ZeroDivisionError
         return expire(connection, by, tenant, now_s)
 
-    async def main() -> None:
-        database = opened(tmp_path)
-        try:
-            note(database.engine, Action.KEY_CREATED)
-            await trail.Trail(database, SystemClock()).expire()
-            assert len(seen) > 1
-            with pytest.raises(ZeroDivisionError):
-                await trail.Trail(database, SystemClock()).expire(tenant="")
-        finally:
-            database.close()
-
     monkeypatch.setattr(trail, "expire", broken)
     monkeypatch.setattr(trail, "tenants_of", lambda _: ["", "default"])
-    asyncio.run(main())
+
+    database = opened(tmp_path)
+    try:
+        note(database.engine, Action.KEY_CREATED)
+        await trail.Trail(database, SystemClock()).expire()
+        assert len(seen) > 1
+        with pytest.raises(ZeroDivisionError):
+            await trail.Trail(database, SystemClock()).expire(tenant="")
+    finally:
+        database.close()

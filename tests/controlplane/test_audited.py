@@ -177,79 +177,70 @@ def test_a_change_without_its_entry_is_missed(data: Path, monkeypatch: pytest.Mo
     assert asyncio.run(driven(data, ("PUT", "/tenants/{tenant}/limits"))) == []
 
 
-def test_a_push_is_in_the_trail(data: Path) -> None:
+async def test_a_push_is_in_the_trail(data: Path) -> None:
     """With the key that the snapshotter names; and what the installation charges is in its own. All chains hold, as the
     route that reads them says.
     """
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            await push(door)  # again changes nothing
-            found = [each for each in await trail(door, "default") if each["action"] == "version.published"]
-            assert [(each["subject"], each["changed"]) for each in found] == [("m", {"version": [None, digest("a")]})]
-            body = msgspec.to_builtins(msgspec.structs.replace(registration(letter="b"), pushed_by="k9"))
-            assert (await door.ask("POST", "/internal/v1/versions", body))[0] == 201
-            assert [each["actor"] for each in (await trail(door, "default"))[:1]] == ["k9"]
-            assert [each["action"] for each in await trail(door, "")] == ["prices.changed"]
-            while (answer := await door.admin("GET", "/audit/verify?all=true"))[0] == 202:
-                pass  # it is looked at for longer than one answer waits
-            status, report = answer
-            assert (status, report["sound"]) == (200, True)
-            assert {chain["tenant"] for chain in report["chains"]} == {"default", ""}
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        await push(door)  # again changes nothing
+        found = [each for each in await trail(door, "default") if each["action"] == "version.published"]
+        assert [(each["subject"], each["changed"]) for each in found] == [("m", {"version": [None, digest("a")]})]
+        body = msgspec.to_builtins(msgspec.structs.replace(registration(letter="b"), pushed_by="k9"))
+        assert (await door.ask("POST", "/internal/v1/versions", body))[0] == 201
+        assert [each["actor"] for each in (await trail(door, "default"))[:1]] == ["k9"]
+        assert [each["action"] for each in await trail(door, "")] == ["prices.changed"]
+        while (answer := await door.admin("GET", "/audit/verify?all=true"))[0] == 202:
+            pass  # it is looked at for longer than one answer waits
+        status, report = answer
+        assert (status, report["sound"]) == (200, True)
+        assert {chain["tenant"] for chain in report["chains"]} == {"default", ""}
 
 
-def test_an_operators_look_is_the_tenants_to_see(data: Path) -> None:
+async def test_an_operators_look_is_the_tenants_to_see(data: Path) -> None:
     """At keys, grants and the audit itself; one's own are not written, nor any where they are kept for no time."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await ACME_IS(door)
-            for path in ("/keys", "/grants", "/audit"):
-                assert (await door.ask("GET", f"/admin/v1{path}?tenant=acme", None, OPERATOR))[0] == 200
-                assert (await door.ask("GET", f"/admin/v1{path}", None, ACME))[0] == 200
-            looks = ["access.audit", "access.grants", "access.keys"]
-            mine = (await door.ask("GET", "/admin/v1/audit", None, ACME))[1]["events"]
-            assert [each["action"] for each in mine] == [*looks, "tenant.created"]
-            assert {each["actor"] for each in mine} == {"operator"}
-            assert (await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"access": 0}}))[0] == 200
-            await door.admin("GET", "/keys?tenant=acme")
-            mine = (await door.ask("GET", "/admin/v1/audit", None, ACME))[1]["events"]
-            assert [each["action"] for each in mine] == ["audit.kept", *looks, "tenant.created"]
-            assert (await door.admin("GET", "/audit?tenant=nobody"))[1] == {"events": []}
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await ACME_IS(door)
+        for path in ("/keys", "/grants", "/audit"):
+            assert (await door.ask("GET", f"/admin/v1{path}?tenant=acme", None, OPERATOR))[0] == 200
+            assert (await door.ask("GET", f"/admin/v1{path}", None, ACME))[0] == 200
+        looks = ["access.audit", "access.grants", "access.keys"]
+        mine = (await door.ask("GET", "/admin/v1/audit", None, ACME))[1]["events"]
+        assert [each["action"] for each in mine] == [*looks, "tenant.created"]
+        assert {each["actor"] for each in mine} == {"operator"}
+        assert (await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"access": 0}}))[0] == 200
+        await door.admin("GET", "/keys?tenant=acme")
+        mine = (await door.ask("GET", "/admin/v1/audit", None, ACME))[1]["events"]
+        assert [each["action"] for each in mine] == ["audit.kept", *looks, "tenant.created"]
+        assert (await door.admin("GET", "/audit?tenant=nobody"))[1] == {"events": []}
 
 
-def test_windows_over_the_socket(data: Path) -> None:
+async def test_windows_over_the_socket(data: Path) -> None:
     """A tenant reads its own and sets none; what can't be set is named."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await ACME_IS(door)
-            status, found = await door.ask("GET", "/admin/v1/audit/windows", None, ACME)
-            days = {"access": 90, "keys": 365, "models": 365, "tenants": 2557, "billing": 2557}
-            assert (status, found) == (200, {"tenant": "acme", "days": days})
-            assert (await door.ask("PUT", "/admin/v1/audit/windows", {"days": {}}, ACME))[0] == 403
-            assert (await door.ask("POST", "/admin/v1/audit/expire", None, ACME))[0] == 403
-            assert (await door.ask("GET", "/admin/v1/audit/verify?all=true", None, ACME))[0] == 403
-            assert (await door.ask("GET", "/admin/v1/audit/verify?tenant=default", None, ACME))[0] == 404
-            for wanted, says in (
-                ({"keys": 0}, "windows.keys=0: must be 1 to 36500 days"),
-                ({"access": -1}, "windows.access=-1: must be 0 to 36500 days"),
-                ({"trail": 1}, "must be some of access, keys, models, tenants, billing"),
-                ({"keys": "x"}, "Expected `int | null`"),
-            ):
-                status, problem = await door.admin("PUT", "/audit/windows?tenant=acme", {"days": wanted})
-                assert status == 400
-                assert says in problem["detail"]
-            assert (await door.admin("PUT", "/audit/windows?tenant=nobody", {"days": {}}))[0] == 404
-            await door.admin("PUT", "/audit/windows?tenant=", {"days": {"keys": 10}})
-            assert (await door.ask("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10
-            await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": 20}})
-            await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": None}})
-            assert (await door.ask("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await ACME_IS(door)
+        status, found = await door.ask("GET", "/admin/v1/audit/windows", None, ACME)
+        days = {"access": 90, "keys": 365, "models": 365, "tenants": 2557, "billing": 2557}
+        assert (status, found) == (200, {"tenant": "acme", "days": days})
+        assert (await door.ask("PUT", "/admin/v1/audit/windows", {"days": {}}, ACME))[0] == 403
+        assert (await door.ask("POST", "/admin/v1/audit/expire", None, ACME))[0] == 403
+        assert (await door.ask("GET", "/admin/v1/audit/verify?all=true", None, ACME))[0] == 403
+        assert (await door.ask("GET", "/admin/v1/audit/verify?tenant=default", None, ACME))[0] == 404
+        for wanted, says in (
+            ({"keys": 0}, "windows.keys=0: must be 1 to 36500 days"),
+            ({"access": -1}, "windows.access=-1: must be 0 to 36500 days"),
+            ({"trail": 1}, "must be some of access, keys, models, tenants, billing"),
+            ({"keys": "x"}, "Expected `int | null`"),
+        ):
+            status, problem = await door.admin("PUT", "/audit/windows?tenant=acme", {"days": wanted})
+            assert status == 400
+            assert says in problem["detail"]
+        assert (await door.admin("PUT", "/audit/windows?tenant=nobody", {"days": {}}))[0] == 404
+        await door.admin("PUT", "/audit/windows?tenant=", {"days": {"keys": 10}})
+        assert (await door.ask("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10
+        await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": 20}})
+        await door.admin("PUT", "/audit/windows?tenant=acme", {"days": {"keys": None}})
+        assert (await door.ask("GET", "/admin/v1/audit/windows", None, ACME))[1]["days"]["keys"] == 10

@@ -1,7 +1,5 @@
 """Windows that weigh the last seconds, in the decider of one machine: a model's own setting, which loses nothing."""
 
-import asyncio
-
 import pytest
 
 from controlplane.policy.scale_settings import ScaleSettings
@@ -36,41 +34,32 @@ async def _after(w: World, name: str, scale: ScaleSettings, seconds: int, concur
         pytest.param(WEIGHTED, 1, id="the weighted one holds what there is now"),
     ],
 )
-def test_what_is_over_is_forgotten_sooner(scale: ScaleSettings, want: int) -> None:
+async def test_what_is_over_is_forgotten_sooner(scale: ScaleSettings, want: int) -> None:
     """Twelve seconds of a fifth of the load."""
 
-    async def main() -> None:
-        async with world(slots=20) as w:
-            await _steady(w, scale, "m")
-            assert await _after(w, "m", scale, 12, 4.0) == want
-
-    asyncio.run(main())
+    async with world(slots=20) as w:
+        await _steady(w, scale, "m")
+        assert await _after(w, "m", scale, 12, 4.0) == want
 
 
-def test_a_change_keeps_what_the_windows_hold() -> None:
+async def test_a_change_keeps_what_the_windows_hold() -> None:
     """No replica goes, or comes, for the change itself; and back it is as if it had never been."""
 
-    async def main() -> None:
-        async with world(slots=20) as w:
-            await _steady(w, LINEAR, "m")
-            assert await _after(w, "m", WEIGHTED, 4, 20.0) == 3
-            assert await _after(w, "m", LINEAR, 12, 4.0) == 3
-            assert await _after(w, "m", WEIGHTED, 3, 4.0) == 1
-
-    asyncio.run(main())
+    async with world(slots=20) as w:
+        await _steady(w, LINEAR, "m")
+        assert await _after(w, "m", WEIGHTED, 4, 20.0) == 3
+        assert await _after(w, "m", LINEAR, 12, 4.0) == 3
+        assert await _after(w, "m", WEIGHTED, 3, 4.0) == 1
 
 
-def test_silence_ends_at_zero() -> None:
+async def test_silence_ends_at_zero() -> None:
     """After a stable window without a report, as by the linear one."""
 
-    async def main() -> None:
-        async with world(slots=20) as w:
-            which = w.catalogue.add("m", WEIGHTED, max_streams=10)
-            await woken(w, which)
-            await w.seconds(5, which, 3.0)
-            await w.seconds(50)
-            assert w.actuator.live(which) == 1
-            await w.seconds(60)
-            assert w.actuator.live(which) == 0
-
-    asyncio.run(main())
+    async with world(slots=20) as w:
+        which = w.catalogue.add("m", WEIGHTED, max_streams=10)
+        await woken(w, which)
+        await w.seconds(5, which, 3.0)
+        await w.seconds(50)
+        assert w.actuator.live(which) == 1
+        await w.seconds(60)
+        assert w.actuator.live(which) == 0

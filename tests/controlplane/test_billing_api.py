@@ -66,7 +66,7 @@ def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, st
     assert [problem.kind for problem in report.balance.problems] == ["lifetime_missing"]
 
 
-def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many it asks for at once, one is read at a time. Over the limit it is refused."""
     going_on = threading.Event()
 
@@ -74,32 +74,30 @@ def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monkeypatch
         assert going_on.wait(60)
         return billing_report(*arguments, **named)
 
-    async def scenario() -> None:
-        database = backends.database(tmp_path)
-        try:
-            app = FastAPI()
-            install_failure_handlers(app)
-            examiner = Examiner(backends.place(tmp_path), tmp_path / "spool")
-            app.include_router(router(Ledger(database), default_price_book(), examiner))
-            headers = {HEADER: encode(ADMIN).decode()}
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://control", headers=headers) as client:
-                url = f"/admin/v1/billing/report?month={MONTH}"
-                asking = [asyncio.create_task(client.get(url)) for _ in range(billing_api.WAITING_LIMIT + 1)]
-                try:
-                    done, _ = await asyncio.wait(asking, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-                    assert [task.result().status_code for task in done] == [503]
-                    assert await asyncio.wait_for(database.read(lambda connection: True), 30)
-                finally:
-                    going_on.set()
-                    answers = await asyncio.gather(*asking)
-                assert [each.status_code for each in answers].count(200) == billing_api.WAITING_LIMIT
-                assert (await client.get(url)).status_code == 200
-        finally:
-            database.close()
-
     monkeypatch.setattr(billing_api, "billing_report", slow)
-    asyncio.run(scenario())
+
+    database = backends.database(tmp_path)
+    try:
+        app = FastAPI()
+        install_failure_handlers(app)
+        examiner = Examiner(backends.place(tmp_path), tmp_path / "spool")
+        app.include_router(router(Ledger(database), default_price_book(), examiner))
+        headers = {HEADER: encode(ADMIN).decode()}
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://control", headers=headers) as client:
+            url = f"/admin/v1/billing/report?month={MONTH}"
+            asking = [asyncio.create_task(client.get(url)) for _ in range(billing_api.WAITING_LIMIT + 1)]
+            try:
+                done, _ = await asyncio.wait(asking, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+                assert [task.result().status_code for task in done] == [503]
+                assert await asyncio.wait_for(database.read(lambda connection: True), 30)
+            finally:
+                going_on.set()
+                answers = await asyncio.gather(*asking)
+            assert [each.status_code for each in answers].count(200) == billing_api.WAITING_LIMIT
+            assert (await client.get(url)).status_code == 200
+    finally:
+        database.close()
 
 
 @pytest.mark.usefixtures("backend")

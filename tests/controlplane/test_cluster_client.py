@@ -195,66 +195,61 @@ def test_deletions(server: ApiServer, tmp_path: Path) -> None:
     play(server, tmp_path, scenario)
 
 
-def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
+async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
     """The same one is one, told again once a minute; that they can't be told is nobody's trouble."""
     server.namespace(SPACE)
     clock = VirtualClock()
 
-    async def main() -> None:
-        async with connected(server, tmp_path, clock) as it:
-            about = await it.apply(runtime())
+    async with connected(server, tmp_path, clock) as it:
+        about = await it.apply(runtime())
 
-            async def told(message: str = "no image") -> list[Json]:
-                await it.record(about, "Refused", message, warning=True)
-                return server.objects("v1", "Event", SPACE)
+        async def told(message: str = "no image") -> list[Json]:
+            await it.record(about, "Refused", message, warning=True)
+            return server.objects("v1", "Event", SPACE)
 
-            await told()
-            (event,) = await told()
-            assert (event["count"], event["type"], event["reason"]) == (1, "Warning", "Refused")
-            assert event["involvedObject"]["uid"] == about["metadata"]["uid"]
-            await clock.advance(61)
-            (event,) = await told()
-            assert event["count"] == 3
-            await clock.advance(601)
-            assert len(await told()) == 2
-            server.fail(Fault(500))
-            assert len(await told("other")) == 2
-
-    asyncio.run(main())
+        await told()
+        (event,) = await told()
+        assert (event["count"], event["type"], event["reason"]) == (1, "Warning", "Refused")
+        assert event["involvedObject"]["uid"] == about["metadata"]["uid"]
+        await clock.advance(61)
+        (event,) = await told()
+        assert event["count"] == 3
+        await clock.advance(601)
+        assert len(await told()) == 2
+        server.fail(Fault(500))
+        assert len(await told("other")) == 2
 
 
-def test_a_lease_is_taken_renewed_and_given_up(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_lease_is_taken_renewed_and_given_up(server: ApiServer, tmp_path: Path) -> None:
     """In the form that the cluster takes; the next one has it at once."""
     ref = Ref("coordination.k8s.io/v1", "Lease", SPACE, "leader")
 
-    async def main() -> None:
-        clock = VirtualClock()
-        async with connected(server, tmp_path) as it:
-            for name in ("a", "b"):
-                election = Election(it, SPACE, "leader", name, clock)
-                leads = asyncio.Event()
-
-                async def lead(leads: asyncio.Event = leads) -> None:
-                    leads.set()
-                    await asyncio.Event().wait()
-
-                task = asyncio.create_task(stand(election, lead))
-                async with asyncio.timeout(30):
-                    await leads.wait()
-                first = await it.read(ref)
-                assert first is not None
-                assert first["spec"]["holderIdentity"] == name
-                await clock.advance(2.5)
-                await eventually(lambda: asked(server, "PUT") >= 1)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                left = await it.read(ref)
-                assert left is not None
-                assert left["spec"]["holderIdentity"] == ""
-
     server.namespace(SPACE)
-    asyncio.run(main())
+
+    clock = VirtualClock()
+    async with connected(server, tmp_path) as it:
+        for name in ("a", "b"):
+            election = Election(it, SPACE, "leader", name, clock)
+            leads = asyncio.Event()
+
+            async def lead(leads: asyncio.Event = leads) -> None:
+                leads.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(stand(election, lead))
+            async with asyncio.timeout(30):
+                await leads.wait()
+            first = await it.read(ref)
+            assert first is not None
+            assert first["spec"]["holderIdentity"] == name
+            await clock.advance(2.5)
+            await eventually(lambda: asked(server, "PUT") >= 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            left = await it.read(ref)
+            assert left is not None
+            assert left["spec"]["holderIdentity"] == ""
 
 
 def test_a_plain_installation_needs_no_client_of_a_cluster() -> None:

@@ -21,7 +21,7 @@ def server() -> Iterator[ApiServer]:
         yield it
 
 
-def test_credentials_that_changed_are_read_again(
+async def test_credentials_that_changed_are_read_again(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for a call that is refused for them; not all the time."""
@@ -29,17 +29,14 @@ def test_credentials_that_changed_are_read_again(
     good = file.read_text()
     server.namespace(SPACE)
 
-    async def main() -> None:
-        file.write_text(good.replace("the-token-of-tests", "of-yesterday"))
-        async with opened(kubeconfig(file)) as it:
-            file.write_text(good)
-            assert isinstance(await trouble(it.apply(config_map("a"))), Denied)
-            monkeypatch.setattr(transport, "RELOAD_S", 0.0)
-            await it.apply(config_map("a"))
-            file.write_text(good.replace("the-token-of-tests", "of-tomorrow"))
-            await it.apply(config_map("a", "2"))
-
-    asyncio.run(main())
+    file.write_text(good.replace("the-token-of-tests", "of-yesterday"))
+    async with opened(kubeconfig(file)) as it:
+        file.write_text(good)
+        assert isinstance(await trouble(it.apply(config_map("a"))), Denied)
+        monkeypatch.setattr(transport, "RELOAD_S", 0.0)
+        await it.apply(config_map("a"))
+        file.write_text(good.replace("the-token-of-tests", "of-tomorrow"))
+        await it.apply(config_map("a", "2"))
 
 
 def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +61,10 @@ def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         asyncio.run(main())
 
 
-def test_without_a_configuration(tmp_path: Path) -> None:
+async def test_without_a_configuration(tmp_path: Path) -> None:
     """It is said at the start."""
 
-    async def main() -> None:
-        for load in (kubeconfig(tmp_path / "none"), in_cluster(tmp_path, {})):
-            with pytest.raises(ClusterError, match="no configuration of a cluster"):
-                async with opened(load):
-                    pass
-
-    asyncio.run(main())
+    for load in (kubeconfig(tmp_path / "none"), in_cluster(tmp_path, {})):
+        with pytest.raises(ClusterError, match="no configuration of a cluster"):
+            async with opened(load):
+                pass

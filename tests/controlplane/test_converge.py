@@ -388,18 +388,15 @@ def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest
     play(scenario)
 
 
-def test_a_defect_leaves_no_watch_open() -> None:
+async def test_a_defect_leaves_no_watch_open() -> None:
     """It is raised, and what was open is closed by then."""
 
-    async def main() -> None:
-        world, clock = World(), VirtualClock()
-        converging = asyncio.create_task(Converger(world, [Kind(*SERVICE)], clock, HERE).run())
-        await clock.advance(0.1)
-        ((_, changes),) = world.watching
-        changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
-        with pytest.raises(ExceptionGroup) as raised:
-            await converging
-        assert raised.group_contains(KeyError)
-        assert world.watching == []
-
-    asyncio.run(main())
+    world, clock = World(), VirtualClock()
+    converging = asyncio.create_task(Converger(world, [Kind(*SERVICE)], clock, HERE).run())
+    await clock.advance(0.1)
+    ((_, changes),) = world.watching
+    changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+    with pytest.raises(ExceptionGroup) as raised:
+        await converging
+    assert raised.group_contains(KeyError)
+    assert world.watching == []

@@ -114,364 +114,311 @@ async def acme(w: World, *letters: str) -> None:
         await w.registry.register(registration("chat", letter, tenant="acme"), NOW_S)
 
 
-def test_a_model_is_as_it_is_declared(tmp_path: Path) -> None:
+async def test_a_model_is_as_it_is_declared(tmp_path: Path) -> None:
     """Its version and its scaling, though it was declared before it was pushed; and its versions are shown."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            spec = {"tenant": "acme", "prod": B[:12], "scale": {"min": 1, "max": 4}}
-            chat = w.cluster.declare("Model", "chat", "kelvin-acme", **spec)
-            await w.until(lambda: w.cluster.conditions(chat).get("Ready") == ("False", "NotPushed"))
-            await acme(w, "a", "b")
-            await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
-            model = w.registry.model("acme", "chat")
-            assert (model.aliases["prod"], model.scale.min, model.scale.max) == (B, 1, 4)
-            await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
-            await w.until(lambda: all(each.get("status") for each in w.cluster.of("ModelVersion")))
-            shown = {each["spec"]["version"]: each["status"]["prod"] for each in w.cluster.of("ModelVersion")}
-            assert shown == {A: False, B: True}
-            status = w.cluster.objects[chat]["status"]
-            assert (status["prod"], status["versions"], status["appliedGeneration"]) == (B, 2, 1)
-            assert w.decider.ticks > 0
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        spec = {"tenant": "acme", "prod": B[:12], "scale": {"min": 1, "max": 4}}
+        chat = w.cluster.declare("Model", "chat", "kelvin-acme", **spec)
+        await w.until(lambda: w.cluster.conditions(chat).get("Ready") == ("False", "NotPushed"))
+        await acme(w, "a", "b")
+        await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
+        model = w.registry.model("acme", "chat")
+        assert (model.aliases["prod"], model.scale.min, model.scale.max) == (B, 1, 4)
+        await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
+        await w.until(lambda: all(each.get("status") for each in w.cluster.of("ModelVersion")))
+        shown = {each["spec"]["version"]: each["status"]["prod"] for each in w.cluster.of("ModelVersion")}
+        assert shown == {A: False, B: True}
+        status = w.cluster.objects[chat]["status"]
+        assert (status["prod"], status["versions"], status["appliedGeneration"]) == (B, 2, 1)
+        assert w.decider.ticks > 0
 
 
-def test_who_wrote_last_holds(tmp_path: Path) -> None:
+async def test_who_wrote_last_holds(tmp_path: Path) -> None:
     """The other door's change stays, and the object says that it differs; a new generation of it is done."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a", "b")
-            chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
-            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
-            await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
-            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
-            assert w.registry.model("acme", "chat").scale.max == 3
-            w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 4})
-            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
-            assert w.registry.model("acme", "chat").scale.max == 4
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await acme(w, "a", "b")
+        chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
+        await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+        await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
+        await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
+        assert w.registry.model("acme", "chat").scale.max == 3
+        w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 4})
+        await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+        assert w.registry.model("acme", "chat").scale.max == 4
 
 
-def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
+async def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
     """What was done is in the object: another one's change in between stays, and nothing is written."""
 
-    async def main() -> None:
-        cluster = DeclaredCluster()
-        async with world(tmp_path, cluster) as w:
-            await acme(w, "a")
-            chat = cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
-            await w.until(lambda: cluster.conditions(chat).get("InSync") == ("True", "InSync"))
-            await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
-            await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
-            await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
-        cluster.writes.clear()
-        before = deepcopy(cluster.objects)
-        async with world(tmp_path, cluster) as w:
-            other = cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
-            await w.until(lambda: "Ready" in cluster.conditions(other))
-            assert w.registry.model("acme", "chat").scale.max == 3
-        assert {ref: obj for ref, obj in cluster.objects.items() if ref != other} == before
-        assert {ref.name for _, ref in cluster.writes if ref.kind == "Model"} == {"other"}
-
-    asyncio.run(main())
+    cluster = DeclaredCluster()
+    async with world(tmp_path, cluster) as w:
+        await acme(w, "a")
+        chat = cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
+        await w.until(lambda: cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+        await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
+        await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
+        await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
+    cluster.writes.clear()
+    before = deepcopy(cluster.objects)
+    async with world(tmp_path, cluster) as w:
+        other = cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
+        await w.until(lambda: "Ready" in cluster.conditions(other))
+        assert w.registry.model("acme", "chat").scale.max == 3
+    assert {ref: obj for ref, obj in cluster.objects.items() if ref != other} == before
+    assert {ref.name for _, ref in cluster.writes if ref.kind == "Model"} == {"other"}
 
 
-def test_what_is_refused_is_told(tmp_path: Path) -> None:
+async def test_what_is_refused_is_told(tmp_path: Path) -> None:
     """By its reason, and nothing of it is done; a namespace speaks for its own tenant alone."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            many = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 6}, prod="c" * 12)
-            thief = w.cluster.declare("Model", "chat", "kelvin-other", tenant="acme", scale={"max": 1})
-            await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("False", "InvalidRequest"))
-            await w.until(lambda: w.cluster.conditions(thief).get("Applied") == ("False", "InvalidRequest"))
-            assert w.registry.model("acme", "chat").scale == ScaleSettings()
-            assert "appliedGeneration" in w.cluster.objects[many]["status"]
-            assert w.cluster.objects[many]["status"]["appliedGeneration"] == 0
-            assert w.cluster.conditions(many)["InSync"] == ("False", "ChangedElsewhere"), "it is not as it says"
-            assert "InSync" not in w.cluster.conditions(thief)
-            w.decider.most = 6
-            await w.registry.register(registration("chat", "c", tenant="acme"), NOW_S)
-            await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("True", "Applied"))
-            assert w.registry.model("acme", "chat").aliases["prod"] == digest("c")
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        many = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 6}, prod="c" * 12)
+        thief = w.cluster.declare("Model", "chat", "kelvin-other", tenant="acme", scale={"max": 1})
+        await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("False", "InvalidRequest"))
+        await w.until(lambda: w.cluster.conditions(thief).get("Applied") == ("False", "InvalidRequest"))
+        assert w.registry.model("acme", "chat").scale == ScaleSettings()
+        assert "appliedGeneration" in w.cluster.objects[many]["status"]
+        assert w.cluster.objects[many]["status"]["appliedGeneration"] == 0
+        assert w.cluster.conditions(many)["InSync"] == ("False", "ChangedElsewhere"), "it is not as it says"
+        assert "InSync" not in w.cluster.conditions(thief)
+        w.decider.most = 6
+        await w.registry.register(registration("chat", "c", tenant="acme"), NOW_S)
+        await w.until(lambda: w.cluster.conditions(many).get("Applied") == ("True", "Applied"))
+        assert w.registry.model("acme", "chat").aliases["prod"] == digest("c")
 
 
-def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None:
+async def test_a_model_goes_with_its_object_where_that_says_so(tmp_path: Path) -> None:
     """With its versions; the control stays, as nobody said that it should go."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            await w.registry.register(registration("stays", "a", tenant="acme"), NOW_S)
-            goes = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Delete")
-            stays = w.cluster.declare("Model", "stays", "kelvin-acme", tenant="acme")
-            await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
-            await w.until(lambda: w.cluster.objects[goes]["metadata"].get("finalizers") == ["kelvin.dev/deletion"])
-            w.cluster.withdraw(goes)
-            w.cluster.withdraw(stays)
-            await w.until(lambda: not w.cluster.of("Model") and not w.cluster.of("ModelVersion"))
-            assert [model.model for model in w.registry.models("acme")] == ["stays"]
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        await w.registry.register(registration("stays", "a", tenant="acme"), NOW_S)
+        goes = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Delete")
+        stays = w.cluster.declare("Model", "stays", "kelvin-acme", tenant="acme")
+        await w.until(lambda: len(w.cluster.of("ModelVersion")) == 2)
+        await w.until(lambda: w.cluster.objects[goes]["metadata"].get("finalizers") == ["kelvin.dev/deletion"])
+        w.cluster.withdraw(goes)
+        w.cluster.withdraw(stays)
+        await w.until(lambda: not w.cluster.of("Model") and not w.cluster.of("ModelVersion"))
+        assert [model.model for model in w.registry.models("acme")] == ["stays"]
 
 
-def test_retain_said_before_the_deletion_keeps_a_model(tmp_path: Path) -> None:
+async def test_retain_said_before_the_deletion_keeps_a_model(tmp_path: Path) -> None:
     """Even where the finalizer is still there, as while no control plane leads. The control goes."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            await w.registry.register(registration("goes", "a", tenant="acme"), NOW_S)
-            names = [
-                w.cluster.declare("Model", name, "kelvin-acme", tenant="acme", deletionPolicy="Delete")
-                for name in ("chat", "goes")
-            ]
-            await w.until(lambda: all(w.cluster.objects[name]["metadata"].get("finalizers") for name in names))
-            w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Retain")
-            for name in names:
-                w.cluster.withdraw(name)
-            await w.until(lambda: not w.cluster.of("Model"))
-            assert [model.model for model in w.registry.models("acme")] == ["chat"]
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        await w.registry.register(registration("goes", "a", tenant="acme"), NOW_S)
+        names = [
+            w.cluster.declare("Model", name, "kelvin-acme", tenant="acme", deletionPolicy="Delete")
+            for name in ("chat", "goes")
+        ]
+        await w.until(lambda: all(w.cluster.objects[name]["metadata"].get("finalizers") for name in names))
+        w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", deletionPolicy="Retain")
+        for name in names:
+            w.cluster.withdraw(name)
+        await w.until(lambda: not w.cluster.of("Model"))
+        assert [model.model for model in w.registry.models("acme")] == ["chat"]
 
 
-def test_retain_lets_a_tenant_go_that_is_not_empty(tmp_path: Path) -> None:
+async def test_retain_lets_a_tenant_go_that_is_not_empty(tmp_path: Path) -> None:
     """Its object waits for its models to go, until it is said that the tenant stays."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
-            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-            await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
-            w.cluster.withdraw(name)
-            await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
-            w.cluster.declare("Tenant", "acme", deletionPolicy="Retain")
-            await w.until(lambda: name not in w.cluster.objects)
-            assert (await w.tenants.one("acme", NOW_S)).models == 1
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
+        await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+        await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
+        w.cluster.withdraw(name)
+        await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
+        w.cluster.declare("Tenant", "acme", deletionPolicy="Retain")
+        await w.until(lambda: name not in w.cluster.objects)
+        assert (await w.tenants.one("acme", NOW_S)).models == 1
 
 
-def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> None:
+async def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> None:
     """What was done of the one before it, of the same name and generation, is not told of it."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            settled, spec = w.registry.rescale, {"tenant": "acme"}
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        settled, spec = w.registry.rescale, {"tenant": "acme"}
 
-            async def replaced(
-                by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int
-            ) -> ScaleSettings:
-                w.registry.rescale = settled  # type: ignore[method-assign]
-                scale = await settled(by, tenant, model, change, now_s)
-                await w.cluster.delete(chat)
-                w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 3})
-                await settle()  # the watch tells of both
-                return scale
+        async def replaced(by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int) -> ScaleSettings:
+            w.registry.rescale = settled  # type: ignore[method-assign]
+            scale = await settled(by, tenant, model, change, now_s)
+            await w.cluster.delete(chat)
+            w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 3})
+            await settle()  # the watch tells of both
+            return scale
 
-            w.registry.rescale = replaced  # type: ignore[method-assign]
-            chat = w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 2})
-            await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
-            await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
-            assert w.registry.model("acme", "chat").scale.max == 3
-
-    asyncio.run(main())
+        w.registry.rescale = replaced  # type: ignore[method-assign]
+        chat = w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 2})
+        await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
+        await w.until(lambda: w.cluster.conditions(chat).get("InSync") == ("True", "InSync"))
+        assert w.registry.model("acme", "chat").scale.max == 3
 
 
-def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> None:
+async def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> None:
     """Its deletion is told before the answer to what was written of it: no version is shown of an owner that is gone,
     which would be collected and written again for ever.
     """
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            await w.registry.register(registration("other", "a", tenant="acme"), NOW_S)
-            w.cluster.answered.clear()
-            chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
-            await w.until(lambda: ("status", chat) in w.cluster.writes)
-            w.cluster.withdraw(chat)
-            w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
-            await settle()  # the watch tells of both
-            w.cluster.answered.set()
-            await w.until(lambda: any(each["spec"]["model"] == "other" for each in w.cluster.of("ModelVersion")))
-            assert {ref.name for what, ref in w.cluster.writes if what == "apply"} == {service_name("other", A)}
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        await w.registry.register(registration("other", "a", tenant="acme"), NOW_S)
+        w.cluster.answered.clear()
+        chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
+        await w.until(lambda: ("status", chat) in w.cluster.writes)
+        w.cluster.withdraw(chat)
+        w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
+        await settle()  # the watch tells of both
+        w.cluster.answered.set()
+        await w.until(lambda: any(each["spec"]["model"] == "other" for each in w.cluster.of("ModelVersion")))
+        assert {ref.name for what, ref in w.cluster.writes if what == "apply"} == {service_name("other", A)}
 
 
-def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
+async def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
     """Made, limited and suspended; it goes once it has no models."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60, "weight": 3}, deletionPolicy="Delete")
-            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-            limits = (await w.tenants.one("acme", NOW_S)).limits
-            assert (limits.rpm, limits.weight, limits.tpm) == (60, 3, None)
-            await w.registry.register(registration("first", "a", tenant="acme"), NOW_S)
-            w.cluster.declare("Tenant", "acme", suspended=True, deletionPolicy="Delete")
-            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("False", "Suspended"))
-            assert (await w.tenants.one("acme", NOW_S)).state is TenantState.SUSPENDED
-            assert [key.model for key in w.decider.stopped] == ["first"], "what runs of it ends"
-            await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
-            w.cluster.withdraw(name)
-            await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
-            await w.tenants.create(BY, "owner", NOW_S)
-            await w.registry.register(registration("lent", "b", tenant="owner"), NOW_S)
-            await w.registry.grant(BY, "owner", "lent", "acme", NOW_S)
-            for model in ("chat", "first"):
-                await w.registry.delete_model(BY, "acme", model, NOW_S, lambda _: False, force=True)
-            await w.until(lambda: name not in w.cluster.objects)
-            assert w.registry.model("owner", "lent").grantees == (), "it is lent nothing any more"
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60, "weight": 3}, deletionPolicy="Delete")
+        await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+        limits = (await w.tenants.one("acme", NOW_S)).limits
+        assert (limits.rpm, limits.weight, limits.tpm) == (60, 3, None)
+        await w.registry.register(registration("first", "a", tenant="acme"), NOW_S)
+        w.cluster.declare("Tenant", "acme", suspended=True, deletionPolicy="Delete")
+        await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("False", "Suspended"))
+        assert (await w.tenants.one("acme", NOW_S)).state is TenantState.SUSPENDED
+        assert [key.model for key in w.decider.stopped] == ["first"], "what runs of it ends"
+        await w.registry.register(registration("chat", "a", tenant="acme"), NOW_S)
+        w.cluster.withdraw(name)
+        await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "Conflict"))
+        await w.tenants.create(BY, "owner", NOW_S)
+        await w.registry.register(registration("lent", "b", tenant="owner"), NOW_S)
+        await w.registry.grant(BY, "owner", "lent", "acme", NOW_S)
+        for model in ("chat", "first"):
+            await w.registry.delete_model(BY, "acme", model, NOW_S, lambda _: False, force=True)
+        await w.until(lambda: name not in w.cluster.objects)
+        assert w.registry.model("owner", "lent").grantees == (), "it is lent nothing any more"
 
 
 @pytest.mark.parametrize("limits", [{"weight": 0}, {"outputTokens": MAX_LIMIT + 1}])
-def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_a_tenant_s_limits_keep_their_rules(tmp_path: Path, limits: dict[str, int]) -> None:
     """Where a schema lets through what the admin API would not."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            name = w.cluster.declare("Tenant", "acme", limits=limits)
-            await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "InvalidRequest"))
-            assert w.cluster.conditions(name)["Ready"] == ("False", "NotMade")
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        name = w.cluster.declare("Tenant", "acme", limits=limits)
+        await w.until(lambda: w.cluster.conditions(name).get("Applied") == ("False", "InvalidRequest"))
+        assert w.cluster.conditions(name)["Ready"] == ("False", "NotMade")
 
 
-def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
+async def test_a_cluster_that_is_away_is_asked_again(tmp_path: Path) -> None:
     """Nothing of what was done is lost: it is told once it is back."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            w.cluster.away = True
-            chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
-            await w.until(lambda: w.registry.model("acme", "chat").scale.max == 2)
-            w.cluster.away = False
-            await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        w.cluster.away = True
+        chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
+        await w.until(lambda: w.registry.model("acme", "chat").scale.max == 2)
+        w.cluster.away = False
+        await w.until(lambda: w.cluster.conditions(chat).get("Applied") == ("True", "Applied"))
 
 
-def test_a_database_that_is_away_is_told_nowhere(tmp_path: Path) -> None:
+async def test_a_database_that_is_away_is_told_nowhere(tmp_path: Path) -> None:
     """What holds of a tenant is not known then: its object says what it said, and is seen to once it is back."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60})
-            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-            said, every, asked = w.cluster.objects[name]["status"], w.tenants.all, 0
+    async with world(tmp_path) as w:
+        name = w.cluster.declare("Tenant", "acme", limits={"rpm": 60})
+        await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+        said, every, asked = w.cluster.objects[name]["status"], w.tenants.all, 0
 
-            async def away(now_s: int) -> list[Tenant]:
-                nonlocal asked
-                asked += 1
-                raise Refused(Unavailable("the database"))
+        async def away(now_s: int) -> list[Tenant]:
+            nonlocal asked
+            asked += 1
+            raise Refused(Unavailable("the database"))
 
-            w.tenants.all = away  # type: ignore[method-assign]
-            w.cluster.declare("Tenant", "acme", limits={"rpm": 61})
-            await w.until(lambda: asked > 2)
-            assert w.cluster.objects[name]["status"] == said
-            w.tenants.all = every  # type: ignore[method-assign]
-            await w.until(lambda: w.cluster.objects[name]["status"].get("appliedGeneration") == 2)
-            assert (await w.tenants.one("acme", NOW_S)).limits.rpm == 61
-
-    asyncio.run(main())
+        w.tenants.all = away  # type: ignore[method-assign]
+        w.cluster.declare("Tenant", "acme", limits={"rpm": 61})
+        await w.until(lambda: asked > 2)
+        assert w.cluster.objects[name]["status"] == said
+        w.tenants.all = every  # type: ignore[method-assign]
+        await w.until(lambda: w.cluster.objects[name]["status"].get("appliedGeneration") == 2)
+        assert (await w.tenants.one("acme", NOW_S)).limits.rpm == 61
 
 
-def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
+async def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) -> None:
     """Its last apply comes too late, and says for which object it was."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
-            await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
-            apply, came = w.cluster.apply, asyncio.Event()
+    async with world(tmp_path) as w:
+        name = w.cluster.declare("Tenant", "acme", deletionPolicy="Delete")
+        await w.until(lambda: w.cluster.conditions(name).get("Ready") == ("True", "Active"))
+        apply, came = w.cluster.apply, asyncio.Event()
 
-            async def late(obj: Json) -> Json:
-                if not obj["metadata"].get("finalizers"):
-                    await w.cluster.delete(name)  # somebody took the finalizer away by hand
-                    came.set()
-                return await apply(obj)
+        async def late(obj: Json) -> Json:
+            if not obj["metadata"].get("finalizers"):
+                await w.cluster.delete(name)  # somebody took the finalizer away by hand
+                came.set()
+            return await apply(obj)
 
-            w.cluster.apply = late  # type: ignore[method-assign]
-            w.cluster.withdraw(name)
-            await asyncio.wait_for(came.wait(), LIMIT_S)
-            other = w.cluster.declare("Tenant", "other")
-            await w.until(lambda: "Ready" in w.cluster.conditions(other))
-            assert name not in w.cluster.objects
-
-    asyncio.run(main())
+        w.cluster.apply = late  # type: ignore[method-assign]
+        w.cluster.withdraw(name)
+        await asyncio.wait_for(came.wait(), LIMIT_S)
+        other = w.cluster.declare("Tenant", "other")
+        await w.until(lambda: "Ready" in w.cluster.conditions(other))
+        assert name not in w.cluster.objects
 
 
-def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
+async def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> None:
     """Its mirrors stay as they are. Other models are seen to, and mirrored."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as w:
-            await acme(w, "a")
-            first = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", prod=A)
-            await w.until(lambda: len(w.cluster.of("ModelVersion")) == 1)
-            held = w.cluster.objects[first]
-            w.cluster._put({**held, "metadata": {key: each for key, each in held["metadata"].items() if key != "uid"}})
-            await w.registry.register(registration("mail", "a", tenant="acme"), NOW_S)
-            second = w.cluster.declare("Model", "mail", "kelvin-acme", tenant="acme", prod=A)
-            await w.until(lambda: w.running.done() or len(w.cluster.of("ModelVersion")) == 2)
-            assert not w.running.done()
-            assert w.cluster.conditions(second)["Applied"][0] == "True"
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as w:
+        await acme(w, "a")
+        first = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", prod=A)
+        await w.until(lambda: len(w.cluster.of("ModelVersion")) == 1)
+        held = w.cluster.objects[first]
+        w.cluster._put({**held, "metadata": {key: each for key, each in held["metadata"].items() if key != "uid"}})
+        await w.registry.register(registration("mail", "a", tenant="acme"), NOW_S)
+        second = w.cluster.declare("Model", "mail", "kelvin-acme", tenant="acme", prod=A)
+        await w.until(lambda: w.running.done() or len(w.cluster.of("ModelVersion")) == 2)
+        assert not w.running.done()
+        assert w.cluster.conditions(second)["Applied"][0] == "True"
 
 
-def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
+async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """Nor what it mirrors with."""
 
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await w.until(lambda: len(w.cluster.watching) == 3)
-            w.cluster.watching[0][1].put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
-            await asyncio.wait([w.running], timeout=LIMIT_S)
-            with pytest.raises(ExceptionGroup) as raised:
-                w.running.result()
-            assert raised.group_contains(KeyError)
-            assert w.cluster.watching == []
-
-    asyncio.run(main())
+    async with world(tmp_path) as w:
+        await w.until(lambda: len(w.cluster.watching) == 3)
+        w.cluster.watching[0][1].put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+        await asyncio.wait([w.running], timeout=LIMIT_S)
+        with pytest.raises(ExceptionGroup) as raised:
+            w.running.result()
+        assert raised.group_contains(KeyError)
+        assert w.cluster.watching == []
 
 
 def _is_told(cluster: DeclaredCluster, ref: Ref) -> bool:
     return "Ready" in cluster.conditions(ref)
 
 
-def test_events_are_told_once(tmp_path: Path) -> None:
+async def test_events_are_told_once(tmp_path: Path) -> None:
     """By who does it, and by a process that comes after not again."""
 
-    async def main() -> None:
-        cluster = DeclaredCluster()
-        for _ in range(2):
-            async with world(tmp_path, cluster) as w:
-                if not cluster.objects:
-                    await acme(w, "a")
-                    cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
-                other = cluster.declare("Model", f"other-{len(cluster.events)}", "kelvin-acme", tenant="acme")
-                await w.until(partial(_is_told, cluster, other))
-                await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
-        assert [(ref.kind, ref.name, reason, warning) for ref, reason, _, warning in cluster.events] == [
-            ("Model", "chat", "Ready", False),
-            ("ModelVersion", service_name("chat", A), "Ready", False),
-        ]
-
-    asyncio.run(main())
+    cluster = DeclaredCluster()
+    for _ in range(2):
+        async with world(tmp_path, cluster) as w:
+            if not cluster.objects:
+                await acme(w, "a")
+                cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
+            other = cluster.declare("Model", f"other-{len(cluster.events)}", "kelvin-acme", tenant="acme")
+            await w.until(partial(_is_told, cluster, other))
+            await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
+    assert [(ref.kind, ref.name, reason, warning) for ref, reason, _, warning in cluster.events] == [
+        ("Model", "chat", "Ready", False),
+        ("ModelVersion", service_name("chat", A), "Ready", False),
+    ]
 
 
 class _Stores:

@@ -1,6 +1,5 @@
 """Minimums keep slots that nobody uses: while other tenants wait, no more than their tenant's share."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -55,153 +54,129 @@ async def asked_for(w: World, seconds: int, *which: VersionKey) -> None:
         pytest.param({"a": 1, "b": 7}, 1, id="the lighter one less"),
     ],
 )
-def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[str, int], kept: int) -> None:
+async def test_minimum_gives_way_to_other_tenants_up_to_its_share(weights: dict[str, int], kept: int) -> None:
     """One tenant pins all eight slots; eight models of another are asked for, and get what is beyond its share."""
 
-    async def main() -> None:
-        async with world(slots=8) as w:
-            tenants(w, **weights)
-            pinned = serving(w, "pinned", "a", 8, min=8)
-            others = [w.catalogue.add(f"m{number}", FAST, tenant="b") for number in range(8)]
-            await w.seconds(5)
-            await asked_for(w, 40, *others)
-            assert w.actuator.live(pinned) == kept
-            assert sum(w.actuator.live(each) for each in others) == 8 - kept
-
-    asyncio.run(main())
+    async with world(slots=8) as w:
+        tenants(w, **weights)
+        pinned = serving(w, "pinned", "a", 8, min=8)
+        others = [w.catalogue.add(f"m{number}", FAST, tenant="b") for number in range(8)]
+        await w.seconds(5)
+        await asked_for(w, 40, *others)
+        assert w.actuator.live(pinned) == kept
+        assert sum(w.actuator.live(each) for each in others) == 8 - kept
 
 
-def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
+async def test_minimum_is_whole_again_when_nobody_else_waits() -> None:
     """The other tenant's model goes to zero by itself, and the slot is the minimum's again."""
 
-    async def main() -> None:
-        async with world(slots=2) as w:
-            tenants(w, a=1, b=1)
-            pinned, other = serving(w, "pinned", "a", 2, min=2), w.catalogue.add("m", FAST, tenant="b")
-            await w.seconds(5)
-            await asked_for(w, 5, other)
-            assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 1)
-            for _ in range(30):
-                await w.clock.advance(1.0)
-                await ready_and_gone(w)
-            assert (w.actuator.live(pinned), w.actuator.live(other)) == (2, 0)
-
-    asyncio.run(main())
+    async with world(slots=2) as w:
+        tenants(w, a=1, b=1)
+        pinned, other = serving(w, "pinned", "a", 2, min=2), w.catalogue.add("m", FAST, tenant="b")
+        await w.seconds(5)
+        await asked_for(w, 5, other)
+        assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 1)
+        for _ in range(30):
+            await w.clock.advance(1.0)
+            await ready_and_gone(w)
+        assert (w.actuator.live(pinned), w.actuator.live(other)) == (2, 0)
 
 
-def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
+async def test_minimum_does_not_take_back_at_once_what_it_gave_up() -> None:
     """Its share of one slot is none beside another tenant: that one's replica stays for its window and grace."""
 
-    async def main() -> None:
-        async with world(slots=1) as w:
-            tenants(w, a=1, b=1)
-            pinned, other = serving(w, "pinned", "a", 1, min=1), w.catalogue.add("m", FAST, tenant="b")
-            await w.seconds(5)
-            await asked_for(w, 4, other)
-            assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
-            await w.seconds(5)
-            assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
-            await w.seconds(10)
-            await ready_and_gone(w)
-            assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 0)
-
-    asyncio.run(main())
+    async with world(slots=1) as w:
+        tenants(w, a=1, b=1)
+        pinned, other = serving(w, "pinned", "a", 1, min=1), w.catalogue.add("m", FAST, tenant="b")
+        await w.seconds(5)
+        await asked_for(w, 4, other)
+        assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
+        await w.seconds(5)
+        assert (w.actuator.live(pinned), w.actuator.live(other)) == (0, 1)
+        await w.seconds(10)
+        await ready_and_gone(w)
+        assert (w.actuator.live(pinned), w.actuator.live(other)) == (1, 0)
 
 
-def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> None:
+async def test_minimums_of_two_tenants_do_not_take_a_slot_from_each_other() -> None:
     """One slot, two minimums, no requests: who has it keeps it."""
 
-    async def main() -> None:
-        async with world(slots=1) as w:
-            tenants(w, a=1, b=1)
-            first = serving(w, "m", "a", 1, min=1)
-            w.catalogue.add("n", replace_scale(FAST, min=1), tenant="b")
-            for _ in range(60):
-                await w.clock.advance(1.0)
-                await ready_and_gone(w)
-            assert w.actuator.starts == []
-            assert w.actuator.ready(first) == 1
-
-    asyncio.run(main())
+    async with world(slots=1) as w:
+        tenants(w, a=1, b=1)
+        first = serving(w, "m", "a", 1, min=1)
+        w.catalogue.add("n", replace_scale(FAST, min=1), tenant="b")
+        for _ in range(60):
+            await w.clock.advance(1.0)
+            await ready_and_gone(w)
+        assert w.actuator.starts == []
+        assert w.actuator.ready(first) == 1
 
 
-def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
+async def test_minimum_beyond_the_share_is_refused_when_it_is_set() -> None:
     """The error has the numbers; a lower minimum, or one that stood before others came, is no matter."""
 
-    async def main() -> None:
-        async with world(slots=8) as w:
-            tenants(w, a=1, b=1)
-            serving(w, "m", "a", 1, min=2)
-            serving(w, "n", "a", 1)
-            serving(w, "o", "b", 1)
-            model = w.catalogue.known["a", "n"]
-            with pytest.raises(Refused) as refused:
-                w.scaler.check_scale(model, replace_scale(model.scale, min=3, max=8))
-            message = refused.value.failure.message
-            assert "must be 2 or less: your tenant's share of 8 device slots is 4 at this moment" in message
-            assert "minimums of your other models take 2" in message
-            w.scaler.check_scale(model, replace_scale(model.scale, min=2, max=8))
-            old = replace(model, scale=replace_scale(model.scale, min=8, max=8))
-            w.scaler.check_scale(old, replace_scale(model.scale, min=8, max=9))
-            w.scaler.check_scale(old, replace_scale(model.scale, min=7, max=8))
-
-    asyncio.run(main())
+    async with world(slots=8) as w:
+        tenants(w, a=1, b=1)
+        serving(w, "m", "a", 1, min=2)
+        serving(w, "n", "a", 1)
+        serving(w, "o", "b", 1)
+        model = w.catalogue.known["a", "n"]
+        with pytest.raises(Refused) as refused:
+            w.scaler.check_scale(model, replace_scale(model.scale, min=3, max=8))
+        message = refused.value.failure.message
+        assert "must be 2 or less: your tenant's share of 8 device slots is 4 at this moment" in message
+        assert "minimums of your other models take 2" in message
+        w.scaler.check_scale(model, replace_scale(model.scale, min=2, max=8))
+        old = replace(model, scale=replace_scale(model.scale, min=8, max=8))
+        w.scaler.check_scale(old, replace_scale(model.scale, min=8, max=9))
+        w.scaler.check_scale(old, replace_scale(model.scale, min=7, max=8))
 
 
-def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
+async def test_one_tenant_may_have_all_slots_while_it_is_alone() -> None:
     """The share is that of the moment."""
 
-    async def main() -> None:
-        async with world(slots=4) as w:
-            tenants(w, a=1, b=100)
-            which = serving(w, "m", "a", 1)
-            model = w.catalogue.known["a", "m"]
-            w.scaler.check_scale(model, replace_scale(model.scale, min=4, max=8))
-            with pytest.raises(Refused, match="must be 4 or less"):
-                w.scaler.check_scale(model, replace_scale(model.scale, min=5, max=8))
-            assert w.actuator.live(which) == 1
-
-    asyncio.run(main())
+    async with world(slots=4) as w:
+        tenants(w, a=1, b=100)
+        which = serving(w, "m", "a", 1)
+        model = w.catalogue.known["a", "m"]
+        w.scaler.check_scale(model, replace_scale(model.scale, min=4, max=8))
+        with pytest.raises(Refused, match="must be 4 or less"):
+            w.scaler.check_scale(model, replace_scale(model.scale, min=5, max=8))
+        assert w.actuator.live(which) == 1
 
 
-def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> None:
+async def test_spent_budget_lets_idle_replicas_go_and_streams_end_first() -> None:
     """A minimum, `warm` and `sleep` hold no longer; what runs is not touched."""
 
-    async def main() -> None:
-        async with world() as w:
-            pinned, warm = serving(w, "m", "a", 2, min=2), w.catalogue.add("w", replace_scale(FAST, idle="warm"))
-            busy = serving(w, "b", "a", 1, min=1)
-            w.actuator.serving[warm] = 1
-            await w.seconds(5, busy, 1.0)
-            spend(w, "a", spent=99, budget=100)
-            await w.seconds(5, busy, 1.0)
-            assert w.actuator.live(pinned) == 2, "the control: there is budget"
-            spend(w, "a", spent=100, budget=100)
-            await w.seconds(5, busy, 1.0)
-            assert (w.actuator.live(pinned), w.actuator.live(busy)) == (0, 1)
-            assert w.actuator.live(warm) == 1, "another tenant's"
-            await w.seconds(5)
-            assert w.actuator.live(busy) == 0, "its stream has ended"
-            spend(w, "a", spent=0, budget=100)
-            await w.seconds(5)
-            assert (w.actuator.live(pinned), w.actuator.live(busy)) == (2, 1), "the next month"
-
-    asyncio.run(main())
+    async with world() as w:
+        pinned, warm = serving(w, "m", "a", 2, min=2), w.catalogue.add("w", replace_scale(FAST, idle="warm"))
+        busy = serving(w, "b", "a", 1, min=1)
+        w.actuator.serving[warm] = 1
+        await w.seconds(5, busy, 1.0)
+        spend(w, "a", spent=99, budget=100)
+        await w.seconds(5, busy, 1.0)
+        assert w.actuator.live(pinned) == 2, "the control: there is budget"
+        spend(w, "a", spent=100, budget=100)
+        await w.seconds(5, busy, 1.0)
+        assert (w.actuator.live(pinned), w.actuator.live(busy)) == (0, 1)
+        assert w.actuator.live(warm) == 1, "another tenant's"
+        await w.seconds(5)
+        assert w.actuator.live(busy) == 0, "its stream has ended"
+        spend(w, "a", spent=0, budget=100)
+        await w.seconds(5)
+        assert (w.actuator.live(pinned), w.actuator.live(busy)) == (2, 1), "the next month"
 
 
-def test_nothing_is_looked_at_any_more_of_a_tenant_without_budget() -> None:
+async def test_nothing_is_looked_at_any_more_of_a_tenant_without_budget() -> None:
     """Its versions are forgotten as others that nobody uses, though the month goes on for weeks."""
 
-    async def main() -> None:
-        async with world() as w:
-            serving(w, "m", "a", 1)
-            spend(w, "a", spent=100, budget=100)
-            for _ in range(20):
-                await w.clock.advance(1.0)
-                await ready_and_gone(w)
-            assert repr(w.scaler) == "<Autoscaler versions=0 awaiting_room=0>"
-
-    asyncio.run(main())
+    async with world() as w:
+        serving(w, "m", "a", 1)
+        spend(w, "a", spent=100, budget=100)
+        for _ in range(20):
+            await w.clock.advance(1.0)
+            await ready_and_gone(w)
+        assert repr(w.scaler) == "<Autoscaler versions=0 awaiting_room=0>"
 
 
 def spend(w: World, tenant: str, *, spent: int, budget: int) -> None:

@@ -1,6 +1,5 @@
 """Whoever asks for a reading of the ledger gets it, or how far it is; nobody asks: its process ends."""
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -74,72 +73,60 @@ async def pid_of(it: Examiner, what: Order) -> int:
 
 
 @pytest.mark.deep
-def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as here; and whoever is not patient is told to ask again."""
 
     monkeypatch.setattr(subject, "WAIT_S", 120.0)
 
-    async def main() -> None:
-        async with examining(tmp_path) as it:
-            raw = await it.answer(order())
-            assert isinstance(raw, bytes)
-            with snapshot(sqlite_engine(tmp_path / "kelvin.db")) as connection:
-                assert msgspec.json.decode(raw, type=VerifyReport) == verify_ledger(connection, "acme", None)
-            monkeypatch.setattr(subject, "WAIT_S", 0.01)
-            asked = 0
-            while isinstance(raw := await it.answer(order("reconcile")), Examining):
-                asked += 1
-            assert asked > 0
-            assert msgspec.json.decode(raw, type=ReconcileReport).agrees
-
-    asyncio.run(main())
+    async with examining(tmp_path) as it:
+        raw = await it.answer(order())
+        assert isinstance(raw, bytes)
+        with snapshot(sqlite_engine(tmp_path / "kelvin.db")) as connection:
+            assert msgspec.json.decode(raw, type=VerifyReport) == verify_ledger(connection, "acme", None)
+        monkeypatch.setattr(subject, "WAIT_S", 0.01)
+        asked = 0
+        while isinstance(raw := await it.answer(order("reconcile")), Examining):
+            asked += 1
+        assert asked > 0
+        assert msgspec.json.decode(raw, type=ReconcileReport).agrees
 
 
-def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process, too; as does what runs at the end."""
     monkeypatch.setattr(subject, "WAIT_S", 0.05)
 
-    async def main() -> None:
-        async with examining(tmp_path, ENDLESS) as it:
-            monkeypatch.setattr(subject, "ABANDONED_S", 60.0)
-            left = await pid_of(it, order("reconcile"))
-            monkeypatch.setattr(subject, "ABANDONED_S", 0.1)
-            pid = await pid_of(it, order())
-            await eventually(lambda: not is_alive(pid), "it ends")
-            assert is_alive(left)
-        assert not is_alive(left)
-
-    asyncio.run(main())
+    async with examining(tmp_path, ENDLESS) as it:
+        monkeypatch.setattr(subject, "ABANDONED_S", 60.0)
+        left = await pid_of(it, order("reconcile"))
+        monkeypatch.setattr(subject, "ABANDONED_S", 0.1)
+        pid = await pid_of(it, order())
+        await eventually(lambda: not is_alive(pid), "it ends")
+        assert is_alive(left)
+    assert not is_alive(left)
 
 
-def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third one of the tenant is refused for a while. Another tenant has its own all the same."""
     monkeypatch.setattr(subject, "WAIT_S", 0.01)
 
-    async def main() -> None:
-        async with examining(tmp_path, ENDLESS) as it:
-            for month in ("2026-10", "2026-11"):
-                assert isinstance(await it.answer(order(month=month)), Examining)
-                assert isinstance(await it.answer(order(month=month)), Examining)
-            with pytest.raises(Refused) as refused:
-                await it.answer(order(month="2026-12"))
-            assert refused.value.failure == Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0)
-            assert isinstance(await it.answer(order(tenant="beta")), Examining)
-            with pytest.raises(Refused):
-                await it.answer(order(tenant="gamma"))
-
-    asyncio.run(main())
+    async with examining(tmp_path, ENDLESS) as it:
+        for month in ("2026-10", "2026-11"):
+            assert isinstance(await it.answer(order(month=month)), Examining)
+            assert isinstance(await it.answer(order(month=month)), Examining)
+        with pytest.raises(Refused) as refused:
+            await it.answer(order(month="2026-12"))
+        assert refused.value.failure == Overloaded("the list of those who read the ledger", RUNNING_LIMIT, 5.0)
+        assert isinstance(await it.answer(order(tenant="beta")), Examining)
+        with pytest.raises(Refused):
+            await it.answer(order(tenant="gamma"))
 
 
 @pytest.mark.parametrize("program", [BROKEN, CUT], ids=["at once", "in the middle of it"])
-def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path, program: tuple[str, ...]) -> None:
+async def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path, program: tuple[str, ...]) -> None:
     """And the next one who asks starts another."""
 
-    async def main() -> None:
-        async with examining(tmp_path, program) as it:
-            for _ in range(2):
-                with pytest.raises(Refused) as refused:
-                    await it.answer(order())
-                assert refused.value.failure == Internal()
-
-    asyncio.run(main())
+    async with examining(tmp_path, program) as it:
+        for _ in range(2):
+            with pytest.raises(Refused) as refused:
+                await it.answer(order())
+            assert refused.value.failure == Internal()

@@ -183,20 +183,17 @@ def test_snapshot_and_changes_add_up(steps: list[tuple[str, int]]) -> None:
     asyncio.run(_play(steps))
 
 
-def test_a_lost_change_is_noticed() -> None:
+async def test_a_lost_change_is_noticed() -> None:
     """Negative control: a reader that misses one line fails the check above."""
 
-    async def main() -> None:
-        hub, reader = FeedHub(), Reader()
-        with hub.subscribe() as subscription:
+    hub, reader = FeedHub(), Reader()
+    with hub.subscribe() as subscription:
+        await _drain(subscription, reader)
+        hub.publish(Feed(replicas=(replica(1),)))
+        subscription._lines.clear()
+        hub.publish(Feed(replicas=(replica(2),)))
+        with pytest.raises(AssertionError, match="missing"):
             await _drain(subscription, reader)
-            hub.publish(Feed(replicas=(replica(1),)))
-            subscription._lines.clear()
-            hub.publish(Feed(replicas=(replica(2),)))
-            with pytest.raises(AssertionError, match="missing"):
-                await _drain(subscription, reader)
-
-    asyncio.run(main())
 
 
 def test_a_start_is_over_once_a_replica_takes_requests() -> None:
@@ -210,101 +207,86 @@ def test_a_start_is_over_once_a_replica_takes_requests() -> None:
     assert hub.snapshot().starts == ()
 
 
-def test_a_slow_reader_is_cut_and_others_are_not() -> None:
+async def test_a_slow_reader_is_cut_and_others_are_not() -> None:
     """Its queue never grows over the bound; it hears that it fell behind, and a new subscription has everything."""
 
-    async def main() -> None:
-        hub = FeedHub(max_lines=10)
-        with hub.subscribe() as slow, hub.subscribe() as quick:
-            reader = Reader()
-            for number in range(50):
-                hub.publish(Feed(replicas=(replica(number),)))
-                while quick._lines:
-                    reader.apply(await quick.take())
-                    quick.sent()
-                assert len(slow._lines) <= 10
-            with pytest.raises(FellBehind):
-                await slow.take()
-            assert not quick.is_cut
-            with hub.subscribe() as again:
-                resynced = Reader()
-                resynced.apply(await again.take())
-                assert resynced.rows == reader.rows
-
-    asyncio.run(main())
+    hub = FeedHub(max_lines=10)
+    with hub.subscribe() as slow, hub.subscribe() as quick:
+        reader = Reader()
+        for number in range(50):
+            hub.publish(Feed(replicas=(replica(number),)))
+            while quick._lines:
+                reader.apply(await quick.take())
+                quick.sent()
+            assert len(slow._lines) <= 10
+        with pytest.raises(FellBehind):
+            await slow.take()
+        assert not quick.is_cut
+        with hub.subscribe() as again:
+            resynced = Reader()
+            resynced.apply(await again.take())
+            assert resynced.rows == reader.rows
 
 
-def test_silence_is_filled_with_heartbeats() -> None:
+async def test_silence_is_filled_with_heartbeats() -> None:
     """A line that changes nothing says that we live."""
 
-    async def main() -> None:
-        hub, reader = FeedHub(), Reader()
-        with hub.subscribe() as subscription:
-            reader.apply(await subscription.take())
-            before = dict(reader.rows), reader.revision
-            reader.apply(await subscription.take(heartbeat_s=0.01))
-            assert (reader.rows, reader.revision) == before
-
-    asyncio.run(main())
+    hub, reader = FeedHub(), Reader()
+    with hub.subscribe() as subscription:
+        reader.apply(await subscription.take())
+        before = dict(reader.rows), reader.revision
+        reader.apply(await subscription.take(heartbeat_s=0.01))
+        assert (reader.rows, reader.revision) == before
 
 
-def test_settled_waits_for_every_present_reader() -> None:
+async def test_settled_waits_for_every_present_reader() -> None:
     """A drain begins once all were told: those who left or were cut are not waited for, those who lag are."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        with hub.subscribe() as one:
-            two_block = hub.subscribe()
-            two = two_block.__enter__()
-            revision = hub.publish(Feed(replicas=(replica(1),)))
-            settling = asyncio.create_task(hub.settled(revision, 5.0))
-            for _ in range(2):
-                await one.take()
-                one.sent()
-            await asyncio.sleep(0)
-            assert not settling.done()
-            await two.take()
-            two.sent()  # the snapshot only: it was made before the publication
-            await asyncio.sleep(0)
-            assert not settling.done()
-            two_block.__exit__(None, None, None)
-            assert await settling
-            assert not await hub.settled(revision + 1, 0.01), "nobody was told of what was not published"
-
-    asyncio.run(main())
+    hub = FeedHub()
+    with hub.subscribe() as one:
+        two_block = hub.subscribe()
+        two = two_block.__enter__()
+        revision = hub.publish(Feed(replicas=(replica(1),)))
+        settling = asyncio.create_task(hub.settled(revision, 5.0))
+        for _ in range(2):
+            await one.take()
+            one.sent()
+        await asyncio.sleep(0)
+        assert not settling.done()
+        await two.take()
+        two.sent()  # the snapshot only: it was made before the publication
+        await asyncio.sleep(0)
+        assert not settling.done()
+        two_block.__exit__(None, None, None)
+        assert await settling
+        assert not await hub.settled(revision + 1, 0.01), "nobody was told of what was not published"
 
 
-def test_an_end_comes_after_the_last_line() -> None:
+async def test_an_end_comes_after_the_last_line() -> None:
     """What was published before the end is taken first; then the reader hears that nothing follows."""
 
-    async def main() -> None:
-        hub, reader = FeedHub(), Reader()
-        with hub.subscribe() as subscription:
-            hub.publish(Feed(replicas=(replica(1),)))
-            hub.end()
-            for _ in range(2):
-                reader.apply(await subscription.take())
-            assert reader.rows == _state(hub)
-            for _ in range(2):
-                with pytest.raises(FeedEnded):
-                    await subscription.take()
-
-    asyncio.run(main())
-
-
-def test_reader_that_comes_after_the_end_is_ended() -> None:
-    """With the snapshot alone: a reader that waited for more would hold up the end of the process."""
-
-    async def main() -> None:
-        hub = FeedHub()
+    hub, reader = FeedHub(), Reader()
+    with hub.subscribe() as subscription:
         hub.publish(Feed(replicas=(replica(1),)))
         hub.end()
-        reader = Reader()
-        with hub.subscribe("activator-1") as subscription:
+        for _ in range(2):
             reader.apply(await subscription.take())
-            assert reader.rows == _state(hub)
-            async with asyncio.timeout(5):
-                with pytest.raises(FeedEnded):
-                    await subscription.take()
+        assert reader.rows == _state(hub)
+        for _ in range(2):
+            with pytest.raises(FeedEnded):
+                await subscription.take()
 
-    asyncio.run(main())
+
+async def test_reader_that_comes_after_the_end_is_ended() -> None:
+    """With the snapshot alone: a reader that waited for more would hold up the end of the process."""
+
+    hub = FeedHub()
+    hub.publish(Feed(replicas=(replica(1),)))
+    hub.end()
+    reader = Reader()
+    with hub.subscribe("activator-1") as subscription:
+        reader.apply(await subscription.take())
+        assert reader.rows == _state(hub)
+        async with asyncio.timeout(5):
+            with pytest.raises(FeedEnded):
+                await subscription.take()

@@ -14,7 +14,6 @@ from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.controlplane.door import Door, opened
 from tests.eventually import eventually
-from tests.virtual_loop import run_virtually
 
 TELL_S = 1.0
 NAME = "activator-1"
@@ -43,106 +42,92 @@ def test_the_name_is_remembered_for_longer_than_a_return_takes() -> None:
     ("name", "told"),
     [pytest.param(NAME, False, id="named"), pytest.param("", True, id="without a name, as an older one")],
 )
-def test_one_that_left_was_not_told(name: str, told: bool) -> None:
+@pytest.mark.virtual_time
+async def test_one_that_left_was_not_told(name: str, told: bool) -> None:
     """Though nobody who is there lags. The control: one without a name can't be expected back."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        assert await hub.settled(left(hub, name), TELL_S) is told
-
-    run_virtually(main())
+    hub = FeedHub()
+    assert await hub.settled(left(hub, name), TELL_S) is told
 
 
-def test_it_was_told_once_it_is_there_again() -> None:
+@pytest.mark.virtual_time
+async def test_it_was_told_once_it_is_there_again() -> None:
     """And was sent the snapshot; being there is not enough, nor is another's name."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        settling = asyncio.create_task(hub.settled(left(hub), TELL_S))
-        with hub.subscribe("activator-2") as other:
-            await hear(other)
+    hub = FeedHub()
+    settling = asyncio.create_task(hub.settled(left(hub), TELL_S))
+    with hub.subscribe("activator-2") as other:
+        await hear(other)
+        await asyncio.sleep(0.1)
+        assert not settling.done()
+        with hub.subscribe(NAME) as reader:
             await asyncio.sleep(0.1)
             assert not settling.done()
-            with hub.subscribe(NAME) as reader:
-                await asyncio.sleep(0.1)
-                assert not settling.done()
-                await hear(reader)
-                assert await settling
-
-    run_virtually(main())
+            await hear(reader)
+            assert await settling
 
 
-def test_one_that_stays_away_is_forgotten() -> None:
+@pytest.mark.virtual_time
+async def test_one_that_stays_away_is_forgotten() -> None:
     """After so long, also while somebody waits; nothing of it is kept."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        revision = left(hub)
-        began_s = asyncio.get_running_loop().time()
-        assert not await hub.settled(revision, REMEMBERED_S - 0.5)
-        assert await hub.settled(revision, REMEMBERED_S)
-        assert asyncio.get_running_loop().time() - began_s == pytest.approx(REMEMBERED_S, abs=0.01)
-        assert hub._away == {}
-
-    run_virtually(main())
+    hub = FeedHub()
+    revision = left(hub)
+    began_s = asyncio.get_running_loop().time()
+    assert not await hub.settled(revision, REMEMBERED_S - 0.5)
+    assert await hub.settled(revision, REMEMBERED_S)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(REMEMBERED_S, abs=0.01)
+    assert hub._away == {}
 
 
-def test_readers_that_stay_away_are_not_counted() -> None:
+@pytest.mark.virtual_time
+async def test_readers_that_stay_away_are_not_counted() -> None:
     """Pools divide what they want by this count, so one reader too many would end pods that have a version."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        with hub.subscribe("activator-2"):
-            left(hub)
-            assert hub.readers == 2
-            await asyncio.sleep(REMEMBERED_S + 0.1)
-            assert hub.readers == 1
-
-    run_virtually(main())
+    hub = FeedHub()
+    with hub.subscribe("activator-2"):
+        left(hub)
+        assert hub.readers == 2
+        await asyncio.sleep(REMEMBERED_S + 0.1)
+        assert hub.readers == 1
 
 
-def test_who_is_there_twice_has_not_left() -> None:
+@pytest.mark.virtual_time
+async def test_who_is_there_twice_has_not_left() -> None:
     """The old connection's end comes after the new one's begin."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        old = hub.subscribe(NAME)
-        old.__enter__()
-        with hub.subscribe(NAME) as new:
-            old.__exit__(None, None, None)
-            await hear(new)
-            assert await hub.settled(1, 0.0)
-
-    run_virtually(main())
+    hub = FeedHub()
+    old = hub.subscribe(NAME)
+    old.__enter__()
+    with hub.subscribe(NAME) as new:
+        old.__exit__(None, None, None)
+        await hear(new)
+        assert await hub.settled(1, 0.0)
 
 
-def test_one_that_was_cut_was_not_told() -> None:
+@pytest.mark.virtual_time
+async def test_one_that_was_cut_was_not_told() -> None:
     """It falls behind, and has not noticed yet that it has to begin anew."""
 
-    async def main() -> None:
-        hub = FeedHub(max_lines=1)
-        with hub.subscribe(NAME) as reader:
-            revision = hub.publish(Feed(removed_keys=("k",)))
-            assert reader.is_cut
-            assert not await hub.settled(revision, TELL_S)
-
-    run_virtually(main())
+    hub = FeedHub(max_lines=1)
+    with hub.subscribe(NAME) as reader:
+        revision = hub.publish(Feed(removed_keys=("k",)))
+        assert reader.is_cut
+        assert not await hub.settled(revision, TELL_S)
 
 
-def test_an_end_of_the_feed_leaves_nobody_to_wait_for() -> None:
+@pytest.mark.virtual_time
+async def test_an_end_of_the_feed_leaves_nobody_to_wait_for() -> None:
     """Who leaves then is not coming back to this one."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        with hub.subscribe(NAME) as reader:
-            hub.end()
-            await hear(reader)
-        assert await hub.settled(hub.publish(Feed(removed_keys=("k",))), 0.0)
-
-    run_virtually(main())
+    hub = FeedHub()
+    with hub.subscribe(NAME) as reader:
+        hub.end()
+        await hear(reader)
+    assert await hub.settled(hub.publish(Feed(removed_keys=("k",))), 0.0)
 
 
-def test_a_revocation_says_that_an_activator_was_away(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_revocation_says_that_an_activator_was_away(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real client of the feed whose connection ends, and that comes back: not told, and then told."""
     monkeypatch.setattr(feed, "REMEMBERED_S", 3600.0)
 
@@ -151,22 +136,19 @@ def test_a_revocation_says_that_an_activator_was_away(data: Path, monkeypatch: p
             while (await door.admin("POST", f"/keys/{key_id}/revoke"))[1]["told"] is not told:
                 pass  # its connection's end, or begin, has not been noticed yet
 
-    async def main() -> None:
-        async with opened(data) as door:
-            with closing(SocketDirectory(data / "run")) as directory:
-                control = ServiceClient(directory, "control.sock", "the control plane")
-                seen: list[Feed] = []
-                client = FeedClient(control, seen.append, NAME)
-                _, made = await door.admin("POST", "/keys", {"name": "k", "scopes": ["infer"]})
-                for told in (True, False, True):
-                    following = asyncio.create_task(client.run()) if told else None
-                    if following is not None:
-                        await eventually(lambda: client.connected)
-                    await revoked(door, made["key"]["key_id"], told=told)
-                    if following is not None:
-                        following.cancel()
-                        await asyncio.gather(following, return_exceptions=True)
-                        client.connected = False
-                await control.close()
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        with closing(SocketDirectory(data / "run")) as directory:
+            control = ServiceClient(directory, "control.sock", "the control plane")
+            seen: list[Feed] = []
+            client = FeedClient(control, seen.append, NAME)
+            _, made = await door.admin("POST", "/keys", {"name": "k", "scopes": ["infer"]})
+            for told in (True, False, True):
+                following = asyncio.create_task(client.run()) if told else None
+                if following is not None:
+                    await eventually(lambda: client.connected)
+                await revoked(door, made["key"]["key_id"], told=told)
+                if following is not None:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+                    client.connected = False
+            await control.close()

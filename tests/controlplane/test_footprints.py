@@ -1,6 +1,5 @@
 """What processes take of memory: the kernel's figures, and none of a stranger's."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -38,28 +37,25 @@ def test_sums() -> None:
     assert together([Footprint(3, 1), Footprint(4, 2)]) == Footprint(7, 3)
 
 
-def test_real_processes_are_measured_and_the_dead_are_not(run: Run, tmp_path: Path) -> None:
+async def test_real_processes_are_measured_and_the_dead_are_not(run: Run, tmp_path: Path) -> None:
     """Parked standbys and the zygote; before that, and where the kernel says nothing, an assumption stands."""
 
-    async def main() -> None:
-        async with local(run, standbys=2) as it:
-            footprints = it.pool.footprints
-            await it.parked(2)
-            await footprints.refresh()
-            assert 0 < footprints.standbys.private_bytes <= footprints.standbys.pss_bytes
-            assert footprints.standby_bytes == footprints.standbys.private_bytes // 2
-            assert footprints.zygote.pss_bytes > 0
-            blind = Footprints(it.fleet, lambda: None, tmp_path)
-            await blind.refresh()
-            assert (blind.standbys, blind.zygote, blind.standby_bytes) == (Footprint(), Footprint(), ASSUMED_BYTES)
-            (first, second) = it.table
-            victim = it.fleet[first.runtime_id]
-            it.fleet.end(victim, 0.0)
-            assert await victim.gone(20.0)
-            late = Footprints(it.fleet, lambda: None)
-            await late.refresh()
-            assert victim.runtime_id not in late._standbys
-            assert not victim.is_alive()
-            assert it.fleet[second.runtime_id].is_alive()
-
-    asyncio.run(main())
+    async with local(run, standbys=2) as it:
+        footprints = it.pool.footprints
+        await it.parked(2)
+        await footprints.refresh()
+        assert 0 < footprints.standbys.private_bytes <= footprints.standbys.pss_bytes
+        assert footprints.standby_bytes == footprints.standbys.private_bytes // 2
+        assert footprints.zygote.pss_bytes > 0
+        blind = Footprints(it.fleet, lambda: None, tmp_path)
+        await blind.refresh()
+        assert (blind.standbys, blind.zygote, blind.standby_bytes) == (Footprint(), Footprint(), ASSUMED_BYTES)
+        (first, second) = it.table
+        victim = it.fleet[first.runtime_id]
+        it.fleet.end(victim, 0.0)
+        assert await victim.gone(20.0)
+        late = Footprints(it.fleet, lambda: None)
+        await late.refresh()
+        assert victim.runtime_id not in late._standbys
+        assert not victim.is_alive()
+        assert it.fleet[second.runtime_id].is_alive()

@@ -1,6 +1,5 @@
 """Ten thousand models on one control plane: what is at zero costs no look and next to no memory."""
 
-import asyncio
 import tracemalloc
 from collections import Counter
 
@@ -38,63 +37,54 @@ def grown(catalogue: Catalogue, scale: ScaleSettings) -> list[VersionKey]:
     return [catalogue.add(f"m{number}", scale) for number in range(MODELS)]
 
 
-def test_a_tick_looks_at_who_is_in_use() -> None:
+async def test_a_tick_looks_at_who_is_in_use() -> None:
     """And at nobody else, before and after they come and go; a report is of its own version."""
 
-    async def main() -> None:
-        async with world(slots=IN_USE) as w:
-            used = grown(w.catalogue, FAST)[:: MODELS // IN_USE]
-            assert not looked_at(w)
-            for which in used:
-                await woken(w, which)
-            seen = looked_at(w)
-            assert set(seen) == set(used)
-            assert max(seen.values()) == 1
-            await w.seconds(30)
-            for which in used:
-                w.actuator.drained(which)
-            await w.seconds(4)
-            assert not looked_at(w), "who is at zero again is forgotten"
-
-    asyncio.run(main())
+    async with world(slots=IN_USE) as w:
+        used = grown(w.catalogue, FAST)[:: MODELS // IN_USE]
+        assert not looked_at(w)
+        for which in used:
+            await woken(w, which)
+        seen = looked_at(w)
+        assert set(seen) == set(used)
+        assert max(seen.values()) == 1
+        await w.seconds(30)
+        for which in used:
+            w.actuator.drained(which)
+        await w.seconds(4)
+        assert not looked_at(w), "who is at zero again is forgotten"
 
 
-def test_a_minimum_for_all_is_a_look_at_all() -> None:
+async def test_a_minimum_for_all_is_a_look_at_all() -> None:
     """Negative control: the counter counts. Where there is no slot, a look is no look at all the others."""
 
-    async def main() -> None:
-        async with world(slots=0) as w:
-            every = grown(w.catalogue, replace_scale(FAST, min=1))
-            seen = looked_at(w)
-            assert set(seen) == set(every)
-            assert max(seen.values()) < 4
-
-    asyncio.run(main())
+    async with world(slots=0) as w:
+        every = grown(w.catalogue, replace_scale(FAST, min=1))
+        seen = looked_at(w)
+        assert set(seen) == set(every)
+        assert max(seen.values()) < 4
 
 
-def test_a_crowd_without_a_slot_looks_at_those_that_hold_one() -> None:
+async def test_a_crowd_without_a_slot_looks_at_those_that_hold_one() -> None:
     """A thousand versions that are asked for at once, with all slots held by busy ones: each looks at these alone."""
 
-    async def main() -> None:
-        async with world(slots=IN_USE) as w:
-            every = grown(w.catalogue, FAST)[:1000]
-            for which in every[:IN_USE]:
-                await woken(w, which)
-            asked: Counter[VersionKey] = Counter()
-            live = w.actuator.live
+    async with world(slots=IN_USE) as w:
+        every = grown(w.catalogue, FAST)[:1000]
+        for which in every[:IN_USE]:
+            await woken(w, which)
+        asked: Counter[VersionKey] = Counter()
+        live = w.actuator.live
 
-            def counted(which: VersionKey) -> int:
-                asked[which] += 1
-                return live(which)
+        def counted(which: VersionKey) -> int:
+            asked[which] += 1
+            return live(which)
 
-            w.actuator.live = counted  # type: ignore[method-assign]
-            for which in every[IN_USE:]:
-                w.report(which)
-            assert len(w.actuator.refused) == len(every) - IN_USE
-            holders = sum(asked[which] for which in every[:IN_USE])
-            assert sum(asked.values()) - holders < 10 * len(every), "of one another they know nothing"
-
-    asyncio.run(main())
+        w.actuator.live = counted  # type: ignore[method-assign]
+        for which in every[IN_USE:]:
+            w.report(which)
+        assert len(w.actuator.refused) == len(every) - IN_USE
+        holders = sum(asked[which] for which in every[:IN_USE])
+        assert sum(asked.values()) - holders < 10 * len(every), "of one another they know nothing"
 
 
 def bytes_of_each(count: int, versions: int) -> float:

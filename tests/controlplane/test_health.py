@@ -16,41 +16,35 @@ from tests.controlplane.postgres_server import PostgresServer
 from tests.controlplane.probing import probing
 
 
-def test_a_start_that_waits(
+async def test_a_start_that_waits(
     postgres: PostgresServer, place: PostgresPlace, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Alive throughout, and ready once it serves: at one port, which is never closed in between. Ended, it is gone."""
 
-    async def main() -> None:
-        port, stop = free_port(), asyncio.Event()
-        postgres.kill()
-        given = settings(data, database=place.url, health_listen=f"127.0.0.1:{port}")
-        async with probing(port) as says, asyncio.timeout(60):
-            serving = asyncio.create_task(run(given, stop))
-            while (await says("/healthz"))[0] == 0:
-                await asyncio.sleep(0)
-            while "the database can't be opened" not in caplog.text:
-                assert ((await says("/healthz"))[0], (await says("/readyz"))[0]) == (200, 503)
-            assert await says("/readyz") == (503, "waits for the database: it can't be reached, the log says why")
-            postgres.start()
-            while (await says("/readyz"))[0] != 200:
-                assert (await says("/healthz"))[0] == 200
-            stop.set()
-            assert (await says("/readyz"))[0] in (0, 503)
-            await serving
-            assert await says("/healthz") == (0, "")
-
-    asyncio.run(main())
+    port, stop = free_port(), asyncio.Event()
+    postgres.kill()
+    given = settings(data, database=place.url, health_listen=f"127.0.0.1:{port}")
+    async with probing(port) as says, asyncio.timeout(60):
+        serving = asyncio.create_task(run(given, stop))
+        while (await says("/healthz"))[0] == 0:
+            await asyncio.sleep(0)
+        while "the database can't be opened" not in caplog.text:
+            assert ((await says("/healthz"))[0], (await says("/readyz"))[0]) == (200, 503)
+        assert await says("/readyz") == (503, "waits for the database: it can't be reached, the log says why")
+        postgres.start()
+        while (await says("/readyz"))[0] != 200:
+            assert (await says("/healthz"))[0] == 200
+        stop.set()
+        assert (await says("/readyz"))[0] in (0, 503)
+        await serving
+        assert await says("/healthz") == (0, "")
 
 
-def test_its_port_is_taken() -> None:
+async def test_its_port_is_taken() -> None:
     """It says so by its setting."""
 
-    async def main() -> None:
-        place = Between(health=("127.0.0.1", free_port()))
-        async with open_health(place, asyncio.Event()):
-            with pytest.raises(BadSetting, match=r"KELVIN_HEALTH_LISTEN=127\.0\.0\.1:\d+: can't be listened on"):
-                async with open_health(place, asyncio.Event()):
-                    pass
-
-    asyncio.run(main())
+    place = Between(health=("127.0.0.1", free_port()))
+    async with open_health(place, asyncio.Event()):
+        with pytest.raises(BadSetting, match=r"KELVIN_HEALTH_LISTEN=127\.0\.0\.1:\d+: can't be listened on"):
+            async with open_health(place, asyncio.Event()):
+                pass

@@ -70,141 +70,120 @@ def test_weights_go_when_they_are_to(
     assert len(w.actuator.starts) == 1
 
 
-def test_break_even_before_the_window_is_heeded() -> None:
+async def test_break_even_before_the_window_is_heeded() -> None:
     """A version that is cheap to start is given up at once, though the window's mean still remembers its traffic."""
 
-    async def main() -> None:
-        async with world() as w:
-            w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 3.0))
-            which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
-            await woken(w, which)
-            await w.seconds(30, which, 5.0)
-            assert w.actuator.ready(which) == 1
-            await w.seconds(6)
-            assert w.actuator.live(which) == 0
-            await w.seconds(60)
-            assert len(w.actuator.starts) == 1, "the window's mean starts nothing"
-            w.report(which)
-            assert len(w.actuator.starts) == 2
-
-    asyncio.run(main())
+    async with world() as w:
+        w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 3.0))
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", window_s=60.0))
+        await woken(w, which)
+        await w.seconds(30, which, 5.0)
+        assert w.actuator.ready(which) == 1
+        await w.seconds(6)
+        assert w.actuator.live(which) == 0
+        await w.seconds(60)
+        assert len(w.actuator.starts) == 1, "the window's mean starts nothing"
+        w.report(which)
+        assert len(w.actuator.starts) == 2
 
 
-def test_a_sleeper_wakes_for_a_caller_at_once() -> None:
+async def test_a_sleeper_wakes_for_a_caller_at_once() -> None:
     """Instead of another start; a minimum wakes it, too."""
 
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
-            await woken(w, which)
-            await w.seconds(14)
-            assert which in w.actuator.asleep
-            w.report(which)
-            assert w.actuator.wakes == [which]
-            w.actuator.become_ready(which)
-            await w.seconds(14)
-            w.catalogue.add("m", replace_scale(FAST, idle="sleep", min=1))
-            await w.seconds(3)
-            assert w.actuator.wakes == [which, which]
-
-    asyncio.run(main())
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
+        await woken(w, which)
+        await w.seconds(14)
+        assert which in w.actuator.asleep
+        w.report(which)
+        assert w.actuator.wakes == [which]
+        w.actuator.become_ready(which)
+        await w.seconds(14)
+        w.catalogue.add("m", replace_scale(FAST, idle="sleep", min=1))
+        await w.seconds(3)
+        assert w.actuator.wakes == [which, which]
 
 
-def test_a_stop_and_another_setting_end_a_sleeper() -> None:
+async def test_a_stop_and_another_setting_end_a_sleeper() -> None:
     """Zero means that no process is left."""
 
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
-            await woken(w, which)
-            await w.seconds(14)
-            w.scaler.stop((which,))
-            assert not w.actuator.asleep
-            await woken(w, which)
-            await w.seconds(14)
-            assert w.actuator.asleep
-            w.catalogue.add("m", FAST)
-            await w.seconds(3)
-            assert not w.actuator.asleep
-
-    asyncio.run(main())
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="sleep"))
+        await woken(w, which)
+        await w.seconds(14)
+        w.scaler.stop((which,))
+        assert not w.actuator.asleep
+        await woken(w, which)
+        await w.seconds(14)
+        assert w.actuator.asleep
+        w.catalogue.add("m", FAST)
+        await w.seconds(3)
+        assert not w.actuator.asleep
 
 
-def test_two_replicas_are_the_autoscaler_s() -> None:
+async def test_two_replicas_are_the_autoscaler_s() -> None:
     """Only the last one has a choice."""
 
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=3), max_streams=10)
-            await woken(w, which)
-            for _ in range(4):
-                w.report(which, 15.0, 0)
-                await w.clock.advance(1.0)
-            while w.actuator.starting[which]:
-                w.actuator.become_ready(which)
-            assert w.actuator.ready(which) == 3
-            await w.seconds(14)
-            assert w.actuator.ready(which) == 1
-            await w.seconds(14)
-            assert which in w.actuator.asleep
-
-    asyncio.run(main())
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=3), max_streams=10)
+        await woken(w, which)
+        for _ in range(4):
+            w.report(which, 15.0, 0)
+            await w.clock.advance(1.0)
+        while w.actuator.starting[which]:
+            w.actuator.become_ready(which)
+        assert w.actuator.ready(which) == 3
+        await w.seconds(14)
+        assert w.actuator.ready(which) == 1
+        await w.seconds(14)
+        assert which in w.actuator.asleep
 
 
-def test_a_sleeper_sleeps_on_where_it_would_be_warm_by_now() -> None:
+async def test_a_sleeper_sleeps_on_where_it_would_be_warm_by_now() -> None:
     """Prices changed, or a control plane came back that doesn't know since when nobody asks: nothing is thrown away."""
 
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", replace_scale(FAST, idle="auto"))
-            await woken(w, which)
-            await w.seconds(24)
-            assert which in w.actuator.asleep
-            w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 100.0))
-            await w.seconds(20)
-            assert which in w.actuator.asleep
-            w.catalogue.add("m", replace_scale(FAST, idle="warm"))
-            await w.seconds(20)
-            assert which in w.actuator.asleep
-            w.catalogue.add("m", replace_scale(FAST, idle="auto"))
-            await w.seconds(60)
-            assert which not in w.actuator.asleep
-            assert len(w.actuator.starts) == 1
-
-    asyncio.run(main())
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto"))
+        await woken(w, which)
+        await w.seconds(24)
+        assert which in w.actuator.asleep
+        w.plans.said = (Step(Level.WARM, 0.0), Step(Level.ZERO, 100.0))
+        await w.seconds(20)
+        assert which in w.actuator.asleep
+        w.catalogue.add("m", replace_scale(FAST, idle="warm"))
+        await w.seconds(20)
+        assert which in w.actuator.asleep
+        w.catalogue.add("m", replace_scale(FAST, idle="auto"))
+        await w.seconds(60)
+        assert which not in w.actuator.asleep
+        assert len(w.actuator.starts) == 1
 
 
-def test_a_failure_beside_it_keeps_no_sleeper_for_ever() -> None:
+async def test_a_failure_beside_it_keeps_no_sleeper_for_ever() -> None:
     """One of two starts failed, the other served: what follows its sleep follows all the same."""
 
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=2), max_streams=10)
-            for _ in range(4):
-                w.report(which, 15.0, 0)
-                await w.clock.advance(1.0)
-            assert w.actuator.starting[which] == 2
-            w.actuator.become_ready(which)
-            w.actuator.fail(which)
-            await w.seconds(28)
-            assert which in w.actuator.asleep
-            await w.seconds(300)
-            assert which not in w.actuator.asleep
-
-    asyncio.run(main())
+    async with world() as w:
+        which = w.catalogue.add("m", replace_scale(FAST, idle="auto", max=2), max_streams=10)
+        for _ in range(4):
+            w.report(which, 15.0, 0)
+            await w.clock.advance(1.0)
+        assert w.actuator.starting[which] == 2
+        w.actuator.become_ready(which)
+        w.actuator.fail(which)
+        await w.seconds(28)
+        assert which in w.actuator.asleep
+        await w.seconds(300)
+        assert which not in w.actuator.asleep
 
 
-def test_pauses_are_remembered() -> None:
+async def test_pauses_are_remembered() -> None:
     """Those of two seconds and more, also across a time at zero."""
 
-    async def main() -> None:
-        async with world() as w:
-            which = w.catalogue.add("m", FAST)
-            await woken(w, which)
-            await w.seconds(30)
-            await woken(w, which)
-            await w.seconds(1)
-            w.report(which)
-            assert [round(gap_s) for gap_s in w.scaler.gaps.of(which)] == [30]
-
-    asyncio.run(main())
+    async with world() as w:
+        which = w.catalogue.add("m", FAST)
+        await woken(w, which)
+        await w.seconds(30)
+        await woken(w, which)
+        await w.seconds(1)
+        w.report(which)
+        assert [round(gap_s) for gap_s in w.scaler.gaps.of(which)] == [30]

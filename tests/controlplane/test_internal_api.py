@@ -77,53 +77,42 @@ def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
+async def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
     """Each is answered 204; one runtime is bound."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await door.ask("POST", "/internal/v1/versions", encode(registration()))
-            answers = await asyncio.gather(
-                *(door.ask("POST", "/internal/v1/stats", encode(stats(key(), 200.0, 200))) for _ in range(1000))
-            )
-            assert {status for status, _ in answers} == {204}
-            async with feed(door) as reader:
-                while not (await reader.line()).replicas:
-                    pass
-            assert len(Run(data / "run").calls("bind:m")) == 1
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await door.ask("POST", "/internal/v1/versions", encode(registration()))
+        answers = await asyncio.gather(
+            *(door.ask("POST", "/internal/v1/stats", encode(stats(key(), 200.0, 200))) for _ in range(1000))
+        )
+        assert {status for status, _ in answers} == {204}
+        async with feed(door) as reader:
+            while not (await reader.line()).replicas:
+                pass
+        assert len(Run(data / "run").calls("bind:m")) == 1
 
 
-def test_jobs_run_on_standbys(data: Path) -> None:
+async def test_jobs_run_on_standbys(data: Path) -> None:
     """Gate and seal answer with what the standby found."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            status, facts = await door.ask(
-                "POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={}))
-            )
-            assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
-            job = SealJob(tenant="default", version=digest("a"))
-            status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", encode(job))
-            assert (status, attestation["version"]) == (200, digest("a"))
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        status, facts = await door.ask("POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={})))
+        assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
+        job = SealJob(tenant="default", version=digest("a"))
+        status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", encode(job))
+        assert (status, attestation["version"]) == (200, digest("a"))
 
 
-def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
+async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
     """Strict decoding on every route that takes one."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            usage = ("usage/requests", "usage/lifetimes", "usage/lives")
-            for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
-                status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
-                assert (path, status, problem["code"]) == (path, 400, "invalid_request")
-                status, problem = await door.ask("PATCH", f"/internal/v1/{path}")
-                assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        usage = ("usage/requests", "usage/lifetimes", "usage/lives")
+        for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
+            status, problem = await door.ask("POST", f"/internal/v1/{path}", b'{"surprise":1}')
+            assert (path, status, problem["code"]) == (path, 400, "invalid_request")
+            status, problem = await door.ask("PATCH", f"/internal/v1/{path}")
+            assert (path, status, problem["code"]) == (path, 405, "method_not_allowed")
 
 
 @pytest.mark.parametrize(
@@ -134,29 +123,28 @@ def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
         pytest.param("lives", lifetime_record(1), id="of lives so far"),
     ],
 )
-def test_nobody_writes_as_the_control_plane(data: Path, kind: str, record: RequestRecord | LifetimeRecord) -> None:
+async def test_nobody_writes_as_the_control_plane(
+    data: Path, kind: str, record: RequestRecord | LifetimeRecord
+) -> None:
     """What it records itself of lives that ended unseen has sources of its own. A record that uses one is kept aside,
     and holds up no other; a word of a life so far is refused. The control: any other is taken.
     """
 
-    async def main() -> None:
-        path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
-        async with opened(data) as door:
-            status, problem = await door.ask("POST", path, encode({"records": (record, ours)}))
-            if kind == "lives":
-                assert (status, problem["code"], problem["param"]) == (400, "invalid_request", "source")
-                assert problem["detail"] == "source=cut-rt-7: must not begin with 'cut-'"
-            else:
-                assert status == 204
-                with closing(sqlite3.connect(data / "kelvin.db")) as database:
-                    (reason,) = database.execute("SELECT reason FROM ledger_conflicts").fetchone()
-                assert reason == "its source must not begin with 'cut-'"
-            assert (await door.ask("POST", path, encode({"records": (record,)})))[0] == 204
-
-    asyncio.run(main())
+    path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
+    async with opened(data) as door:
+        status, problem = await door.ask("POST", path, encode({"records": (record, ours)}))
+        if kind == "lives":
+            assert (status, problem["code"], problem["param"]) == (400, "invalid_request", "source")
+            assert problem["detail"] == "source=cut-rt-7: must not begin with 'cut-'"
+        else:
+            assert status == 204
+            with closing(sqlite3.connect(data / "kelvin.db")) as database:
+                (reason,) = database.execute("SELECT reason FROM ledger_conflicts").fetchone()
+            assert reason == "its source must not begin with 'cut-'"
+        assert (await door.ask("POST", path, encode({"records": (record,)})))[0] == 204
 
 
-def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
+async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
     """Known to its tenant, also after a restart; unknown to others."""
     record = RequestRecord(
         request_id="req-1", origin=Origin.ACTIVATOR, source="activator-1", sequence=1, tenant="default", model="m",
@@ -165,88 +153,76 @@ def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
         timeline=(Stamp(Stage.ROUTED, 10), Stamp(Stage.READY, 500)),
     )  # fmt: skip
 
-    async def main() -> None:
-        path = "/internal/v1/requests/req-1/timeline?tenant="
-        async with opened(data) as door:
-            assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
-                0
-            ] == 204
-        async with opened(data) as door:
-            status, found = await door.ask("GET", path + "default")
-            assert (status, found["cold"], found["stamps"][1]) == (200, True, {"stage": "ready", "at_us": 500})
-            assert (await door.ask("GET", path + "other"))[0] == 404
-            assert (await door.ask("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
-
-    asyncio.run(main())
+    path = "/internal/v1/requests/req-1/timeline?tenant="
+    async with opened(data) as door:
+        assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
+            0
+        ] == 204
+    async with opened(data) as door:
+        status, found = await door.ask("GET", path + "default")
+        assert (status, found["cold"], found["stamps"][1]) == (200, True, {"stage": "ready", "at_us": 500})
+        assert (await door.ask("GET", path + "other"))[0] == 404
+        assert (await door.ask("GET", "/internal/v1/requests/req-1/timeline"))[0] == 400
 
 
-def test_readiness_is_the_zygotes_too(data: Path) -> None:
+async def test_readiness_is_the_zygotes_too(data: Path) -> None:
     """Alive as soon as it serves; ready while new standbys can be born."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            assert (await door.ask("GET", "/healthz"))[0] == 200
-            assert (await door.ask("GET", "/readyz"))[0] == 200
-            (data / "run" / "zygote.sock").rename(data / "run" / "away")
-            assert (await door.ask("GET", "/readyz"))[0] == 503
-            assert (await door.ask("GET", "/healthz"))[0] == 200
-            (data / "run" / "away").rename(data / "run" / "zygote.sock")
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        assert (await door.ask("GET", "/healthz"))[0] == 200
+        assert (await door.ask("GET", "/readyz"))[0] == 200
+        (data / "run" / "zygote.sock").rename(data / "run" / "away")
+        assert (await door.ask("GET", "/readyz"))[0] == 503
+        assert (await door.ask("GET", "/healthz"))[0] == 200
+        (data / "run" / "away").rename(data / "run" / "zygote.sock")
 
 
-def test_a_reader_that_does_not_read_is_dropped() -> None:
+async def test_a_reader_that_does_not_read_is_dropped() -> None:
     """The socket takes no more: the stream ends within its patience, without a last chunk, and its queue is gone."""
 
-    async def main() -> None:
-        hub, sent, stuck = FeedHub(max_lines=5), [], asyncio.Event()
+    hub, sent, stuck = FeedHub(max_lines=5), [], asyncio.Event()
 
-        async def send(message: dict[str, object]) -> None:
-            sent.append(message)
-            if len(sent) == 3:
-                await stuck.wait()
-
-        async def receive() -> dict[str, object]:
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+        if len(sent) == 3:
             await stuck.wait()
-            return {"type": "http.disconnect"}
 
-        streaming = asyncio.create_task(FeedStream(hub, write_s=0.05)({}, receive, send))  # type: ignore[arg-type]
-        await eventually(lambda: len(sent) == 2)
-        for _ in range(20):
-            hub.publish(Feed(removed_replicas=("r",)))
-        await streaming
-        assert all(message.get("more_body", True) for message in sent)
-        assert hub._subscriptions == set()
+    async def receive() -> dict[str, object]:
+        await stuck.wait()
+        return {"type": "http.disconnect"}
 
-    asyncio.run(main())
+    streaming = asyncio.create_task(FeedStream(hub, write_s=0.05)({}, receive, send))  # type: ignore[arg-type]
+    await eventually(lambda: len(sent) == 2)
+    for _ in range(20):
+        hub.publish(Feed(removed_replicas=("r",)))
+    await streaming
+    assert all(message.get("more_body", True) for message in sent)
+    assert hub._subscriptions == set()
 
 
-def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
+async def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
     """Its subscription ends with its connection."""
 
-    async def main() -> None:
-        hub = FeedHub()
-        left = asyncio.Event()
+    hub = FeedHub()
+    left = asyncio.Event()
 
-        async def send(message: dict[str, object]) -> None:
-            """Takes everything."""
+    async def send(message: dict[str, object]) -> None:
+        """Takes everything."""
 
-        async def receive() -> dict[str, object]:
-            await left.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, object]:
+        await left.wait()
+        return {"type": "http.disconnect"}
 
-        streaming = asyncio.create_task(FeedStream(hub)({}, receive, send))  # type: ignore[arg-type]
-        await eventually(lambda: len(hub._subscriptions) == 1)
-        left.set()
-        await streaming
-        assert hub._subscriptions == set()
-        assert decode(hub.heartbeat(), Feed).full is False
-
-    asyncio.run(main())
+    streaming = asyncio.create_task(FeedStream(hub)({}, receive, send))  # type: ignore[arg-type]
+    await eventually(lambda: len(hub._subscriptions) == 1)
+    left.set()
+    await streaming
+    assert hub._subscriptions == set()
+    assert decode(hub.heartbeat(), Feed).full is False
 
 
 @pytest.mark.parametrize("obstacle", [None, "the namespace kelvin-default lacks the secret kelvin-store"])
-def test_registration_says_what_keeps_the_version_from_starting(data: Path, obstacle: str | None) -> None:
+async def test_registration_says_what_keeps_the_version_from_starting(data: Path, obstacle: str | None) -> None:
     """On a cluster, where a tenant's namespace may be incomplete. The version is registered in any case."""
     problem = None if obstacle is None else StartProblem("missing_secret", obstacle)
 
@@ -257,16 +233,13 @@ def test_registration_says_what_keeps_the_version_from_starting(data: Path, obst
     async def nothing_known(tenant: str, request_id: str) -> TimelineAnswer:
         raise AssertionError
 
-    async def main() -> None:
-        feed = FeedHub()
-        async with opened_registry(data, feed) as registry:
-            running = cast(Running, SimpleNamespace(obstacle=find))
-            internals = Internals(feed, nothing_known, registry, running, VirtualClock())
-            transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
-            async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
-                for status in (201, 200):
-                    answer = await client.post("/internal/v1/versions", content=encode(registration()))
-                    assert answer.status_code == status
-                    assert decode(answer.content, Registered).start_problem == problem
-
-    asyncio.run(main())
+    feed = FeedHub()
+    async with opened_registry(data, feed) as registry:
+        running = cast(Running, SimpleNamespace(obstacle=find))
+        internals = Internals(feed, nothing_known, registry, running, VirtualClock())
+        transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
+            for status in (201, 200):
+                answer = await client.post("/internal/v1/versions", content=encode(registration()))
+                assert answer.status_code == status
+                assert decode(answer.content, Registered).start_problem == problem

@@ -16,89 +16,77 @@ SEAL = SealJob(tenant="default", version=digest("a"))
 JOB = GateJob(config_json="{}", tensors={})
 
 
-def test_each_job_has_a_process_of_its_own(run: Run) -> None:
+async def test_each_job_has_a_process_of_its_own(run: Run) -> None:
     """A gate and a seal run on two standbys, both dead afterwards, and the pool is full again."""
 
-    async def main() -> None:
-        async with local(run) as it:
-            assert await it.jobs.gate(JOB) == GATE
-            assert (await it.jobs.seal(SEAL)).version == SEAL.version
-            ((gate, _),), ((seal, _),) = run.calls("gate"), run.calls("seal")
-            assert gate != seal
-            await eventually(lambda: gate not in it.table and seal not in it.table)
-            await it.parked()
-            it.apply(key(), 1)
-            await it.ready(key())
-            assert run.calls("bind:m")[0][0] not in (gate, seal)
-            assert it.news.deaths == [], "a job is nobody's replica"
-
-    asyncio.run(main())
+    async with local(run) as it:
+        assert await it.jobs.gate(JOB) == GATE
+        assert (await it.jobs.seal(SEAL)).version == SEAL.version
+        ((gate, _),), ((seal, _),) = run.calls("gate"), run.calls("seal")
+        assert gate != seal
+        await eventually(lambda: gate not in it.table and seal not in it.table)
+        await it.parked()
+        it.apply(key(), 1)
+        await it.ready(key())
+        assert run.calls("bind:m")[0][0] not in (gate, seal)
+        assert it.news.deaths == [], "a job is nobody's replica"
 
 
-def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
+async def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
     """Cancelled in the middle of its call: the process is ended, not parked."""
 
-    async def main() -> None:
-        async with local(run) as it:
-            await it.parked()
-            (standby,) = it.table
-            reached, never = asyncio.Event(), asyncio.Event()
+    async with local(run) as it:
+        await it.parked()
+        (standby,) = it.table
+        reached, never = asyncio.Event(), asyncio.Event()
 
-            async def hang(self: Process, job: object, timeout_s: float) -> None:
-                reached.set()
-                await never.wait()
+        async def hang(self: Process, job: object, timeout_s: float) -> None:
+            reached.set()
+            await never.wait()
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Process, "gate", hang)
-                job = asyncio.create_task(it.jobs.gate(JOB))
-                await reached.wait()
-                job.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await job
-            await eventually(lambda: standby.runtime_id not in it.table)
-            await it.parked()
-
-    asyncio.run(main())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Process, "gate", hang)
+            job = asyncio.create_task(it.jobs.gate(JOB))
+            await reached.wait()
+            job.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await job
+        await eventually(lambda: standby.runtime_id not in it.table)
+        await it.parked()
 
 
-def test_a_job_that_fails_ends_its_standby_too(run: Run) -> None:
+async def test_a_job_that_fails_ends_its_standby_too(run: Run) -> None:
     """What has computed takes nothing else, least of all after a failure."""
 
-    async def main() -> None:
-        async with local(run) as it:
-            await it.parked()
-            (standby,) = it.table
+    async with local(run) as it:
+        await it.parked()
+        (standby,) = it.table
 
-            async def fails(self: Process, job: object, timeout_s: float) -> None:
-                raise Refused(Unavailable("x"))
+        async def fails(self: Process, job: object, timeout_s: float) -> None:
+            raise Refused(Unavailable("x"))
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Process, "gate", fails)
-                with pytest.raises(Refused):
-                    await it.jobs.gate(JOB)
-            await eventually(lambda: standby.runtime_id not in it.table)
-
-    asyncio.run(main())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Process, "gate", fails)
+            with pytest.raises(Refused):
+                await it.jobs.gate(JOB)
+        await eventually(lambda: standby.runtime_id not in it.table)
 
 
-def test_starts_come_before_jobs(run: Run) -> None:
+async def test_starts_come_before_jobs(run: Run) -> None:
     """A job and then a start wait for a standby: the one that parks goes to the start, the next to the job."""
 
-    async def main() -> None:
-        async with local(run) as it:
-            await it.parked()
-            process = it.pool.try_take()
-            assert process is not None
-            (run.path / "zygote.sock").rename(run.path / "away")
-            job = asyncio.create_task(it.jobs.gate(JOB))
-            await eventually(lambda: len(it.pool._jobs) == 1)
-            it.apply(key(), 1)
-            await eventually(lambda: len(it.pool._starts) == 1)
-            it.pool.put_back(process)
-            await it.ready(key())
-            assert it.table.of(key())[0].runtime_id == process.runtime_id
-            assert not job.done()
-            (run.path / "away").rename(run.path / "zygote.sock")
-            assert await job == GATE
-
-    asyncio.run(main())
+    async with local(run) as it:
+        await it.parked()
+        process = it.pool.try_take()
+        assert process is not None
+        (run.path / "zygote.sock").rename(run.path / "away")
+        job = asyncio.create_task(it.jobs.gate(JOB))
+        await eventually(lambda: len(it.pool._jobs) == 1)
+        it.apply(key(), 1)
+        await eventually(lambda: len(it.pool._starts) == 1)
+        it.pool.put_back(process)
+        await it.ready(key())
+        assert it.table.of(key())[0].runtime_id == process.runtime_id
+        assert not job.done()
+        (run.path / "away").rename(run.path / "zygote.sock")
+        assert await job == GATE

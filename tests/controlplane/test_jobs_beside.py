@@ -26,20 +26,17 @@ class Desk:
 @pytest.mark.parametrize(
     ("comes_after_s", "says"), [(None, "it needs a zygote"), (0.0, "asked"), (STANDBY_S / 2, "asked")]
 )
-def test_a_zygote(tmp_path: Path, comes_after_s: float | None, says: str) -> None:
+async def test_a_zygote(tmp_path: Path, comes_after_s: float | None, says: str) -> None:
     """One that is there, or comes while it is waited for, has the job; without one it is refused in the end."""
 
-    async def main() -> None:
-        clock, socket = VirtualClock(), tmp_path / "zygote.sock"
-        if comes_after_s == 0.0:
-            socket.touch()
-        task = asyncio.create_task(JobsBeside(socket, Desk(), clock).gate(JOB))
-        await clock.advance(comes_after_s or 0.0)
-        if comes_after_s:
-            assert not task.done()
-            socket.touch()
-        await clock.advance(STANDBY_S + 1)
-        with pytest.raises(Refused, match=says):
-            await task
-
-    asyncio.run(main())
+    clock, socket = VirtualClock(), tmp_path / "zygote.sock"
+    if comes_after_s == 0.0:
+        socket.touch()
+    task = asyncio.create_task(JobsBeside(socket, Desk(), clock).gate(JOB))
+    await clock.advance(comes_after_s or 0.0)
+    if comes_after_s:
+        assert not task.done()
+        socket.touch()
+    await clock.advance(STANDBY_S + 1)
+    with pytest.raises(Refused, match=says):
+        await task

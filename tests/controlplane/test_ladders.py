@@ -1,6 +1,5 @@
 """A model's ladder: what it may name, for how long it is kept, and who is told."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -86,30 +85,27 @@ def test_what_does_not_generate_has_none() -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
+async def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
     """To activators, and after a restart."""
 
-    async def main() -> None:
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry:
-            for name in ("m", "small"):
-                await registry.register(msgspec.structs.replace(registration(letter="a"), model=name), NOW_S)
-            ladder = Ladder(steps=(CAP, SMALL), plans={"free": (SMALL,), "pro": ()})
-            assert await registry.set_ladder(BY, TENANT, "m", ladder, NOW_S) == ladder
-            told = {row.model: (row.ladder, row.plan_ladders) for row in feed.snapshot().models}
-            assert told == {"m": (ladder.steps, ladder.plans), "small": ((), {})}
-            before = registry.model(TENANT, "m")
-            await registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)
-            assert registry.model(TENANT, "m").ladder, "a deploy changes nothing of it"
-        async with opened_registry(tmp_path, feed) as registry:
-            assert registry.model(TENANT, "m") == before
-            await registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S)
-            assert all(not row.ladder and not row.plan_ladders for row in feed.snapshot().models)
-        async with opened_registry(tmp_path) as registry:
-            assert registry.model(TENANT, "m").ladder == ()
-            assert registry.model(TENANT, "m").plan_ladders == {}
-
-    asyncio.run(main())
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed) as registry:
+        for name in ("m", "small"):
+            await registry.register(msgspec.structs.replace(registration(letter="a"), model=name), NOW_S)
+        ladder = Ladder(steps=(CAP, SMALL), plans={"free": (SMALL,), "pro": ()})
+        assert await registry.set_ladder(BY, TENANT, "m", ladder, NOW_S) == ladder
+        told = {row.model: (row.ladder, row.plan_ladders) for row in feed.snapshot().models}
+        assert told == {"m": (ladder.steps, ladder.plans), "small": ((), {})}
+        before = registry.model(TENANT, "m")
+        await registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)
+        assert registry.model(TENANT, "m").ladder, "a deploy changes nothing of it"
+    async with opened_registry(tmp_path, feed) as registry:
+        assert registry.model(TENANT, "m") == before
+        await registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S)
+        assert all(not row.ladder and not row.plan_ladders for row in feed.snapshot().models)
+    async with opened_registry(tmp_path) as registry:
+        assert registry.model(TENANT, "m").ladder == ()
+        assert registry.model(TENANT, "m").plan_ladders == {}
 
 
 @pytest.mark.parametrize(
@@ -129,22 +125,19 @@ def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
         pytest.param(list(reversed(STEPS)), 400, id="out of order"),
     ],
 )
-def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) -> None:
+async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) -> None:
     """What was taken is answered, and shown with the model."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as door:
-            for name in ("m", "small"):
-                body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
-                assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
-            got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": steps})
-            assert got == status, answer
-            want = steps if status == 200 else []
-            if status == 200:
-                assert answer == {"steps": want, "plans": {}}
-            assert (await door.admin("GET", "/models/m"))[1]["ladder"] == want
-
-    asyncio.run(main())
+    async with opened(tmp_path) as door:
+        for name in ("m", "small"):
+            body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
+            assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+        got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": steps})
+        assert got == status, answer
+        want = steps if status == 200 else []
+        if status == 200:
+            assert answer == {"steps": want, "plans": {}}
+        assert (await door.admin("GET", "/models/m"))[1]["ladder"] == want
 
 
 @pytest.mark.parametrize(
@@ -158,20 +151,17 @@ def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) 
         pytest.param({f"p{at}": [] for at in range(17)}, 400, id="too many"),
     ],
 )
-def test_the_route_for_plans(tmp_path: Path, plans: dict[str, Any], status: int) -> None:
+async def test_the_route_for_plans(tmp_path: Path, plans: dict[str, Any], status: int) -> None:
     """Beside the steps of all; an error names the plan."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as door:
-            for name in ("m", "small"):
-                body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
-                assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
-            got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": STEPS[:1], "plans": plans})
-            assert got == status, answer
-            if status == 200:
-                assert answer == {"steps": STEPS[:1], "plans": plans}
-            elif "free" in plans:
-                assert "plans.free" in answer["detail"]
-            assert (await door.admin("GET", "/models/m"))[1]["plan_ladders"] == (plans if status == 200 else {})
-
-    asyncio.run(main())
+    async with opened(tmp_path) as door:
+        for name in ("m", "small"):
+            body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
+            assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+        got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": STEPS[:1], "plans": plans})
+        assert got == status, answer
+        if status == 200:
+            assert answer == {"steps": STEPS[:1], "plans": plans}
+        elif "free" in plans:
+            assert "plans.free" in answer["detail"]
+        assert (await door.admin("GET", "/models/m"))[1]["plan_ladders"] == (plans if status == 200 else {})

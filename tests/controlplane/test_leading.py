@@ -75,64 +75,55 @@ class Place:
         self.store.write({**lease, "spec": spec}, new=False)
 
 
-def test_it_runs_to_its_end() -> None:
+async def test_it_runs_to_its_end() -> None:
     """And gives the lead up, for whoever waits."""
 
-    async def main() -> None:
-        it = Place()
-        task = it.run()
-        await it.clock.advance(1.0)
-        it.end.set()
-        await it.clock.advance(1.0)
-        await task
-        assert it.seen == ["began", "ended"]
-        (lease,) = it.store.kept.values()
-        assert not lease["spec"].get("holderIdentity")
-
-    asyncio.run(main())
+    it = Place()
+    task = it.run()
+    await it.clock.advance(1.0)
+    it.end.set()
+    await it.clock.advance(1.0)
+    await task
+    assert it.seen == ["began", "ended"]
+    (lease,) = it.store.kept.values()
+    assert not lease["spec"].get("holderIdentity")
 
 
-def test_the_lead_is_lost() -> None:
+async def test_the_lead_is_lost() -> None:
     """It is cut at once, and runs anew once the other one's time is over."""
 
-    async def main() -> None:
-        it = Place()
-        task = it.run()
-        await it.clock.advance(1.0)
-        it.somebody_leads()
-        await it.clock.advance(10.0)
-        assert it.seen == ["began", "cut"]
-        await it.clock.advance(10.0)
-        assert it.seen == ["began", "cut", "began"]
-        it.end.set()
-        await it.clock.advance(1.0)
-        await task
-        assert it.seen[-1] == "ended"
-
-    asyncio.run(main())
+    it = Place()
+    task = it.run()
+    await it.clock.advance(1.0)
+    it.somebody_leads()
+    await it.clock.advance(10.0)
+    assert it.seen == ["began", "cut"]
+    await it.clock.advance(10.0)
+    assert it.seen == ["began", "cut", "began"]
+    it.end.set()
+    await it.clock.advance(1.0)
+    await task
+    assert it.seen[-1] == "ended"
 
 
-def test_who_loses_it_over_and_over_stands_less_often() -> None:
+async def test_who_loses_it_over_and_over_stands_less_often() -> None:
     """Each run opens all that there is: a cluster that is slow to answer must not have it begun every few seconds."""
 
-    async def main() -> None:
-        it = Place()
-        task = it.run()
-        begun: list[float] = []
-        for _ in range(8):
-            await it.until("began", len(begun) + 1)
-            begun.append(it.clock.monotonic_us() / 1e6)
-            it.line.cut = True
-            await it.until("cut", len(begun))
-            it.line.cut = False
-        gaps = [two - one for one, two in pairwise(begun)]
-        assert min(gaps[5:]) > 30
-        assert max(gaps) < 120
-        it.end.set()
-        await it.clock.advance(120.0)
-        await task
-
-    asyncio.run(main())
+    it = Place()
+    task = it.run()
+    begun: list[float] = []
+    for _ in range(8):
+        await it.until("began", len(begun) + 1)
+        begun.append(it.clock.monotonic_us() / 1e6)
+        it.line.cut = True
+        await it.until("cut", len(begun))
+        it.line.cut = False
+    gaps = [two - one for one, two in pairwise(begun)]
+    assert min(gaps[5:]) > 30
+    assert max(gaps) < 120
+    it.end.set()
+    await it.clock.advance(120.0)
+    await task
 
 
 def test_it_is_cancelled_while_it_stops() -> None:
@@ -171,195 +162,168 @@ def test_it_is_cancelled_while_it_stops() -> None:
         pytest.param(20, ["began", "cut", "began"], id="none does until it has run out"),
     ],
 )
-def test_defect_in_keeping_it(errors: int, seen: list[str]) -> None:
+async def test_defect_in_keeping_it(errors: int, seen: list[str]) -> None:
     """What runs goes on while the lead is certain, is cut before it runs out, and begins again once it is ours."""
 
-    async def main() -> None:
-        it = Place()
-        task = it.run()
-        await it.clock.advance(1.0)
-        read, broken = it.line.read, [True] * errors
+    it = Place()
+    task = it.run()
+    await it.clock.advance(1.0)
+    read, broken = it.line.read, [True] * errors
 
-        async def breaks(ref: Ref) -> Json | None:
-            if broken:
-                broken.pop()
-                raise ValueError("no such lease")
-            return await read(ref)
+    async def breaks(ref: Ref) -> Json | None:
+        if broken:
+            broken.pop()
+            raise ValueError("no such lease")
+        return await read(ref)
 
-        it.line.read = breaks  # type: ignore[method-assign]
-        await it.clock.advance(120.0)
-        assert it.seen == seen
-        it.end.set()
-        await it.clock.advance(1.0)
-        await asyncio.wait_for(task, 10)
-        (lease,) = it.store.kept.values()
-        assert not lease["spec"].get("holderIdentity")
-
-    asyncio.run(main())
+    it.line.read = breaks  # type: ignore[method-assign]
+    await it.clock.advance(120.0)
+    assert it.seen == seen
+    it.end.set()
+    await it.clock.advance(1.0)
+    await asyncio.wait_for(task, 10)
+    (lease,) = it.store.kept.values()
+    assert not lease["spec"].get("holderIdentity")
 
 
-def test_who_waits_is_stopped() -> None:
+async def test_who_waits_is_stopped() -> None:
     """It has not run, and does not."""
 
-    async def main() -> None:
-        it = Place()
-        first = it.run()
-        await it.clock.advance(1.0)
-        other = Place()
-        other.clock, other.line, other.store = it.clock, it.line, it.store
-        second = other.run()
-        await it.clock.advance(5.0)
-        assert other.seen == []
-        other.stop.set()
-        await asyncio.wait_for(second, 10)
-        assert other.seen == []
-        it.end.set()
-        await it.clock.advance(1.0)
-        await first
-
-    asyncio.run(main())
+    it = Place()
+    first = it.run()
+    await it.clock.advance(1.0)
+    other = Place()
+    other.clock, other.line, other.store = it.clock, it.line, it.store
+    second = other.run()
+    await it.clock.advance(5.0)
+    assert other.seen == []
+    other.stop.set()
+    await asyncio.wait_for(second, 10)
+    assert other.seen == []
+    it.end.set()
+    await it.clock.advance(1.0)
+    await first
 
 
-def test_its_own_failure() -> None:
+async def test_its_own_failure() -> None:
     """Is the caller's to hear."""
 
-    async def main() -> None:
-        it = Place()
+    it = Place()
 
-        async def fails() -> None:
-            raise ValueError("no such price book")
+    async def fails() -> None:
+        raise ValueError("no such price book")
 
-        task = it.run(fails)
-        await it.clock.advance(1.0)
-        with pytest.raises(ValueError, match="price book"):
-            await task
-
-    asyncio.run(main())
+    task = it.run(fails)
+    await it.clock.advance(1.0)
+    with pytest.raises(ValueError, match="price book"):
+        await task
 
 
-def test_followers_are_ready_and_the_leader_is_labelled() -> None:
+async def test_followers_are_ready_and_the_leader_is_labelled() -> None:
     """The leader's readiness is what it serves; a follower's is that it waits, and that nobody is sent to it."""
 
-    async def main() -> None:
-        it = Place(Pods("one", "two"))
-        other = it.beside("two")
-        first = it.run()
-        await it.clock.advance(1.0)
-        second = other.run()
-        await it.clock.advance(1.0)
-        assert it.pods is not None
-        assert it.pods.roles == {"one": "leader", "two": "follower"}
-        assert await other.readiness() == (200, "waits for the lead")
-        assert (await it.readiness())[0] == 503  # until it serves
-        other.stop.set()
-        await second
-        assert await other.readiness() == (503, "ends")
-        it.end.set()
-        await first
-
-    asyncio.run(main())
+    it = Place(Pods("one", "two"))
+    other = it.beside("two")
+    first = it.run()
+    await it.clock.advance(1.0)
+    second = other.run()
+    await it.clock.advance(1.0)
+    assert it.pods is not None
+    assert it.pods.roles == {"one": "leader", "two": "follower"}
+    assert await other.readiness() == (200, "waits for the lead")
+    assert (await it.readiness())[0] == 503  # until it serves
+    other.stop.set()
+    await second
+    assert await other.readiness() == (503, "ends")
+    it.end.set()
+    await first
 
 
-def test_takeover_moves_the_label() -> None:
+async def test_takeover_moves_the_label() -> None:
     """At no moment two pods have it, also where the leader before was killed and could not clear its own."""
 
-    async def main() -> None:
-        it = Place(Pods("one", "two", "three"))
-        assert it.pods is not None
-        other = it.beside("two")
-        first, second = it.run(), other.run()
-        await it.clock.advance(1.0)
-        assert it.pods.leaders == ["one"]
-        it.line.cut = True
-        first.cancel()  # killed: its Lease runs out, its label stays
-        await it.clock.advance(5.0)
-        assert it.pods.leaders == ["one"]
-        await it.clock.advance(30.0)
-        assert it.pods.roles == {"one": "follower", "two": "leader", "three": None}
-        assert all(list(roles.values()).count("leader") <= 1 for roles in it.pods.history)
-        other.end.set()
-        await it.clock.advance(1.0)
-        await asyncio.gather(first, second, return_exceptions=True)
-
-    asyncio.run(main())
+    it = Place(Pods("one", "two", "three"))
+    assert it.pods is not None
+    other = it.beside("two")
+    first, second = it.run(), other.run()
+    await it.clock.advance(1.0)
+    assert it.pods.leaders == ["one"]
+    it.line.cut = True
+    first.cancel()  # killed: its Lease runs out, its label stays
+    await it.clock.advance(5.0)
+    assert it.pods.leaders == ["one"]
+    await it.clock.advance(30.0)
+    assert it.pods.roles == {"one": "follower", "two": "leader", "three": None}
+    assert all(list(roles.values()).count("leader") <= 1 for roles in it.pods.history)
+    other.end.set()
+    await it.clock.advance(1.0)
+    await asyncio.gather(first, second, return_exceptions=True)
 
 
-def test_lost_lead_clears_the_own_label() -> None:
+async def test_lost_lead_clears_the_own_label() -> None:
     """It is alive: it says itself that it follows, and is ready no sooner."""
 
-    async def main() -> None:
-        it = Place(Pods("one"))
-        assert it.pods is not None
-        task = it.run()
-        await it.clock.advance(1.0)
-        assert it.pods.leaders == ["one"]
-        it.pods.away = True
-        it.somebody_leads()
-        await it.clock.advance(5.0)
-        assert it.seen == ["began", "cut"]
-        assert await it.readiness() == (503, "waits for its pod's label")
-        it.pods.away = False
-        await it.clock.advance(5.0)
-        assert it.pods.leaders == []
-        assert await it.readiness() == (200, "waits for the lead")
-        it.stop.set()
-        await task
-
-    asyncio.run(main())
+    it = Place(Pods("one"))
+    assert it.pods is not None
+    task = it.run()
+    await it.clock.advance(1.0)
+    assert it.pods.leaders == ["one"]
+    it.pods.away = True
+    it.somebody_leads()
+    await it.clock.advance(5.0)
+    assert it.seen == ["began", "cut"]
+    assert await it.readiness() == (503, "waits for its pod's label")
+    it.pods.away = False
+    await it.clock.advance(5.0)
+    assert it.pods.leaders == []
+    assert await it.readiness() == (200, "waits for the lead")
+    it.stop.set()
+    await task
 
 
-def test_restarted_container_clears_a_label_that_stayed() -> None:
+async def test_restarted_container_clears_a_label_that_stayed() -> None:
     """A pod keeps its labels across a restart of its container."""
 
-    async def main() -> None:
-        it = Place(Pods("one", "two"))
-        assert it.pods is not None
-        first = it.run()
-        await it.clock.advance(1.0)
-        it.pods.write("two", "leader")
-        second = (other := it.beside("two")).run()
-        await it.clock.advance(1.0)
-        assert it.pods.roles == {"one": "leader", "two": "follower"}
-        for each in (it, other):
-            each.stop.set()
-            each.end.set()
-        await asyncio.gather(first, second)
-
-    asyncio.run(main())
+    it = Place(Pods("one", "two"))
+    assert it.pods is not None
+    first = it.run()
+    await it.clock.advance(1.0)
+    it.pods.write("two", "leader")
+    second = (other := it.beside("two")).run()
+    await it.clock.advance(1.0)
+    assert it.pods.roles == {"one": "leader", "two": "follower"}
+    for each in (it, other):
+        each.stop.set()
+        each.end.set()
+    await asyncio.gather(first, second)
 
 
-def test_label_that_comes_back_is_cleared() -> None:
+async def test_label_that_comes_back_is_cleared() -> None:
     """A late write of the leader before, or somebody's hand: the leader looks again each LOOK_S."""
 
-    async def main() -> None:
-        it = Place(Pods("one", "two"))
-        assert it.pods is not None
-        task = it.run()
-        await it.clock.advance(1.0)
-        it.pods.write("two", "leader")
-        it.pods.write("one", "follower")
-        await it.clock.advance(LOOK_S + 1)
-        assert it.pods.roles == {"one": "leader", "two": "follower"}
-        it.end.set()
-        await task
-
-    asyncio.run(main())
+    it = Place(Pods("one", "two"))
+    assert it.pods is not None
+    task = it.run()
+    await it.clock.advance(1.0)
+    it.pods.write("two", "leader")
+    it.pods.write("one", "follower")
+    await it.clock.advance(LOOK_S + 1)
+    assert it.pods.roles == {"one": "leader", "two": "follower"}
+    it.end.set()
+    await task
 
 
-def test_label_is_retried_until_the_cluster_takes_it() -> None:
+async def test_label_is_retried_until_the_cluster_takes_it() -> None:
     """An API server that is away neither ends the leader nor is asked without a pause."""
 
-    async def main() -> None:
-        it = Place(Pods("one"))
-        assert it.pods is not None
-        it.pods.away = True
-        task = it.run()
-        await it.clock.advance(60.0)
-        assert (it.seen, it.pods.leaders) == (["began"], [])
-        it.pods.away = False
-        await it.clock.advance(10.0)
-        assert it.pods.leaders == ["one"]
-        it.end.set()
-        await task
-
-    asyncio.run(main())
+    it = Place(Pods("one"))
+    assert it.pods is not None
+    it.pods.away = True
+    task = it.run()
+    await it.clock.advance(60.0)
+    assert (it.seen, it.pods.leaders) == (["began"], [])
+    it.pods.away = False
+    await it.clock.advance(10.0)
+    assert it.pods.leaders == ["one"]
+    it.end.set()
+    await task

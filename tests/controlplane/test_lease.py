@@ -92,24 +92,21 @@ def test_a_killed_leader_is_followed_after_its_time() -> None:
     play(scenario)
 
 
-def test_work_that_ends_ends_the_candidacy() -> None:
+async def test_work_that_ends_ends_the_candidacy() -> None:
     """With what it raised, and the Lease is given up."""
 
-    async def main() -> None:
-        store, clock = Store(), VirtualClock()
-        election = Election(Line(store, clock), "kelvin", "leader", "a", clock)
+    store, clock = Store(), VirtualClock()
+    election = Election(Line(store, clock), "kelvin", "leader", "a", clock)
 
-        async def work() -> None:
-            assert election.leading
-            raise ValueError("broken")
+    async def work() -> None:
+        assert election.leading
+        raise ValueError("broken")
 
-        with pytest.raises(ValueError, match="broken"):
-            await stand(election, work)
-        (lease,) = store.kept.values()
-        assert lease["spec"]["holderIdentity"] == ""
-        assert not election.leading
-
-    asyncio.run(main())
+    with pytest.raises(ValueError, match="broken"):
+        await stand(election, work)
+    (lease,) = store.kept.values()
+    assert lease["spec"]["holderIdentity"] == ""
+    assert not election.leading
 
 
 def test_it_keeps_the_lease_while_its_work_stops() -> None:

@@ -199,7 +199,7 @@ def test_what_a_batch_came_to(tmp_path: Path) -> None:
 
 
 @both
-def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
+async def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
     """A failure in the middle leaves no trace, not even of the sequences."""
     database = opened(tmp_path)
     ledger = Ledger(database)
@@ -212,11 +212,8 @@ def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         broken()
 
-    async def check() -> None:
-        for table in (request_records, received, sources):
-            assert await rows(ledger, table) == []
-
-    asyncio.run(check())
+    for table in (request_records, received, sources):
+        assert await rows(ledger, table) == []
     database.close()
 
 

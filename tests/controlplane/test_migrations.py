@@ -1,6 +1,5 @@
 """A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -106,7 +105,7 @@ _BEFORE_SETTINGS = (
 )
 
 
-def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> None:
+async def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> None:
     """Limits, scales, splits and ladders are what they were, those that were not set, too; no old column is left."""
     migrate(engine, STEPS[:18])
     split = {"a" * 64: 9, "b" * 64: 1}
@@ -119,22 +118,19 @@ def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> None:
     migrate(engine)
     database, feed = Database(engine), FeedHub()
 
-    async def start() -> None:
-        registry = Registry(database, feed)
-        await registry.load()
-        await TenantStore(database, feed).load(7)
-        found = {(model.tenant, model.model): model for model in registry.every_model()}
-        assert found["plain", "chat"] == Model("plain", "chat", 6)
-        assert found["acme", "free"].plan_ladders == found["acme", "chat"].plan_ladders
-        assert found["acme", "chat"] == Model(
-            "acme", "chat", 6, split=split, ladder=steps, plan_ladders={"free": steps[:1], "pro": ()},
-            scale=ScaleSettings(
-                min=1, max=4, target=0.5, window_s=6.0, grace_s=0.0, idle="auto", wait_price=7, average="weighted",
-                backlog_s=2.5,
-            ),
-        )  # fmt: skip
-
-    asyncio.run(start())
+    registry = Registry(database, feed)
+    await registry.load()
+    await TenantStore(database, feed).load(7)
+    found = {(model.tenant, model.model): model for model in registry.every_model()}
+    assert found["plain", "chat"] == Model("plain", "chat", 6)
+    assert found["acme", "free"].plan_ladders == found["acme", "chat"].plan_ladders
+    assert found["acme", "chat"] == Model(
+        "acme", "chat", 6, split=split, ladder=steps, plan_ladders={"free": steps[:1], "pro": ()},
+        scale=ScaleSettings(
+            min=1, max=4, target=0.5, window_s=6.0, grace_s=0.0, idle="auto", wait_price=7, average="weighted",
+            backlog_s=2.5,
+        ),
+    )  # fmt: skip
     database.close()
     limits = {row.tenant: row.limits for row in feed.snapshot().tenants}
     assert limits["plain"] == TenantLimits()
@@ -144,7 +140,7 @@ def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> None:
     )  # fmt: skip
 
 
-def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:
+async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:
     """Both keys stay good under names of their own; the one that administered becomes the operators' first."""
     migrate(engine, STEPS[:1])
     with engine.begin() as connection:
@@ -155,17 +151,14 @@ def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:
     database = Database(engine)
     feed = FeedHub()
 
-    async def start() -> None:
-        tenants, keys = TenantStore(database, feed), KeyStore(database, feed)
-        await keys.bootstrap(Path("/nowhere"), 7)  # makes no key: there are two
-        await tenants.load(7)
-        assert [(key.name, key.scopes) for key in await keys.of_tenant("default", 7)] == [
-            ("admin", (Scope.ADMIN, Scope.OPERATOR)),
-            ("default", (Scope.INFER,)),
-        ]
-        assert [(each.tenant, each.state) for each in await tenants.all(7)] == [("default", "active")]
-
-    asyncio.run(start())
+    tenants, keys = TenantStore(database, feed), KeyStore(database, feed)
+    await keys.bootstrap(Path("/nowhere"), 7)  # makes no key: there are two
+    await tenants.load(7)
+    assert [(key.name, key.scopes) for key in await keys.of_tenant("default", 7)] == [
+        ("admin", (Scope.ADMIN, Scope.OPERATOR)),
+        ("default", (Scope.INFER,)),
+    ]
+    assert [(each.tenant, each.state) for each in await tenants.all(7)] == [("default", "active")]
     database.close()
     assert {(row.key_id, row.secret_sha256) for row in feed.snapshot().keys} == {
         (key_id, key_id * 4) for key_id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")

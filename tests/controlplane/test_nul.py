@@ -1,6 +1,5 @@
 """A NUL character in what a caller sends is refused, by every route and on both databases."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +27,39 @@ BODIES: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_nul_in_a_path_or_query(backend: Backend, data: Path) -> None:
+async def test_nul_in_a_path_or_query(backend: Backend, data: Path) -> None:
     """Each route of the admin API, with a NUL in each name of its path, and in a query; internal ones likewise."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            paths = [(method, f"/admin/v1{path}") for method, path in sorted(admin_routes())]
-            named = [(method, path.replace("{", "%00{")) for method, path in paths if "{" in path]
-            asked = [(method, f"{path}?{name}=a%00b") for method, path in paths for name in ("tenant", "month")]
-            internal = [
-                ("GET", "/internal/v1/requests/a%00b/timeline?tenant=default"),
-                ("GET", "/internal/v1/requests/a/timeline?tenant=a%00b"),
-                ("GET", "/internal/v1/versions?tenant=a%00b"),
-                ("GET", "/internal/v1/tenants/a%00b/limits"),
-            ]
-            for method, path in (*named, *asked, *internal):
-                status, problem = await door.ask(method, path.replace("{", "").replace("}", ""), {}, ADMIN)
-                assert (status, problem["code"]) == (400, "invalid_request"), path
-                assert RULE in problem["detail"]
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        paths = [(method, f"/admin/v1{path}") for method, path in sorted(admin_routes())]
+        named = [(method, path.replace("{", "%00{")) for method, path in paths if "{" in path]
+        asked = [(method, f"{path}?{name}=a%00b") for method, path in paths for name in ("tenant", "month")]
+        internal = [
+            ("GET", "/internal/v1/requests/a%00b/timeline?tenant=default"),
+            ("GET", "/internal/v1/requests/a/timeline?tenant=a%00b"),
+            ("GET", "/internal/v1/versions?tenant=a%00b"),
+            ("GET", "/internal/v1/tenants/a%00b/limits"),
+        ]
+        for method, path in (*named, *asked, *internal):
+            status, problem = await door.ask(method, path.replace("{", "").replace("}", ""), {}, ADMIN)
+            assert (status, problem["code"]) == (400, "invalid_request"), path
+            assert RULE in problem["detail"]
 
 
-def test_nul_in_a_body(backend: Backend, data: Path) -> None:
+async def test_nul_in_a_body(backend: Backend, data: Path) -> None:
     """Names of all kinds, by people and by processes. A usage record is no caller's to correct: it is kept aside."""
 
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            bodies = [(method, path, encode(body)) for method, path, body in BODIES]
-            bodies.append(("POST", "/internal/v1/versions", encode(registration()).replace(b'"m"', b'"m\\u0000"')))
-            for method, path, body in bodies:
-                status, problem = await door.ask(method, path, body, ADMIN)
-                assert (status, problem["code"]) == (400, "invalid_request"), path
-                assert RULE in problem["detail"], path
-            record = encode({"records": [request_record(1)]}).replace(b'"req-1"', b'"req\\u0000"')
-            assert (await door.ask("POST", "/internal/v1/usage/requests", record))[0] == 204
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        bodies = [(method, path, encode(body)) for method, path, body in BODIES]
+        bodies.append(("POST", "/internal/v1/versions", encode(registration()).replace(b'"m"', b'"m\\u0000"')))
+        for method, path, body in bodies:
+            status, problem = await door.ask(method, path, body, ADMIN)
+            assert (status, problem["code"]) == (400, "invalid_request"), path
+            assert RULE in problem["detail"], path
+        record = encode({"records": [request_record(1)]}).replace(b'"req-1"', b'"req\\u0000"')
+        assert (await door.ask("POST", "/internal/v1/usage/requests", record))[0] == 204
 
 
 @pytest.mark.parametrize(

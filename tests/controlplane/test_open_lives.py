@@ -105,27 +105,24 @@ class SteppingClock(VirtualClock):
         return super().wall_s() + self.ahead_s
 
 
-def test_no_life_ends_for_a_step_of_our_own_clock() -> None:
+async def test_no_life_ends_for_a_step_of_our_own_clock() -> None:
     """Who spoke a moment before has been silent for two hours by then."""
 
-    async def scenario() -> None:
-        clock, told_at_s, ended = SteppingClock(), list[int](), list[int]()
+    clock, told_at_s, ended = SteppingClock(), list[int](), list[int]()
 
-        async def cut(before_us: int) -> int:
-            ended.extend(at_s for at_s in told_at_s if at_s * 1_000_000 < before_us)
-            return 0
+    async def cut(before_us: int) -> int:
+        ended.extend(at_s for at_s in told_at_s if at_s * 1_000_000 < before_us)
+        return 0
 
-        ending = asyncio.create_task(cut_forever(cut, clock, clock.monotonic_us()))
-        await clock.advance(CUT_S + 10 * LOOK_S)
-        told_at_s.append(clock.wall_s())
-        clock.ahead_s = 2 * int(CUT_S)
-        await clock.advance(CUT_S - 2 * LOOK_S)
-        assert ended == []
-        await clock.advance(4 * LOOK_S)
-        assert ended, "an hour later it is silent by every clock"
-        ending.cancel()
-
-    asyncio.run(scenario())
+    ending = asyncio.create_task(cut_forever(cut, clock, clock.monotonic_us()))
+    await clock.advance(CUT_S + 10 * LOOK_S)
+    told_at_s.append(clock.wall_s())
+    clock.ahead_s = 2 * int(CUT_S)
+    await clock.advance(CUT_S - 2 * LOOK_S)
+    assert ended == []
+    await clock.advance(4 * LOOK_S)
+    assert ended, "an hour later it is silent by every clock"
+    ending.cancel()
 
 
 def test_a_word_that_came_while_our_clock_was_ahead_grows_old(tmp_path: Path) -> None:
@@ -290,32 +287,29 @@ def test_what_can_t_be_is_refused(engine: Engine, wrong: LifetimeRecord, rule: s
     assert open_ones(engine) == []
 
 
-def test_nobody_is_ended_who_could_not_be_heard() -> None:
+async def test_nobody_is_ended_who_could_not_be_heard() -> None:
     """After a start of the control plane as long as any other; then whoever has said nothing for that long.
 
     An error of the database does not make the hour begin anew.
     """
 
-    async def scenario() -> None:
-        clock, asked, error = VirtualClock(), list[int](), list[Exception]()
+    clock, asked, error = VirtualClock(), list[int](), list[Exception]()
 
-        async def cut_lives(before_us: int) -> int:
-            if error:
-                raise error.pop()
-            asked.append(clock.wall_s() * 1_000_000 - before_us)
-            return 0
+    async def cut_lives(before_us: int) -> int:
+        if error:
+            raise error.pop()
+        asked.append(clock.wall_s() * 1_000_000 - before_us)
+        return 0
 
-        since_us = clock.monotonic_us()
-        async with Loops(LoopHealth()) as loops:
-            loops.start("lives", lambda: cut_forever(cut_lives, clock, since_us))
-            await clock.advance(CUT_S - 1)
-            assert asked == []
-            await clock.advance(1 + 2 * LOOK_S)
-            assert asked == [int(CUT_S * 1e6)] * 3
-            error.append(OSError("disk I/O error"))
-            await clock.advance(LOOK_S)  # this one fails, and the loop is begun again
-            await asyncio.sleep(0.2)
-            await clock.advance(LOOK_S)
-            assert len(asked) == 5
-
-    asyncio.run(scenario())
+    since_us = clock.monotonic_us()
+    async with Loops(LoopHealth()) as loops:
+        loops.start("lives", lambda: cut_forever(cut_lives, clock, since_us))
+        await clock.advance(CUT_S - 1)
+        assert asked == []
+        await clock.advance(1 + 2 * LOOK_S)
+        assert asked == [int(CUT_S * 1e6)] * 3
+        error.append(OSError("disk I/O error"))
+        await clock.advance(LOOK_S)  # this one fails, and the loop is begun again
+        await asyncio.sleep(0.2)
+        await clock.advance(LOOK_S)
+        assert len(asked) == 5

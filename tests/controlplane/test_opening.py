@@ -18,7 +18,6 @@ from controlplane.opening import LOOK_S, keep_writing, open_when_there
 from controlplane.store import Database, open_database
 from service.loops import LoopHealth, Loops
 from tests.controlplane.builders import NOW_S
-from tests.virtual_loop import run_virtually
 
 
 def _open(path: Path) -> Database:
@@ -164,7 +163,8 @@ def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
     _open(tmp_path / "kelvin.db").close()
 
 
-def test_writing_session_is_looked_after_again_after_an_unexpected_error() -> None:
+@pytest.mark.virtual_time
+async def test_writing_session_is_looked_after_again_after_an_unexpected_error() -> None:
     """A defect in one round doesn't end the loop, or a session that is cut later would stay without the lock. It is
     counted under the loop's name; a database that is away is no error.
     """
@@ -181,12 +181,9 @@ def test_writing_session_is_looked_after_again_after_an_unexpected_error() -> No
             if self.ends:
                 raise self.ends.pop(0)
 
-    async def main() -> None:
-        database, health = Scripted(), LoopHealth()
-        async with Loops(health) as loops:
-            loops.start("writing session", lambda: keep_writing(database, SystemClock()))  # type: ignore[arg-type]
-            await asyncio.sleep(6 * LOOK_S)
-        assert database.writes >= 5
-        assert health.errors == {"writing session": 1}
-
-    run_virtually(main())
+    database, health = Scripted(), LoopHealth()
+    async with Loops(health) as loops:
+        loops.start("writing session", lambda: keep_writing(database, SystemClock()))  # type: ignore[arg-type]
+        await asyncio.sleep(6 * LOOK_S)
+    assert database.writes >= 5
+    assert health.errors == {"writing session": 1}

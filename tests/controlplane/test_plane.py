@@ -496,25 +496,22 @@ def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path) -> No
     play(tmp_path, scenario)
 
 
-def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path: Path) -> None:
+async def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path: Path) -> None:
     """Another process led for a while, and the pod is not there when this one leads again."""
 
-    async def main() -> None:
-        place, clock, feed = Place(), VirtualClock(), FeedHub()
-        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-            scene = Scene(place, registry, feed, clock, tasks)
-            feed.settled = at_once  # type: ignore[method-assign]
-            async with running(scene.plane):
-                await scene.register("a")
-                pod_of(scene, "CrashLoopBackOff", code=137)
-                await scene.passes()
-                assert problem(scene) == "crash_loop"
-            place.remove(Ref("v1", "Pod", NAMESPACE, "one"))
-            async with running(scene.plane):
-                await scene.passes(30.0)
-                assert problem(scene) is None
-
-    asyncio.run(main())
+    place, clock, feed = Place(), VirtualClock(), FeedHub()
+    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+        scene = Scene(place, registry, feed, clock, tasks)
+        feed.settled = at_once  # type: ignore[method-assign]
+        async with running(scene.plane):
+            await scene.register("a")
+            pod_of(scene, "CrashLoopBackOff", code=137)
+            await scene.passes()
+            assert problem(scene) == "crash_loop"
+        place.remove(Ref("v1", "Pod", NAMESPACE, "one"))
+        async with running(scene.plane):
+            await scene.passes(30.0)
+            assert problem(scene) is None
 
 
 def test_a_service_that_is_refused(tmp_path: Path) -> None:
@@ -571,63 +568,57 @@ def test_an_edit_behind_its_back(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_another_control_plane_goes_on(tmp_path: Path) -> None:
+async def test_another_control_plane_goes_on(tmp_path: Path) -> None:
     """Its first snapshot has what runs; what changed while there was none is made up for, and the old one is kept."""
 
-    async def main() -> None:
-        place, clock = Place(), VirtualClock()
-        for turn in range(2):
-            feed = FeedHub()
-            async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-                scene = Scene(place, registry, feed, clock, tasks)
-                feed.settled = at_once  # type: ignore[method-assign]
-                if turn == 0:
-                    async with running(scene.plane):
-                        await scene.register("a")
-                        place.becomes_ready("a")
-                        place.pods("a", one=True)
-                        await scene.passes()
-                    await scene.register("b")  # nobody writes: it was cut before
-                    await scene.deploy("b")
-                    assert place.services() == {at("a").name}
-                    continue
-                async with running(scene.plane):
-                    await asyncio.wait_for(scene.plane.synced.wait(), 10)
-                    assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
-                    await scene.passes()
-                    assert place.services() == {at("a").name, at("b").name}
-                    assert scene.table.of(key())[0].state is ReplicaState.READY
-
-    asyncio.run(main())
-
-
-def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
-    """The version before a deploy was about to go: it goes after a stable window, when activators are back."""
-
-    async def main() -> None:
-        place, clock, feed = Place(), VirtualClock(), FeedHub()
+    place, clock = Place(), VirtualClock()
+    for turn in range(2):
+        feed = FeedHub()
         async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
             scene = Scene(place, registry, feed, clock, tasks)
             feed.settled = at_once  # type: ignore[method-assign]
-            async with running(scene.plane):
-                await scene.register("a")
-                place.becomes_ready("a")
-                place.pods("a", one=True)
-                await scene.register("b")
+            if turn == 0:
+                async with running(scene.plane):
+                    await scene.register("a")
+                    place.becomes_ready("a")
+                    place.pods("a", one=True)
+                    await scene.passes()
+                await scene.register("b")  # nobody writes: it was cut before
                 await scene.deploy("b")
-                place.becomes_ready("b")
+                assert place.services() == {at("a").name}
+                continue
+            async with running(scene.plane):
+                await asyncio.wait_for(scene.plane.synced.wait(), 10)
+                assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
                 await scene.passes()
                 assert place.services() == {at("a").name, at("b").name}
-            async with running(scene.plane):
-                await scene.passes(50)
-                assert place.services() == {at("a").name, at("b").name}
-                await scene.passes(20)
-                assert place.services() == {at("b").name}
-
-    asyncio.run(main())
+                assert scene.table.of(key())[0].state is ReplicaState.READY
 
 
-def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
+async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
+    """The version before a deploy was about to go: it goes after a stable window, when activators are back."""
+
+    place, clock, feed = Place(), VirtualClock(), FeedHub()
+    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+        scene = Scene(place, registry, feed, clock, tasks)
+        feed.settled = at_once  # type: ignore[method-assign]
+        async with running(scene.plane):
+            await scene.register("a")
+            place.becomes_ready("a")
+            place.pods("a", one=True)
+            await scene.register("b")
+            await scene.deploy("b")
+            place.becomes_ready("b")
+            await scene.passes()
+            assert place.services() == {at("a").name, at("b").name}
+        async with running(scene.plane):
+            await scene.passes(50)
+            assert place.services() == {at("a").name, at("b").name}
+            await scene.passes(20)
+            assert place.services() == {at("b").name}
+
+
+async def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
     """Versions of a split that were ready before it began: the lesser one's part goes to none that it saw sooner."""
 
     class Moving(VirtualClock):
@@ -637,79 +628,70 @@ def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
             self._now_us += 1
             return self._now_us
 
-    async def main() -> None:
-        place, clock, feed = Place(), Moving(), FeedHub()
-        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-            scene = Scene(place, registry, feed, clock, tasks)
-            feed.settled = at_once  # type: ignore[method-assign]
-            async with running(scene.plane):
-                for letter in ("a", "b"):
-                    await scene.register(letter)
-                weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
-                await registry.split(BY, TENANT, "m", weights, NOW_S)
-                await scene.passes()
-                for letter in ("a", "b"):
-                    place.becomes_ready(letter)
-                await scene.passes(2 * OVERLAP_S)
+    place, clock, feed = Place(), Moving(), FeedHub()
+    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+        scene = Scene(place, registry, feed, clock, tasks)
+        feed.settled = at_once  # type: ignore[method-assign]
+        async with running(scene.plane):
+            for letter in ("a", "b"):
+                await scene.register(letter)
+            weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
+            await registry.split(BY, TENANT, "m", weights, NOW_S)
+            await scene.passes()
+            for letter in ("a", "b"):
+                place.becomes_ready(letter)
+            await scene.passes(2 * OVERLAP_S)
+            assert feed.snapshot().models[0].meanwhile == {}
+        async with running(scene.plane):
+            await asyncio.wait_for(scene.plane.synced.wait(), 10)
+            for _ in range(3):
                 assert feed.snapshot().models[0].meanwhile == {}
-            async with running(scene.plane):
-                await asyncio.wait_for(scene.plane.synced.wait(), 10)
-                for _ in range(3):
-                    assert feed.snapshot().models[0].meanwhile == {}
-                    await scene.passes(1.0)
-
-    asyncio.run(main())
+                await scene.passes(1.0)
 
 
-def test_it_leads_a_second_time(tmp_path: Path) -> None:
+async def test_it_leads_a_second_time(tmp_path: Path) -> None:
     """What it knew and wanted before is nothing by then: what went meanwhile is told to be gone, what was to be there
     then is not written, and until all is seen it says that it is not.
     """
 
-    async def main() -> None:
-        place, clock, feed = Place(), VirtualClock(), FeedHub()
-        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-            scene = Scene(place, registry, feed, clock, tasks)
-            feed.settled = at_once  # type: ignore[method-assign]
-            async with running(scene.plane):
-                await scene.register("a")
-                place.becomes_ready("a")
-                place.pods("a", one=True)
-                await scene.passes()
-                assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
-            await registry.delete_model(BY, TENANT, "m", NOW_S, scene.table.is_present, force=True)
-            place.objects.clear()
-            place.calls.clear()
-            place.told.clear()
-            async with running(scene.plane):
-                await scene.passes()
-                assert not scene.plane.synced.is_set()
-                place.told.set()
-                await scene.passes(10.0)
-                assert scene.plane.synced.is_set()
-                assert place.calls == []
-                snapshot = feed.snapshot()
-                assert (snapshot.revisions, snapshot.replicas, len(tuple(scene.table))) == ((), (), 0)
-
-    asyncio.run(main())
+    place, clock, feed = Place(), VirtualClock(), FeedHub()
+    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+        scene = Scene(place, registry, feed, clock, tasks)
+        feed.settled = at_once  # type: ignore[method-assign]
+        async with running(scene.plane):
+            await scene.register("a")
+            place.becomes_ready("a")
+            place.pods("a", one=True)
+            await scene.passes()
+            assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
+        await registry.delete_model(BY, TENANT, "m", NOW_S, scene.table.is_present, force=True)
+        place.objects.clear()
+        place.calls.clear()
+        place.told.clear()
+        async with running(scene.plane):
+            await scene.passes()
+            assert not scene.plane.synced.is_set()
+            place.told.set()
+            await scene.passes(10.0)
+            assert scene.plane.synced.is_set()
+            assert place.calls == []
+            snapshot = feed.snapshot()
+            assert (snapshot.revisions, snapshot.replicas, len(tuple(scene.table))) == ((), (), 0)
 
 
-def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
+async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """Neither its own nor those beside it."""
 
-    async def main() -> None:
-        place, clock, feed = Place(), VirtualClock(), FeedHub()
-        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-            scene = Scene(place, registry, feed, clock, tasks)
-            running = asyncio.create_task(scene.plane.run())
-            await scene.passes()
-            assert len(place.watching) == 6
-            for kind, changes in place.watching:
-                if kind[1] == "Service":
-                    changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
-            with pytest.raises(ExceptionGroup) as raised:
-                await running
-            assert raised.group_contains(KeyError)
-            assert place.watching == []
-
-    asyncio.run(main())
+    place, clock, feed = Place(), VirtualClock(), FeedHub()
+    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
+        scene = Scene(place, registry, feed, clock, tasks)
+        running = asyncio.create_task(scene.plane.run())
+        await scene.passes()
+        assert len(place.watching) == 6
+        for kind, changes in place.watching:
+            if kind[1] == "Service":
+                changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
+        with pytest.raises(ExceptionGroup) as raised:
+            await running
+        assert raised.group_contains(KeyError)
+        assert place.watching == []

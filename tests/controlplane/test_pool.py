@@ -31,65 +31,53 @@ async def woken(it: Local, keys: tuple[VersionKey, ...]) -> None:
     await eventually(lambda: it.table.held == 0, "nothing runs")
 
 
-def test_what_came_at_once_is_kept_for_the_next_time(run: Run) -> None:
+async def test_what_came_at_once_is_kept_for_the_next_time(run: Run) -> None:
     """Three versions wake with one standby parked: two wait for a fork. The next time all three find one."""
 
-    async def main() -> None:
-        async with local(run, sizing=LEARNING) as it:
-            await it.parked(1)
-            await woken(it, THREE)
-            assert found(it) == (1, 2)
-            # On a loaded machine births take seconds, and then the rate alone asks for as many or more.
-            await eventually(lambda: it.pool.parked >= 3, "3 parked standbys")
-            assert it.pool.state().size.why in (Why.BURSTS, Why.RATE)
-            await woken(it, THREE)
-            assert found(it) == (4, 2)
-
-    asyncio.run(main())
+    async with local(run, sizing=LEARNING) as it:
+        await it.parked(1)
+        await woken(it, THREE)
+        assert found(it) == (1, 2)
+        # On a loaded machine births take seconds, and then the rate alone asks for as many or more.
+        await eventually(lambda: it.pool.parked >= 3, "3 parked standbys")
+        assert it.pool.state().size.why in (Why.BURSTS, Why.RATE)
+        await woken(it, THREE)
+        assert found(it) == (4, 2)
 
 
-def test_a_pool_of_one_misses_every_time(run: Run) -> None:
+async def test_a_pool_of_one_misses_every_time(run: Run) -> None:
     """The control: a fixed pool, which is what there was before."""
 
-    async def main() -> None:
-        async with local(run, standbys=1) as it:
-            for misses in (2, 4):
-                await it.parked(1)
-                await woken(it, THREE)
-                assert found(it) == (misses // 2, misses)
-
-    asyncio.run(main())
+    async with local(run, standbys=1) as it:
+        for misses in (2, 4):
+            await it.parked(1)
+            await woken(it, THREE)
+            assert found(it) == (misses // 2, misses)
 
 
-def test_a_third_core_replaces_while_a_start_has_two(run: Run) -> None:
+async def test_a_third_core_replaces_while_a_start_has_two(run: Run) -> None:
     """A restore that lasts keeps nobody from replacing its standby; on two cores the replacement waits at first."""
 
-    async def main() -> None:
-        async with local(run, cores=3) as it:
-            await it.parked()
-            it.apply(key("held"), 1)
-            await eventually(lambda: len(run.calls("bind:held")) == 1)
-            await it.parked()
-            run.tell("release")
-            await it.ready(key("held"))
-
-    asyncio.run(main())
+    async with local(run, cores=3) as it:
+        await it.parked()
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+        await it.parked()
+        run.tell("release")
+        await it.ready(key("held"))
 
 
-def test_a_restore_that_lasts_gives_way(run: Run) -> None:
+async def test_a_restore_that_lasts_gives_way(run: Run) -> None:
     """One that waits for its bytes: the pool is whole again before it ends, on two cores as well."""
 
-    async def main() -> None:
-        async with local(run) as it:
-            await it.parked()
-            it.apply(key("held"), 1)
-            await it.parked(0)
-            await it.parked(1)
-            assert it.table.ready(key("held")) == 0
-            run.tell("release")
-            await it.ready(key("held"))
-
-    asyncio.run(main())
+    async with local(run) as it:
+        await it.parked()
+        it.apply(key("held"), 1)
+        await it.parked(0)
+        await it.parked(1)
+        assert it.table.ready(key("held")) == 0
+        run.tell("release")
+        await it.ready(key("held"))
 
 
 def test_the_next_control_plane_keeps_the_pool(run: Run) -> None:
@@ -112,37 +100,31 @@ def test_the_next_control_plane_keeps_the_pool(run: Run) -> None:
     asyncio.run(later(Sizing(least=1, most=2, target=0.99, share=0.0, budget_bytes=1 << 40), 2))
 
 
-def test_the_budget_bounds_the_pool_by_what_standbys_take(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_budget_bounds_the_pool_by_what_standbys_take(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was assumed allows four; as soon as real memory is known, it counts, and an operator sees why."""
     monkeypatch.setattr("controlplane.scaling.footprints.ASSUMED_BYTES", 1 << 20)
     monkeypatch.setattr("controlplane.policy.standbys.SHRINK_S", 0.0)
 
-    async def main() -> None:
-        sizing = Sizing(least=4, most=4, target=0.99, share=0.0, budget_bytes=4 << 20)
-        async with local(run, sizing=sizing) as it:
-            await it.parked(4)
-            await it.pool.footprints.refresh()
-            own = it.pool.footprints.standby_bytes
-            assert own > 1 << 20, "a Python process has more"
-            await it.parked((4 << 20) // own)
-            assert it.pool.state().size.why is Why.BUDGET
-
-    asyncio.run(main())
+    sizing = Sizing(least=4, most=4, target=0.99, share=0.0, budget_bytes=4 << 20)
+    async with local(run, sizing=sizing) as it:
+        await it.parked(4)
+        await it.pool.footprints.refresh()
+        own = it.pool.footprints.standby_bytes
+        assert own > 1 << 20, "a Python process has more"
+        await it.parked((4 << 20) // own)
+        assert it.pool.state().size.why is Why.BUDGET
 
 
-def test_takes_that_come_to_nothing_are_not_outstanding_for_ever(run: Run) -> None:
+async def test_takes_that_come_to_nothing_are_not_outstanding_for_ever(run: Run) -> None:
     """A standby that comes back unused: the pool is full, and the next take is alone."""
 
-    async def main() -> None:
-        # At this target the rate of three takes at once asks for no more than one.
-        async with local(run, sizing=Sizing(least=1, most=8, target=0.5, share=0.0, budget_bytes=1 << 40)) as it:
-            await it.parked(1)
-            for _ in range(3):
-                process = it.pool.try_take()
-                assert process is not None
-                it.pool.put_back(process)
-                it.pool.balance()
-            assert sum(it.pool.state().takes.together[1:]) == 0.0
-            assert it.pool.state().size.why is Why.LEAST
-
-    asyncio.run(main())
+    # At this target the rate of three takes at once asks for no more than one.
+    async with local(run, sizing=Sizing(least=1, most=8, target=0.5, share=0.0, budget_bytes=1 << 40)) as it:
+        await it.parked(1)
+        for _ in range(3):
+            process = it.pool.try_take()
+            assert process is not None
+            it.pool.put_back(process)
+            it.pool.balance()
+        assert sum(it.pool.state().takes.together[1:]) == 0.0
+        assert it.pool.state().size.why is Why.LEAST

@@ -63,7 +63,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_SESSION", waiting_for_locks("20ms"))
 
 
-def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Durable commits, one state per transaction, bounded waits; one that reads can't write."""
 
     monkeypatch.setattr(subject, "_SESSION", SHIPPED)
@@ -76,12 +76,9 @@ def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPa
         names = (*bounds, "transaction_read_only")
         return {name: str(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names}
 
-    async def main() -> None:
-        with closing(open_database(place)) as database:
-            assert await database.write(told) == {**bounds, "transaction_read_only": "off"}
-            assert await database.read(told) == {**bounds, "transaction_read_only": "on"}
-
-    asyncio.run(main())
+    with closing(open_database(place)) as database:
+        assert await database.write(told) == {**bounds, "transaction_read_only": "off"}
+        assert await database.read(told) == {**bounds, "transaction_read_only": "on"}
 
 
 def test_names_sort_by_their_bytes(place: PostgresPlace) -> None:
@@ -101,29 +98,26 @@ def test_names_sort_by_their_bytes(place: PostgresPlace) -> None:
         assert tenants(connection) == ["B", "a-b", "ab", "b"]
 
 
-def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None:
+async def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None:
     """A second one waits until the first has ended; it may read meanwhile."""
 
-    async def main() -> None:
-        first = open_database(place)
-        with pytest.raises(OperationalError, match="another control plane writes to this database"):
-            open_database(place)
-        stop = asyncio.Event()
-        waiting = asyncio.create_task(open_when_there(place, stop))
-        await first.write(lambda connection: add(connection, "t"))
-        with disposing(reading_engine(place)) as engine, engine.connect() as connection:
-            assert tenants(connection) == ["t"]
-        assert not waiting.done()
-        first.close()
-        second = await asyncio.wait_for(waiting, 60)
-        assert second is not None
-        assert await second.read(tenants) == ["t"]
-        given_up = asyncio.create_task(open_when_there(place, stop))
-        stop.set()
-        assert await asyncio.wait_for(given_up, 60) is None
-        second.close()
-
-    asyncio.run(main())
+    first = open_database(place)
+    with pytest.raises(OperationalError, match="another control plane writes to this database"):
+        open_database(place)
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(open_when_there(place, stop))
+    await first.write(lambda connection: add(connection, "t"))
+    with disposing(reading_engine(place)) as engine, engine.connect() as connection:
+        assert tenants(connection) == ["t"]
+    assert not waiting.done()
+    first.close()
+    second = await asyncio.wait_for(waiting, 60)
+    assert second is not None
+    assert await second.read(tenants) == ["t"]
+    given_up = asyncio.create_task(open_when_there(place, stop))
+    stop.set()
+    assert await asyncio.wait_for(given_up, 60) is None
+    second.close()
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["who wrote before begins anew", "who begins counts on"])
@@ -182,168 +176,152 @@ def test_it_is_cancelled(postgres: PostgresServer, place: PostgresPlace, is_open
         gc.enable()
 
 
-def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace) -> None:
     """However much is asked at once: three, by the docs' own query, as the docs say."""
     docs = Path(__file__).parents[2].joinpath("docs", "operations.md").read_text()
     query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name_of(place)}'"
     assert "*Size.* Three sessions" in docs
     assert f"`{query.replace(name_of(place), 'kelvin')}`" in docs
 
-    async def main() -> None:
-        all_three = Barrier(3)
+    all_three = Barrier(3)
 
-        def work(connection: Connection) -> list[str]:
-            found = tenants(connection)
-            all_three.wait(60)
-            return found
+    def work(connection: Connection) -> list[str]:
+        found = tenants(connection)
+        all_three.wait(60)
+        return found
 
-        with closing(open_database(place)) as database:
-            await asyncio.gather(database.write(work), *(database.read(work) for _ in range(2)))
-            await asyncio.gather(*(database.read(tenants) for _ in range(20)))
-            assert postgres.ask(query) == [(3,)]
-
-    asyncio.run(main())
+    with closing(open_database(place)) as database:
+        await asyncio.gather(database.write(work), *(database.read(work) for _ in range(2)))
+        await asyncio.gather(*(database.read(tenants) for _ in range(20)))
+        assert postgres.ask(query) == [(3,)]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_who_was_replaced_ends(postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool) -> None:
+async def test_who_was_replaced_ends(
+    postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool
+) -> None:
     """Its sessions were cut, and another one began: it writes nothing more, and is told to end. Control: where none
     did, it goes on in a session of its own.
     """
 
-    async def main() -> None:
-        first, ended = open_database(place), asyncio.Event()
-        first.on_superseded = ended.set
-        assert len(postgres.ask(cut(place))) >= 1
-        if replaced:
-            with closing(open_database(place)):
-                with pytest.raises(Refused) as refused:
-                    await first.write(lambda connection: add(connection, "t"))
-                assert refused.value.failure == AWAY
-            with pytest.raises(Refused):
+    first, ended = open_database(place), asyncio.Event()
+    first.on_superseded = ended.set
+    assert len(postgres.ask(cut(place))) >= 1
+    if replaced:
+        with closing(open_database(place)):
+            with pytest.raises(Refused) as refused:
                 await first.write(lambda connection: add(connection, "t"))
-        else:
+            assert refused.value.failure == AWAY
+        with pytest.raises(Refused):
             await first.write(lambda connection: add(connection, "t"))
-        assert ended.is_set() is replaced
-        assert await first.read(tenants) == ([] if replaced else ["t"])
-        first.close()
-
-    asyncio.run(main())
+    else:
+        await first.write(lambda connection: add(connection, "t"))
+    assert ended.is_set() is replaced
+    assert await first.read(tenants) == ([] if replaced else ["t"])
+    first.close()
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_who_writes_nothing_keeps_the_lock(
+async def test_who_writes_nothing_keeps_the_lock(
     postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool
 ) -> None:
     """A session that was cut is made anew without anything to write; and who was replaced meanwhile is told to end."""
 
-    async def main() -> None:
-        first, ended = open_database(place), asyncio.Event()
-        first.on_superseded = ended.set
-        postgres.ask(cut(place))
-        if replaced:
-            open_database(place).close()
-        looking = asyncio.create_task(keep_writing(first, HurriedClock()))
-        if replaced:
-            await asyncio.wait_for(ended.wait(), 60)
-        else:
-            locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-            await eventually(lambda: postgres.ask(locks, name_of(place)) == [(1,)], "the lock is taken again")
-            with pytest.raises(OperationalError, match="another control plane"):
-                open_database(place)
-            assert not ended.is_set()
-        looking.cancel()
-        await asyncio.wait({looking})
-        first.close()
-
-    asyncio.run(main())
+    first, ended = open_database(place), asyncio.Event()
+    first.on_superseded = ended.set
+    postgres.ask(cut(place))
+    if replaced:
+        open_database(place).close()
+    looking = asyncio.create_task(keep_writing(first, HurriedClock()))
+    if replaced:
+        await asyncio.wait_for(ended.wait(), 60)
+    else:
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        await eventually(lambda: postgres.ask(locks, name_of(place)) == [(1,)], "the lock is taken again")
+        with pytest.raises(OperationalError, match="another control plane"):
+            open_database(place)
+        assert not ended.is_set()
+    looking.cancel()
+    await asyncio.wait({looking})
+    first.close()
 
 
 @pytest.mark.parametrize("lost", Lost)
-def test_a_commit_whose_answer_is_lost(postgres: PostgresServer, place: PostgresPlace, lost: Lost) -> None:
+async def test_a_commit_whose_answer_is_lost(postgres: PostgresServer, place: PostgresPlace, lost: Lost) -> None:
     """What was done is done, once, and known as such; control: what was not done is a passing failure."""
 
-    async def main() -> None:
-        with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
-            wire.lose = lost
-            if lost is Lost.ANSWER:
+    with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+        wire.lose = lost
+        if lost is Lost.ANSWER:
+            await database.write(lambda connection: add(connection, "t"))
+        else:
+            with pytest.raises(Refused) as refused:
                 await database.write(lambda connection: add(connection, "t"))
-            else:
-                with pytest.raises(Refused) as refused:
-                    await database.write(lambda connection: add(connection, "t"))
-                assert refused.value.failure == AWAY
-            assert await database.read(tenants) == (["t"] if lost is Lost.ANSWER else [])
-            await database.write(lambda connection: add(connection, "u"))
-
-    asyncio.run(main())
+            assert refused.value.failure == AWAY
+        assert await database.read(tenants) == (["t"] if lost is Lost.ANSWER else [])
+        await database.write(lambda connection: add(connection, "u"))
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: PostgresPlace, repeated: bool) -> None:
+async def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: PostgresPlace, repeated: bool) -> None:
     """And the database is away: records are posted again, and are there once. Of anything else memory may be behind,
     so the control plane has to begin anew.
     """
 
-    async def main() -> None:
-        with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
-            ledger, ended = Ledger(database), asyncio.Event()
-            database.on_superseded = ended.set
-            batch = RequestBatch(records=(request_record(1), request_record(2)))
+    with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+        ledger, ended = Ledger(database), asyncio.Event()
+        database.on_superseded = ended.set
+        batch = RequestBatch(records=(request_record(1), request_record(2)))
 
-            async def work() -> None:
-                if repeated:
-                    await ledger.append_requests(batch)
-                else:
-                    await database.write(lambda connection: add(connection, "t"))
-
-            wire.lose, wire.shut = Lost.ANSWER, True
-            with pytest.raises(Refused) as refused:
-                await work()
-            assert refused.value.failure == AWAY
-            wire.shut = False
+        async def work() -> None:
             if repeated:
-                await work()
-                found = await database.read(lambda connection: connection.execute(select(request_records)).all())
-                assert len(found) == 2
-                spans = await database.read(lambda connection: connection.execute(select(received)).all())
-                assert spans == [("activator-1", 1, 2)]
+                await ledger.append_requests(batch)
             else:
-                with pytest.raises(Refused):
-                    await work()
-                assert await database.read(tenants) == ["t"]
-            assert ended.is_set() is not repeated
+                await database.write(lambda connection: add(connection, "t"))
 
-    asyncio.run(main())
+        wire.lose, wire.shut = Lost.ANSWER, True
+        with pytest.raises(Refused) as refused:
+            await work()
+        assert refused.value.failure == AWAY
+        wire.shut = False
+        if repeated:
+            await work()
+            found = await database.read(lambda connection: connection.execute(select(request_records)).all())
+            assert len(found) == 2
+            spans = await database.read(lambda connection: connection.execute(select(received)).all())
+            assert spans == [("activator-1", 1, 2)]
+        else:
+            with pytest.raises(Refused):
+                await work()
+            assert await database.read(tenants) == ["t"]
+        assert ended.is_set() is not repeated
 
 
-def test_a_server_that_says_nothing_is_away(
+async def test_a_server_that_says_nothing_is_away(
     postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL, in the middle of a transaction too: refused as passing, and again there as soon as it is."""
 
-    async def main() -> None:
-        with closing(open_database(place)) as database:
-            await database.write(lambda connection: add(connection, "t"))
+    with closing(open_database(place)) as database:
+        await database.write(lambda connection: add(connection, "t"))
 
-            def killed(connection: Connection) -> None:
-                add(connection, "half")
-                postgres.kill()
-                add(connection, "more")
+        def killed(connection: Connection) -> None:
+            add(connection, "half")
+            postgres.kill()
+            add(connection, "more")
 
-            with pytest.raises(Refused) as refused:
-                await database.write(killed)
-            assert refused.value.failure == AWAY
-            for work in (database.write, database.read):
-                with pytest.raises(Refused):
-                    await work(tenants)
-            postgres.start()
-            assert await database.read(tenants) == ["t"]
-            await database.write(lambda connection: add(connection, "u"))
-
-    asyncio.run(main())
+        with pytest.raises(Refused) as refused:
+            await database.write(killed)
+        assert refused.value.failure == AWAY
+        for work in (database.write, database.read):
+            with pytest.raises(Refused):
+                await work(tenants)
+        postgres.start()
+        assert await database.read(tenants) == ["t"]
+        await database.write(lambda connection: add(connection, "u"))
 
 
-def test_stalled_server_refuses_each_call_in_time(
+async def test_stalled_server_refuses_each_call_in_time(
     postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that keeps its connections and says nothing is away after the limit, also for calls that wait behind
@@ -357,152 +335,136 @@ def test_stalled_server_refuses_each_call_in_time(
         except Refused as refused:
             return refused.failure
 
-    async def main() -> None:
-        with closing(open_database(place)) as database:
-            await database.write(lambda connection: add(connection, "t"))
-            assert await database.read(tenants) == ["t"]
+    with closing(open_database(place)) as database:
+        await database.write(lambda connection: add(connection, "t"))
+        assert await database.read(tenants) == ["t"]
 
-            def stalls(connection: Connection) -> None:
-                add(connection, "half")
-                postgres.stall()
+        def stalls(connection: Connection) -> None:
+            add(connection, "half")
+            postgres.stall()
 
-            monkeypatch.setattr(silence, "LIMIT_S", 0.5)
-            async with asyncio.timeout(30):  # 41 calls of 5 s each are minutes
-                calls = [outcome(database.write(stalls))]
-                calls += [outcome(call(tenants)) for call in (database.write, database.read) for _ in range(20)]
-                found = await asyncio.gather(*calls)
-            postgres.stall(resumed=True)
-            monkeypatch.setattr(silence, "LIMIT_S", limit_s)
-            # Readers may have been quicker than the stall.
-            assert found[:21] == [AWAY] * 21
-            assert all(each in (AWAY, ["t"]) for each in found[21:])
-            assert await database.read(tenants) == ["t"]
-            await database.write(lambda connection: add(connection, "u"))
-            assert await database.read(tenants) == ["t", "u"]
-
-    asyncio.run(main())
+        monkeypatch.setattr(silence, "LIMIT_S", 0.5)
+        async with asyncio.timeout(30):  # 41 calls of 5 s each are minutes
+            calls = [outcome(database.write(stalls))]
+            calls += [outcome(call(tenants)) for call in (database.write, database.read) for _ in range(20)]
+            found = await asyncio.gather(*calls)
+        postgres.stall(resumed=True)
+        monkeypatch.setattr(silence, "LIMIT_S", limit_s)
+        # Readers may have been quicker than the stall.
+        assert found[:21] == [AWAY] * 21
+        assert all(each in (AWAY, ["t"]) for each in found[21:])
+        assert await database.read(tenants) == ["t"]
+        await database.write(lambda connection: add(connection, "u"))
+        assert await database.read(tenants) == ["t", "u"]
 
 
-def test_slow_statement_is_cancelled_at_the_server(
+async def test_slow_statement_is_cancelled_at_the_server(
     postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is dropped and holds the lock no longer, so that the next call is served."""
     active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
     limit_s = silence.LIMIT_S
 
-    async def main() -> None:
-        with closing(open_database(place)) as database:
-            monkeypatch.setattr(silence, "LIMIT_S", 0.5)
-            with pytest.raises(Refused) as refused:
-                await database.write(lambda connection: connection.execute(text("SELECT pg_sleep(600)")))
-            monkeypatch.setattr(silence, "LIMIT_S", limit_s)
-            assert refused.value.failure == AWAY
-            await eventually(lambda: postgres.ask(active) == [(0,)], "it is cancelled")
-            await database.write(lambda connection: add(connection, "t"))
-
-    asyncio.run(main())
+    with closing(open_database(place)) as database:
+        monkeypatch.setattr(silence, "LIMIT_S", 0.5)
+        with pytest.raises(Refused) as refused:
+            await database.write(lambda connection: connection.execute(text("SELECT pg_sleep(600)")))
+        monkeypatch.setattr(silence, "LIMIT_S", limit_s)
+        assert refused.value.failure == AWAY
+        await eventually(lambda: postgres.ask(active) == [(0,)], "it is cancelled")
+        await database.write(lambda connection: add(connection, "t"))
 
 
-def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresPlace) -> None:
     """What was answered is gone from the database, and still in memory. The writer is superseded, and says why."""
 
-    async def main() -> None:
-        with closing(open_database(place)) as database:
-            ended = asyncio.Event()
-            database.on_superseded = ended.set
-            await database.write(lambda connection: add(connection, "t"))
-            postgres.keep()
-            await database.write(lambda connection: add(connection, "u"))
-            postgres.fail_over()
-            with pytest.raises(Refused) as refused:
-                await database.write(tenants)
-            assert refused.value.failure == AWAY
-            assert ended.is_set()
-        with closing(open_database(place)) as database:
-            assert await database.read(tenants) == ["t"]
-
-    asyncio.run(main())
+    with closing(open_database(place)) as database:
+        ended = asyncio.Event()
+        database.on_superseded = ended.set
+        await database.write(lambda connection: add(connection, "t"))
+        postgres.keep()
+        await database.write(lambda connection: add(connection, "u"))
+        postgres.fail_over()
+        with pytest.raises(Refused) as refused:
+            await database.write(tenants)
+        assert refused.value.failure == AWAY
+        assert ended.is_set()
+    with closing(open_database(place)) as database:
+        assert await database.read(tenants) == ["t"]
 
 
-def test_failover_behind_the_first_start_begins_anew(postgres: PostgresServer) -> None:
+async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresServer) -> None:
     """The server has lost the control plane's own row, and another one took its number meanwhile."""
 
-    async def main() -> None:
-        place = postgres.database()
-        try:
-            postgres.keep()
-            with closing(open_database(place)) as database:
-                ended = asyncio.Event()
-                database.on_superseded = ended.set
-                await database.write(lambda connection: add(connection, "t"))
-                postgres.fail_over()
-                open_database(place).close()
-                with pytest.raises(Refused):
-                    await database.write(tenants)
-                assert ended.is_set()
-        finally:
-            postgres.drop(place)
-
-    asyncio.run(main())
-
-
-def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, place: PostgresPlace) -> None:
-    """A standby that had everything is promoted: a new timeline, and the same control plane."""
-
-    async def main() -> None:
+    place = postgres.database()
+    try:
+        postgres.keep()
         with closing(open_database(place)) as database:
             ended = asyncio.Event()
             database.on_superseded = ended.set
             await database.write(lambda connection: add(connection, "t"))
-            postgres.become_standby()
-            with pytest.raises(Refused) as refused:
-                await database.write(lambda connection: add(connection, "u"))
-            assert refused.value.failure == AWAY
-            assert await database.read(tenants) == ["t"]
-            postgres.promote()
-            await database.write(lambda connection: add(connection, "u"))
-            assert await database.read(tenants) == ["t", "u"]
-            assert not ended.is_set()
+            postgres.fail_over()
+            open_database(place).close()
+            with pytest.raises(Refused):
+                await database.write(tenants)
+            assert ended.is_set()
+    finally:
+        postgres.drop(place)
 
-    asyncio.run(main())
+
+async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, place: PostgresPlace) -> None:
+    """A standby that had everything is promoted: a new timeline, and the same control plane."""
+
+    with closing(open_database(place)) as database:
+        ended = asyncio.Event()
+        database.on_superseded = ended.set
+        await database.write(lambda connection: add(connection, "t"))
+        postgres.become_standby()
+        with pytest.raises(Refused) as refused:
+            await database.write(lambda connection: add(connection, "u"))
+        assert refused.value.failure == AWAY
+        assert await database.read(tenants) == ["t"]
+        postgres.promote()
+        await database.write(lambda connection: add(connection, "u"))
+        assert await database.read(tenants) == ["t", "u"]
+        assert not ended.is_set()
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_commit_without_an_answer_and_a_failover(postgres: PostgresServer, place: PostgresPlace, is_lost: bool) -> None:
+async def test_commit_without_an_answer_and_a_failover(
+    postgres: PostgresServer, place: PostgresPlace, is_lost: bool
+) -> None:
     """The server that takes its place may know nothing of the transaction. It is a passing failure all the same, and
     what follows is served; where the server lost earlier commits with it, the control plane begins anew.
     """
 
-    async def main() -> None:
-        with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
-            ended = asyncio.Event()
-            database.on_superseded = ended.set
-            if is_lost:
-                postgres.keep()
-                await database.write(lambda connection: add(connection, "s"))
-            else:
-                await database.write(lambda connection: add(connection, "s"))
-                postgres.keep()
-                await database.write(_read_only)  # a session anew
-            wire.lose, wire.shut = Lost.ANSWER, True
-            with pytest.raises(Refused) as refused:
-                await database.write(lambda connection: add(connection, "t"))
-            assert refused.value.failure == AWAY
-            postgres.fail_over()
-            wire.shut = False
-            if is_lost:
-                with pytest.raises(Refused):
-                    await database.write(tenants)
-            else:
-                await database.write(lambda connection: add(connection, "u"))
-                assert await database.read(tenants) == ["s", "u"]
-            assert ended.is_set() is is_lost
-
-    asyncio.run(main())
+    with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
+        ended = asyncio.Event()
+        database.on_superseded = ended.set
+        if is_lost:
+            postgres.keep()
+            await database.write(lambda connection: add(connection, "s"))
+        else:
+            await database.write(lambda connection: add(connection, "s"))
+            postgres.keep()
+            await database.write(_read_only)  # a session anew
+        wire.lose, wire.shut = Lost.ANSWER, True
+        with pytest.raises(Refused) as refused:
+            await database.write(lambda connection: add(connection, "t"))
+        assert refused.value.failure == AWAY
+        postgres.fail_over()
+        wire.shut = False
+        if is_lost:
+            with pytest.raises(Refused):
+                await database.write(tenants)
+        else:
+            await database.write(lambda connection: add(connection, "u"))
+            assert await database.read(tenants) == ["s", "u"]
+        assert ended.is_set() is is_lost
 
 
 @pytest.mark.parametrize("ending", ["idle_in_transaction_session_timeout", "statement_timeout"])
-def test_session_that_the_server_ends_is_a_passing_failure(place: PostgresPlace, ending: str) -> None:
+async def test_session_that_the_server_ends_is_a_passing_failure(place: PostgresPlace, ending: str) -> None:
     """A transaction of which nothing is heard is ended by the server, and so is a statement: neither is a defect."""
 
     def late(connection: Connection) -> None:
@@ -514,34 +476,28 @@ def test_session_that_the_server_ends_is_a_passing_failure(place: PostgresPlace,
             select_module.select([driver.fileno()], [], [], 60)  # the server has ended it
         connection.execute(text("SELECT pg_sleep(60)"))
 
-    async def main() -> None:
-        with closing(open_database(place)) as database:
-            with pytest.raises(Refused) as refused:
-                await database.write(late)
-            assert refused.value.failure == AWAY
-            assert await database.read(tenants) == []
-            await database.write(lambda connection: add(connection, "u"))
-
-    asyncio.run(main())
+    with closing(open_database(place)) as database:
+        with pytest.raises(Refused) as refused:
+            await database.write(late)
+        assert refused.value.failure == AWAY
+        assert await database.read(tenants) == []
+        await database.write(lambda connection: add(connection, "u"))
 
 
-def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresPlace) -> None:
     """A start on a read-only standby says in readiness what it waits for, and goes on once that takes writes."""
     said: list[str] = []
 
-    async def main() -> None:
-        postgres.become_standby()
-        opening = asyncio.create_task(open_when_there(place, asyncio.Event(), said.append))
-        await eventually(lambda: opening.done() or len(said) > 1, "it says so")
-        assert not opening.done()
-        postgres.promote()
-        opened = await asyncio.wait_for(opening, 60)
-        assert opened is not None
-        opened.close()
-        assert said[0] == "the database"
-        assert "the database: its server is read-only, as a standby is" in said
-
-    asyncio.run(main())
+    postgres.become_standby()
+    opening = asyncio.create_task(open_when_there(place, asyncio.Event(), said.append))
+    await eventually(lambda: opening.done() or len(said) > 1, "it says so")
+    assert not opening.done()
+    postgres.promote()
+    opened = await asyncio.wait_for(opening, 60)
+    assert opened is not None
+    opened.close()
+    assert said[0] == "the database"
+    assert "the database: its server is read-only, as a standby is" in said
 
 
 def test_it_is_no_file_to_be_copied(place: PostgresPlace, tmp_path: Path) -> None:

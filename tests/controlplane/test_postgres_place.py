@@ -63,31 +63,28 @@ def test_tls(
 SECRET = "hunter2"
 
 
-def test_the_password_comes_from_a_file_and_is_shown_nowhere(
+async def test_the_password_comes_from_a_file_and_is_shown_nowhere(
     postgres: PostgresServer, place: PostgresPlace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Read anew for each session; not in errors, logs, names of objects, or what other processes are told."""
     file = tmp_path / "password"
     kept = PostgresPlace(place.url, file)
 
-    async def main() -> None:
-        stop = asyncio.Event()
-        opening = asyncio.create_task(open_when_there(kept, stop))
-        async with asyncio.timeout(60):
-            while "can't be read" not in caplog.text and not caplog.records:
-                await asyncio.sleep(0.005)
-        file.write_text(f"{SECRET}\n")
-        database = await asyncio.wait_for(opening, 60)
-        assert isinstance(database, Database)
-        driver = database.engine.raw_connection()
-        assert driver.driver_connection is not None
-        assert driver.driver_connection.info.password == SECRET
-        driver.close()
-        shown = [repr(database), repr(kept), str(kept), *words_of(kept), caplog.text, *map(repr, caplog.records)]
-        assert SECRET not in " ".join(shown)
-        database.close()
-
-    asyncio.run(main())
+    stop = asyncio.Event()
+    opening = asyncio.create_task(open_when_there(kept, stop))
+    async with asyncio.timeout(60):
+        while "can't be read" not in caplog.text and not caplog.records:
+            await asyncio.sleep(0.005)
+    file.write_text(f"{SECRET}\n")
+    database = await asyncio.wait_for(opening, 60)
+    assert isinstance(database, Database)
+    driver = database.engine.raw_connection()
+    assert driver.driver_connection is not None
+    assert driver.driver_connection.info.password == SECRET
+    driver.close()
+    shown = [repr(database), repr(kept), str(kept), *words_of(kept), caplog.text, *map(repr, caplog.records)]
+    assert SECRET not in " ".join(shown)
+    database.close()
     assert place_of(words_of(kept)) == kept
     assert place_of(words_of(place)) == place
     assert place_of((str(tmp_path),)) == tmp_path

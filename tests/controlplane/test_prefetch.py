@@ -30,59 +30,50 @@ class FakeCache:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_each_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+async def test_each_once_at_a_time(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     """A repeat meanwhile is the same wish, a number of them is all there is; afterwards it is a new one."""
     monkeypatch.setattr(prefetch, "MAX_ASKING", 2)
 
-    async def main() -> None:
-        cache = FakeCache(away=away)
-        async with Tasks() as tasks:
-            prefetcher = Prefetcher(cache.ask, tasks)
-            for _ in range(3):
-                prefetcher.named(key())
-                prefetcher.placing(key())
-            prefetcher.named(key(letter="b"))
-            await asyncio.sleep(0)
-            assert [wish.urgent for wish in cache.wishes] == [False, True]
-            cache.open.set()
-            await tasks.settled()
-            prefetcher.named(key(letter="b"))
-            await tasks.settled()
-        assert [wish.version for wish in cache.wishes] == [digest("a"), digest("a"), digest("b")]
-
-    asyncio.run(main())
+    cache = FakeCache(away=away)
+    async with Tasks() as tasks:
+        prefetcher = Prefetcher(cache.ask, tasks)
+        for _ in range(3):
+            prefetcher.named(key())
+            prefetcher.placing(key())
+        prefetcher.named(key(letter="b"))
+        await asyncio.sleep(0)
+        assert [wish.urgent for wish in cache.wishes] == [False, True]
+        cache.open.set()
+        await tasks.settled()
+        prefetcher.named(key(letter="b"))
+        await tasks.settled()
+    assert [wish.version for wish in cache.wishes] == [digest("a"), digest("a"), digest("b")]
 
 
-def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
+async def test_what_an_alias_names_is_wished_for(tmp_path: Path) -> None:
     """The first push, as it makes `prod`, and each deploy; not a later push, which nobody asks for yet."""
     named: list[VersionKey] = []
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            registry.on_named = named.append
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="b"), NOW_S)
-            assert named == [key(letter="a")]
-            await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)
-            assert named == [key(letter="a"), key(letter="b")]
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        registry.on_named = named.append
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S)
+        assert named == [key(letter="a")]
+        await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)
+        assert named == [key(letter="a"), key(letter="b")]
 
 
-def test_who_waits_for_a_device_slot_is_wished_for() -> None:
+async def test_who_waits_for_a_device_slot_is_wished_for() -> None:
     """Once, while an idle version is sent away for it."""
 
-    async def main() -> None:
-        placing: list[VersionKey] = []
-        async with world(slots=1) as w:
-            w.scaler.on_placing = placing.append
-            idle, asked = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "asked"))
-            await woken(w, idle)
-            await w.seconds(5)
-            assert placing == []
-            w.report(asked)
-            w.report(asked)
-            assert placing == [asked]
-
-    asyncio.run(main())
+    placing: list[VersionKey] = []
+    async with world(slots=1) as w:
+        w.scaler.on_placing = placing.append
+        idle, asked = (w.catalogue.add(name, replace_scale(FAST, grace_s=600.0)) for name in ("idle", "asked"))
+        await woken(w, idle)
+        await w.seconds(5)
+        assert placing == []
+        w.report(asked)
+        w.report(asked)
+        assert placing == [asked]

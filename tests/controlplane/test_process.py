@@ -1,6 +1,5 @@
 """One process at the end of a pidfd: it is ended for certain, its death is always noticed, nobody else is ever hit."""
 
-import asyncio
 import os
 import signal
 import time
@@ -12,79 +11,64 @@ from tests.controlplane.ground import Run, local
 from tests.eventually import eventually
 
 
-def test_sigterm_is_enough_for_most(run: Run) -> None:
+async def test_sigterm_is_enough_for_most(run: Run) -> None:
     """It is gone long before SIGKILL would come."""
 
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            process = await it.fleet.bear()
-            began = time.monotonic()
-            it.fleet.end(process, term_s=90.0)
-            it.fleet.end(process, term_s=90.0)
-            assert await process.gone(60.0)
-            assert time.monotonic() - began < 60.0
-            assert list(it.table) == []
-
-    asyncio.run(main())
+    async with local(run, standbys=0) as it:
+        process = await it.fleet.bear()
+        began = time.monotonic()
+        it.fleet.end(process, term_s=90.0)
+        it.fleet.end(process, term_s=90.0)
+        assert await process.gone(60.0)
+        assert time.monotonic() - began < 60.0
+        assert list(it.table) == []
 
 
-def test_sigkill_comes_for_the_rest(run: Run) -> None:
+async def test_sigkill_comes_for_the_rest(run: Run) -> None:
     """One that ignores SIGTERM is dead shortly after its time."""
     run.tell("ignore-term")
 
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            process = await it.fleet.bear()
-            process.signal(signal.SIGTERM)
-            assert not await process.gone(0.1)
-            it.fleet.end(process, term_s=0.1)
-            assert await process.gone(60.0)
-
-    asyncio.run(main())
+    async with local(run, standbys=0) as it:
+        process = await it.fleet.bear()
+        process.signal(signal.SIGTERM)
+        assert not await process.gone(0.1)
+        it.fleet.end(process, term_s=0.1)
+        assert await process.gone(60.0)
 
 
-def test_calls_to_the_dead_are_unavailable_and_signals_go_nowhere(run: Run) -> None:
+async def test_calls_to_the_dead_are_unavailable_and_signals_go_nowhere(run: Run) -> None:
     """A process that is gone refuses, and its number may be another's by now."""
 
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            process = await it.fleet.bear()
-            os.kill(process.pid, signal.SIGKILL)
-            assert await process.gone(60.0)
-            with pytest.raises(Refused) as refused:
-                await process.report()
-            assert refused.value.failure == Unavailable("the runtime")
-            process.signal(signal.SIGKILL)
-            await process.end()
-
-    asyncio.run(main())
+    async with local(run, standbys=0) as it:
+        process = await it.fleet.bear()
+        os.kill(process.pid, signal.SIGKILL)
+        assert await process.gone(60.0)
+        with pytest.raises(Refused) as refused:
+            await process.report()
+        assert refused.value.failure == Unavailable("the runtime")
+        process.signal(signal.SIGKILL)
+        await process.end()
 
 
-def test_death_is_noticed_where_the_socket_cannot_be_removed(run: Run) -> None:
+async def test_death_is_noticed_where_the_socket_cannot_be_removed(run: Run) -> None:
     """As on a disk that is read-only by then. Its device slot comes free."""
 
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            process = await it.fleet.bear()
-            socket = run.path / f"rt-{process.runtime_id}.sock"
-            socket.unlink()
-            socket.mkdir()
-            os.kill(process.pid, signal.SIGKILL)
-            await eventually(lambda: list(it.table) == [])
-
-    asyncio.run(main())
+    async with local(run, standbys=0) as it:
+        process = await it.fleet.bear()
+        socket = run.path / f"rt-{process.runtime_id}.sock"
+        socket.unlink()
+        socket.mkdir()
+        os.kill(process.pid, signal.SIGKILL)
+        await eventually(lambda: list(it.table) == [])
 
 
-def test_a_standby_that_never_parks_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_standby_that_never_parks_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Born, alive, and silent: it is ended, and whoever asked is told."""
     monkeypatch.setattr("controlplane.scaling.fleet.PARK_S", 0.1)
     run.tell("never-park")
 
-    async def main() -> None:
-        async with local(run, standbys=0) as it:
-            with pytest.raises(Refused) as refused:
-                await it.fleet.bear()
-            assert refused.value.failure == Unavailable("the zygote")
-            await eventually(lambda: list(it.table) == [])
-
-    asyncio.run(main())
+    async with local(run, standbys=0) as it:
+        with pytest.raises(Refused) as refused:
+            await it.fleet.bear()
+        assert refused.value.failure == Unavailable("the zygote")
+        await eventually(lambda: list(it.table) == [])

@@ -27,128 +27,108 @@ async def _refusal(work: object) -> Failure:
     return refused.value.failure
 
 
-def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> None:
+async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> None:
     """`prod` names the first version until a deploy says otherwise."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            for letter in "ab":
-                assert await registry.register(registration(letter=letter), NOW_S) == Registered(is_new=True)
-            assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
-            assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
-            assert registry.model(TENANT, "m").aliases == {"prod": digest("b")}
-            assert [each.registration.version for each in registry.model(TENANT, "m").versions] == [
-                digest("a"),
-                digest("b"),
-            ]
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        for letter in "ab":
+            assert await registry.register(registration(letter=letter), NOW_S) == Registered(is_new=True)
+        assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
+        assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
+        assert registry.model(TENANT, "m").aliases == {"prod": digest("b")}
+        assert [each.registration.version for each in registry.model(TENANT, "m").versions] == [
+            digest("a"),
+            digest("b"),
+        ]
 
 
-def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
+async def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
     """The snapshotter may tell of a version as often as it likes."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            assert (await registry.register(registration(), NOW_S)).is_new
-            before = registry.model(TENANT, "m")
-            assert await registry.register(registration(), NOW_S + 5) == Registered(is_new=False)
-            assert registry.model(TENANT, "m") == before
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        assert (await registry.register(registration(), NOW_S)).is_new
+        before = registry.model(TENANT, "m")
+        assert await registry.register(registration(), NOW_S + 5) == Registered(is_new=False)
+        assert registry.model(TENANT, "m") == before
 
 
-def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
+async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     """What was answered is on disk: models, aliases, scale settings, faults."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="b"), NOW_S + 1)
-            await registry.register(registration(model="n", letter="a"), NOW_S + 2)
-            await registry.deploy(BY, TENANT, "m", "b" * 64, NOW_S)
-            await registry.rescale(
-                BY, TENANT, "m", {"min": 1, "max": 3, "target": 2.5, "window_s": 6.0, "grace_s": 0.0}, NOW_S
-            )
-            await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-            before = registry.models(TENANT)
-        async with opened_registry(tmp_path) as registry:
-            assert registry.models(TENANT) == before
-            assert registry.model(TENANT, "m").scale.target == 2.5
-            found = registry.find(key(letter="a"))
-            assert found is not None
-            assert (found[1].state, found[1].fault) == (VersionState.FAULTY, "chunk_corrupt")
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S + 1)
+        await registry.register(registration(model="n", letter="a"), NOW_S + 2)
+        await registry.deploy(BY, TENANT, "m", "b" * 64, NOW_S)
+        await registry.rescale(
+            BY, TENANT, "m", {"min": 1, "max": 3, "target": 2.5, "window_s": 6.0, "grace_s": 0.0}, NOW_S
+        )
+        await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        before = registry.models(TENANT)
+    async with opened_registry(tmp_path) as registry:
+        assert registry.models(TENANT) == before
+        assert registry.model(TENANT, "m").scale.target == 2.5
+        found = registry.find(key(letter="a"))
+        assert found is not None
+        assert (found[1].state, found[1].fault) == (VersionState.FAULTY, "chunk_corrupt")
 
 
-def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
+async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
     """Each way of saying no is a fact with the value in it, and changes nothing."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            twins = ("c" * 63 + "1", "c" * 63 + "2")
-            for version in (digest("a"), *twins):
-                base = registration()
-                await registry.register(
-                    type(base)(**{name: getattr(base, name) for name in base.__struct_fields__} | {"version": version}),
-                    NOW_S,
-                )
-            before = registry.models(TENANT)
-            assert await _refusal(registry.deploy(BY, TENANT, "nope", "a" * 12, NOW_S)) == ModelNotFound("nope")
-            assert await _refusal(registry.deploy(BY, "other", "m", "a" * 12, NOW_S)) == ModelNotFound("m")
-            assert await _refusal(registry.deploy(BY, TENANT, "m", "d" * 12, NOW_S)) == NotFound(
-                "version", "m@" + "d" * 12
+    async with opened_registry(tmp_path) as registry:
+        twins = ("c" * 63 + "1", "c" * 63 + "2")
+        for version in (digest("a"), *twins):
+            base = registration()
+            await registry.register(
+                type(base)(**{name: getattr(base, name) for name in base.__struct_fields__} | {"version": version}),
+                NOW_S,
             )
-            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "c" * 12, NOW_S)), InvalidRequest)
-            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "a" * 11, NOW_S)), InvalidRequest)
-            assert isinstance(await _refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
-            stranger = registration(model="new", tenant="stranger")
-            assert await _refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
-            crossing = registry.rescale(BY, TENANT, "m", {"min": 2}, NOW_S)
-            assert await _refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
-            part = registry.rescale(BY, TENANT, "m", {"window_s": 6.5}, NOW_S)
-            assert isinstance(await _refusal(part), InvalidRequest)
-            assert registry.models(TENANT) == before
-            assert registry.models("stranger") == ()
+        before = registry.models(TENANT)
+        assert await _refusal(registry.deploy(BY, TENANT, "nope", "a" * 12, NOW_S)) == ModelNotFound("nope")
+        assert await _refusal(registry.deploy(BY, "other", "m", "a" * 12, NOW_S)) == ModelNotFound("m")
+        assert await _refusal(registry.deploy(BY, TENANT, "m", "d" * 12, NOW_S)) == NotFound("version", "m@" + "d" * 12)
+        assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "c" * 12, NOW_S)), InvalidRequest)
+        assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "a" * 11, NOW_S)), InvalidRequest)
+        assert isinstance(await _refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
+        stranger = registration(model="new", tenant="stranger")
+        assert await _refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
+        crossing = registry.rescale(BY, TENANT, "m", {"min": 2}, NOW_S)
+        assert await _refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
+        part = registry.rescale(BY, TENANT, "m", {"window_s": 6.5}, NOW_S)
+        assert isinstance(await _refusal(part), InvalidRequest)
+        assert registry.models(TENANT) == before
+        assert registry.models("stranger") == ()
 
-    asyncio.run(main())
 
-
-def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
+async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
     """A deploy of known-broken bytes is refused; a restore that works, or another push, lifts it."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="b"), NOW_S)
-            for mended in (
-                registry.note(key(letter="b"), VersionEvent.RESTORED),
-                registry.register(registration(letter="b"), NOW_S),
-            ):
-                await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-                assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
-                await mended
-                assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S)
+        for mended in (
+            registry.note(key(letter="b"), VersionEvent.RESTORED),
+            registry.register(registration(letter="b"), NOW_S),
+        ):
+            await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
+            await mended
+            assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
 
-def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
+async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
     """What is not given stays; a target can be taken back."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(), NOW_S)
-            assert await registry.rescale(BY, TENANT, "m", {}, NOW_S) == ScaleSettings()
-            assert await registry.rescale(BY, TENANT, "m", {"max": 4}, NOW_S) == ScaleSettings(max=4)
-            assert await registry.rescale(BY, TENANT, "m", {"target": 3.0}, NOW_S) == ScaleSettings(max=4, target=3.0)
-            assert await registry.rescale(BY, TENANT, "m", {"target": None}, NOW_S) == ScaleSettings(max=4)
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(), NOW_S)
+        assert await registry.rescale(BY, TENANT, "m", {}, NOW_S) == ScaleSettings()
+        assert await registry.rescale(BY, TENANT, "m", {"max": 4}, NOW_S) == ScaleSettings(max=4)
+        assert await registry.rescale(BY, TENANT, "m", {"target": 3.0}, NOW_S) == ScaleSettings(max=4, target=3.0)
+        assert await registry.rescale(BY, TENANT, "m", {"target": None}, NOW_S) == ScaleSettings(max=4)
 
 
-def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
+async def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
     """Each change is on disk when the feed hears of it; negative control: the same look before the commit sees none."""
     seen: list[tuple[int, int]] = []
 
@@ -158,15 +138,12 @@ def test_what_is_published_is_durable_already(tmp_path: Path) -> None:
                 seen.append((len(change.versions), _versions_on_disk(tmp_path)))
             return super().publish(change)
 
-    async def main() -> None:
-        async with opened_registry(tmp_path, Looking()) as registry:
-            assert _versions_on_disk(tmp_path) == 0
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="b"), NOW_S)
-        async with opened_registry(tmp_path, Looking()):
-            assert seen == [(1, 1), (1, 2), (2, 2)]
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path, Looking()) as registry:
+        assert _versions_on_disk(tmp_path) == 0
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S)
+    async with opened_registry(tmp_path, Looking()):
+        assert seen == [(1, 1), (1, 2), (2, 2)]
 
 
 def _versions_on_disk(data: Path) -> int:
@@ -175,23 +152,20 @@ def _versions_on_disk(data: Path) -> int:
         return connection.execute(select(func.count()).select_from(schema.versions)).scalar_one()
 
 
-def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
+async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
     """Fifty pushes and deploys at once: every version is there once, and memory is what a reload gives."""
 
-    async def main() -> None:
-        letters = "abcdef"
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            pushes = [registry.register(registration(letter=letter), NOW_S) for letter in letters * 5]
-            scales = [registry.rescale(BY, TENANT, "m", {"max": number + 1}, NOW_S) for number in range(20)]
-            created = await asyncio.gather(*pushes)
-            await asyncio.gather(*scales, registry.deploy(BY, TENANT, "m", digest("f"), NOW_S))
-            assert sum(each.is_new for each in created) == len(letters) - 1
-            before = registry.models(TENANT)
-        async with opened_registry(tmp_path) as registry:
-            assert registry.models(TENANT) == before
-
-    asyncio.run(main())
+    letters = "abcdef"
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        pushes = [registry.register(registration(letter=letter), NOW_S) for letter in letters * 5]
+        scales = [registry.rescale(BY, TENANT, "m", {"max": number + 1}, NOW_S) for number in range(20)]
+        created = await asyncio.gather(*pushes)
+        await asyncio.gather(*scales, registry.deploy(BY, TENANT, "m", digest("f"), NOW_S))
+        assert sum(each.is_new for each in created) == len(letters) - 1
+        before = registry.models(TENANT)
+    async with opened_registry(tmp_path) as registry:
+        assert registry.models(TENANT) == before
 
 
 def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
@@ -210,21 +184,18 @@ def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
     assert {row.version for row in snapshot.versions} == {digest("a"), digest("b")}
 
 
-def test_a_failed_commit_shows_nothing(tmp_path: Path) -> None:
+async def test_a_failed_commit_shows_nothing(tmp_path: Path) -> None:
     """Where the disk refuses, memory and feed stay as they were."""
 
-    async def main() -> None:
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            before, snapshot = registry.models(TENANT), feed.snapshot()
-            await _forbid_inserts(registry)
-            with pytest.raises(Exception, match="disk is full"):
-                await registry.register(registration(letter="b"), NOW_S)
-            assert registry.models(TENANT) == before
-            assert feed.snapshot() == snapshot
-
-    asyncio.run(main())
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        before, snapshot = registry.models(TENANT), feed.snapshot()
+        await _forbid_inserts(registry)
+        with pytest.raises(Exception, match="disk is full"):
+            await registry.register(registration(letter="b"), NOW_S)
+        assert registry.models(TENANT) == before
+        assert feed.snapshot() == snapshot
 
 
 async def _forbid_inserts(registry: Registry) -> None:
@@ -257,66 +228,60 @@ def test_scale_defaults_are_the_policys() -> None:
     )
 
 
-def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None:
+async def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None:
     """By how much tokens count, also after a restart; of what only the decider needs, nothing."""
 
-    async def main() -> None:
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            before = feed.snapshot().revision
-            await registry.rescale(BY, TENANT, "m", {"max": 4, "average": "weighted"}, NOW_S)
-            assert feed.snapshot().revision == before
-            await registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S)
-            assert [row.backlog_s for row in feed.snapshot().models] == [5.0]
-        again = FeedHub()
-        async with opened_registry(tmp_path, again) as registry:
-            assert registry.model(TENANT, "m").scale == ScaleSettings(max=4, average="weighted", backlog_s=5.0)
-            assert [row.backlog_s for row in again.snapshot().models] == [5.0]
-
-    asyncio.run(main())
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        before = feed.snapshot().revision
+        await registry.rescale(BY, TENANT, "m", {"max": 4, "average": "weighted"}, NOW_S)
+        assert feed.snapshot().revision == before
+        await registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S)
+        assert [row.backlog_s for row in feed.snapshot().models] == [5.0]
+    again = FeedHub()
+    async with opened_registry(tmp_path, again) as registry:
+        assert registry.model(TENANT, "m").scale == ScaleSettings(max=4, average="weighted", backlog_s=5.0)
+        assert [row.backlog_s for row in again.snapshot().models] == [5.0]
 
 
-def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
+async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
     """No alias may name it and no process run it; then readers forget it, also after a restart, until it is pushed."""
 
-    async def main() -> None:
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry:
-            await registry.register(registration(letter="a"), NOW_S)
-            await registry.register(registration(letter="b"), NOW_S)
-            await registry.register(registration(model="n", letter="b"), NOW_S)
-            named = await _refusal(registry.delete(BY, TENANT, "m", "a" * 12, NOW_S, lambda key: False))
-            assert isinstance(named, Conflict)
-            assert "'prod' names it" in named.message
-            used = await _refusal(registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: True))
-            assert isinstance(used, Conflict)
-            assert "kelvin stop m" in used.message
-            assert await _refusal(registry.delete(BY, TENANT, "m", "d" * 12, NOW_S, lambda key: False)) == NotFound(
-                "version", "m@" + "d" * 12
-            )
-            for _ in range(2):
-                assert await registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: False) == key(letter="b")
-            assert registry.find(key(letter="b")) is None
-            assert registry.named(TENANT) == (digest("a"), digest("b"))  # the model n has it
-            assert {(row.model, row.version) for row in feed.snapshot().versions} == {
-                ("m", digest("a")),
-                ("n", digest("b")),
-            }
-            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
-            await registry.note(key(letter="b"), VersionEvent.RESTORED)  # said too late
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry:
-            (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]
-            assert (version.registration.version, version.state) == (digest("b"), VersionState.DELETED)
-            assert ("m", digest("b")) not in {(row.model, row.version) for row in feed.snapshot().versions}
-            back = Registered(is_new=False, was_deleted=True)
-            assert await registry.register(registration(letter="b"), NOW_S + 9) == back
-            assert await registry.register(registration(letter="b"), NOW_S + 10) == Registered(is_new=False)
-            assert ("m", digest("b")) in {(row.model, row.version) for row in feed.snapshot().versions}
-            assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
-
-    asyncio.run(main())
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S)
+        await registry.register(registration(model="n", letter="b"), NOW_S)
+        named = await _refusal(registry.delete(BY, TENANT, "m", "a" * 12, NOW_S, lambda key: False))
+        assert isinstance(named, Conflict)
+        assert "'prod' names it" in named.message
+        used = await _refusal(registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: True))
+        assert isinstance(used, Conflict)
+        assert "kelvin stop m" in used.message
+        assert await _refusal(registry.delete(BY, TENANT, "m", "d" * 12, NOW_S, lambda key: False)) == NotFound(
+            "version", "m@" + "d" * 12
+        )
+        for _ in range(2):
+            assert await registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: False) == key(letter="b")
+        assert registry.find(key(letter="b")) is None
+        assert registry.named(TENANT) == (digest("a"), digest("b"))  # the model n has it
+        assert {(row.model, row.version) for row in feed.snapshot().versions} == {
+            ("m", digest("a")),
+            ("n", digest("b")),
+        }
+        assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
+        await registry.note(key(letter="b"), VersionEvent.RESTORED)  # said too late
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed) as registry:
+        (version,) = [each for each in registry.model(TENANT, "m").versions if each.is_deleted]
+        assert (version.registration.version, version.state) == (digest("b"), VersionState.DELETED)
+        assert ("m", digest("b")) not in {(row.model, row.version) for row in feed.snapshot().versions}
+        back = Registered(is_new=False, was_deleted=True)
+        assert await registry.register(registration(letter="b"), NOW_S + 9) == back
+        assert await registry.register(registration(letter="b"), NOW_S + 10) == Registered(is_new=False)
+        assert ("m", digest("b")) in {(row.model, row.version) for row in feed.snapshot().versions}
+        assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
 
 
 def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
@@ -350,39 +315,33 @@ def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> None:
+async def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> None:
     """A request after the first stop ends that stop alone, also where both stops are of one second."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(), NOW_S)
-            await registry.stop(BY, TENANT, "m", NOW_S)
-            first = registry.model(TENANT, "m").versions[0].stopped_at_s
-            assert first is not None
-            second = registry.stop(BY, TENANT, "m", NOW_S)  # is first in the queue for the registry's lock
-            await asyncio.gather(second, registry.resume(key(), first))
-        async with opened_registry(tmp_path) as registry:
-            (version,) = registry.model(TENANT, "m").versions
-            assert version.stopped_at_s == first + 1
-            await registry.resume(key(), version.stopped_at_s)
-            assert registry.model(TENANT, "m").versions[0].stopped_at_s is None
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(), NOW_S)
+        await registry.stop(BY, TENANT, "m", NOW_S)
+        first = registry.model(TENANT, "m").versions[0].stopped_at_s
+        assert first is not None
+        second = registry.stop(BY, TENANT, "m", NOW_S)  # is first in the queue for the registry's lock
+        await asyncio.gather(second, registry.resume(key(), first))
+    async with opened_registry(tmp_path) as registry:
+        (version,) = registry.model(TENANT, "m").versions
+        assert version.stopped_at_s == first + 1
+        await registry.resume(key(), version.stopped_at_s)
+        assert registry.model(TENANT, "m").versions[0].stopped_at_s is None
 
 
-def test_stop_after_a_deploy_outlasts_the_request_before_both(tmp_path: Path) -> None:
+async def test_stop_after_a_deploy_outlasts_the_request_before_both(tmp_path: Path) -> None:
     """Also where all of it happened in one second, or the clock has stepped back."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            await registry.register(registration(), NOW_S)
-            await registry.stop(BY, TENANT, "m", NOW_S)
-            first = registry.model(TENANT, "m").versions[0].stopped_at_s
-            assert first is not None
-            for now_s in (NOW_S, NOW_S - 1):
-                await registry.deploy(BY, TENANT, "m", digest("a")[:12], now_s)
-                await registry.stop(BY, TENANT, "m", now_s)
-                await registry.resume(key(), first)
-                assert registry.model(TENANT, "m").versions[0].stopped_at_s is not None
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        await registry.register(registration(), NOW_S)
+        await registry.stop(BY, TENANT, "m", NOW_S)
+        first = registry.model(TENANT, "m").versions[0].stopped_at_s
+        assert first is not None
+        for now_s in (NOW_S, NOW_S - 1):
+            await registry.deploy(BY, TENANT, "m", digest("a")[:12], now_s)
+            await registry.stop(BY, TENANT, "m", now_s)
+            await registry.resume(key(), first)
+            assert registry.model(TENANT, "m").versions[0].stopped_at_s is not None

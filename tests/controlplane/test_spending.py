@@ -57,40 +57,37 @@ async def post(door: Door, *numbers: int, source: str = "activator-1") -> None:
     assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=records))))[0] == 204
 
 
-def test_who_has_a_budget_is_told_of_what_is_spent(data: Path) -> None:
+async def test_who_has_a_budget_is_told_of_what_is_spent(data: Path) -> None:
     """From when it is given on, after each batch, and in the snapshot of the next control plane: the bill's total, up
     to which record of each spool. Without a budget nothing is told: the control.
     """
 
-    async def main() -> None:
-        async with opened(data) as door, feed(door) as reader:
-            assert (await reader.line()).spending == ()
-            await post(door, 1)
-            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"rpm": 5})
-            line = await reader.line()
-            assert (line.tenants[0].limits.rpm, line.spending) == (5, ())
-            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1_000_000})
-            row = await told(reader, PROMPT)
-            assert (row.tenant, row.seen) == ("default", {"activator-1": 1})
-            assert row.ends_at_us > time.time_ns() // 1000
-            assert row.prices.cost_micros(1_000_000, 0, 0) == PROMPT
-            await post(door, 2, 3)
-            await post(door, 3, 2)  # repeats
-            await post(door, 1, source="rt-1")  # no activator's, but on the bill
-            row = await told(reader, 4 * PROMPT)
-            assert row.seen == {"activator-1": 3}
-            report = (await door.admin("GET", f"/billing/report?month={row.month}"))[1]
-            assert report["total_micros"] == row.spent_micros
-            for bad in (-1, "much"):
-                await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": bad}, status=400)
-        async with opened(data) as door, feed(door) as reader:
-            (again,) = (await reader.line()).spending
-            assert again == row
-
-    asyncio.run(main())
+    async with opened(data) as door, feed(door) as reader:
+        assert (await reader.line()).spending == ()
+        await post(door, 1)
+        await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"rpm": 5})
+        line = await reader.line()
+        assert (line.tenants[0].limits.rpm, line.spending) == (5, ())
+        await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1_000_000})
+        row = await told(reader, PROMPT)
+        assert (row.tenant, row.seen) == ("default", {"activator-1": 1})
+        assert row.ends_at_us > time.time_ns() // 1000
+        assert row.prices.cost_micros(1_000_000, 0, 0) == PROMPT
+        await post(door, 2, 3)
+        await post(door, 3, 2)  # repeats
+        await post(door, 1, source="rt-1")  # no activator's, but on the bill
+        row = await told(reader, 4 * PROMPT)
+        assert row.seen == {"activator-1": 3}
+        report = (await door.admin("GET", f"/billing/report?month={row.month}"))[1]
+        assert report["total_micros"] == row.spent_micros
+        for bad in (-1, "much"):
+            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": bad}, status=400)
+    async with opened(data) as door, feed(door) as reader:
+        (again,) = (await reader.line()).spending
+        assert again == row
 
 
-def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next telling comes soon. Until then requests would pass a budget that is spent."""
     monkeypatch.setattr(controlplane.spending, "AGAIN_S", 3600.0)
     errors, read = [ValueError("a row that no code of ours wrote"), OSError("disk I/O error")], spending
@@ -100,16 +97,13 @@ def test_budgets_are_told_after_an_error_of_the_database(data: Path, monkeypatch
             raise errors.pop()
         return read(connection, book, now_us, *among)
 
-    async def main() -> None:
-        async with opened(data) as door, feed(door) as reader:
-            await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1})
-            await told(reader, 0)
-            monkeypatch.setattr(controlplane.spending, "spending", fails)
-            await post(door, 1)
-            await told(reader, PROMPT)
-            assert errors == []
-
-    asyncio.run(main())
+    async with opened(data) as door, feed(door) as reader:
+        await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1})
+        await told(reader, 0)
+        monkeypatch.setattr(controlplane.spending, "spending", fails)
+        await post(door, 1)
+        await told(reader, PROMPT)
+        assert errors == []
 
 
 class Rows(FeedHub):
@@ -137,29 +131,26 @@ def told_tenants(rows: Rows) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])
-def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int) -> None:
+async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int) -> None:
     """Though the number of its spool is seen in all rows. All are read again each half minute."""
 
-    async def main() -> None:
-        database, rows, clock = Database(sqlite_engine(tmp_path / "kelvin.db")), Rows(), SystemClock()
-        budgets_of(database.engine, "acme", "b", "c")
-        spending, now_us = Spending(database, default_price_book(), rows, clock), time.time_ns() // 1000
-        await spending.tell()
-        running = asyncio.create_task(spending.run())
-        record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
-        enter(database.engine, [record])
-        spending.noted([record])
-        async with asyncio.timeout(30):
-            while len(rows.sent) < 2:
-                await asyncio.sleep(0.01)
-        running.cancel()
-        assert rows.sent[-1][0].seen == {"activator-1": 1}
-        budgets_of(database.engine, "d")
-        await spending.tell()
-        assert told_tenants(rows) == [{"acme", "b", "c"}, {"acme"}, {"d"}]
-        database.close()
-
-    asyncio.run(main())
+    database, rows, clock = Database(sqlite_engine(tmp_path / "kelvin.db")), Rows(), SystemClock()
+    budgets_of(database.engine, "acme", "b", "c")
+    spending, now_us = Spending(database, default_price_book(), rows, clock), time.time_ns() // 1000
+    await spending.tell()
+    running = asyncio.create_task(spending.run())
+    record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
+    enter(database.engine, [record])
+    spending.noted([record])
+    async with asyncio.timeout(30):
+        while len(rows.sent) < 2:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    assert rows.sent[-1][0].seen == {"activator-1": 1}
+    budgets_of(database.engine, "d")
+    await spending.tell()
+    assert told_tenants(rows) == [{"acme", "b", "c"}, {"acme"}, {"d"}]
+    database.close()
 
 
 def test_one_tenants_defect_stops_no_other_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """A split of a model: what may share its requests, for how long, and who is told."""
 
-import asyncio
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
@@ -32,65 +31,57 @@ async def _pushed(registry: Registry, *letters: str) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
+async def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
     """By whole digests, to activators and after a restart; by nothing, and by a deploy, it ends."""
 
-    async def main() -> None:
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry:
-            await _pushed(registry, "a", "b", "c")
-            named: list[VersionKey] = []
-            registry.on_named = named.append
-            assert await registry.split(BY, TENANT, "m", {B: 10, A: 90}, NOW_S) == {digest("a"): 90, digest("b"): 10}
-            assert sorted(named) == [key(letter="a"), key(letter="b")], "their bytes are brought"
-            assert registry.model(TENANT, "m").named == {digest("a"), digest("b")}
-            assert feed.snapshot().models[0].split == {digest("a"): 90, digest("b"): 10}
-            before = registry.model(TENANT, "m")
-        async with opened_registry(tmp_path, feed) as registry:
-            assert registry.model(TENANT, "m") == before
-            assert await registry.split(BY, TENANT, "m", {}, NOW_S) == {}
-            assert feed.snapshot().models[0].split == {}
-            await registry.split(BY, TENANT, "m", {A: 1, C: 1}, NOW_S)
-            await registry.deploy(BY, TENANT, "m", A, NOW_S)
-            assert feed.snapshot().models[0].split == {}
-            assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
-        async with opened_registry(tmp_path) as registry:
-            assert registry.model(TENANT, "m").split == {}
-
-    asyncio.run(main())
+    feed = FeedHub()
+    async with opened_registry(tmp_path, feed) as registry:
+        await _pushed(registry, "a", "b", "c")
+        named: list[VersionKey] = []
+        registry.on_named = named.append
+        assert await registry.split(BY, TENANT, "m", {B: 10, A: 90}, NOW_S) == {digest("a"): 90, digest("b"): 10}
+        assert sorted(named) == [key(letter="a"), key(letter="b")], "their bytes are brought"
+        assert registry.model(TENANT, "m").named == {digest("a"), digest("b")}
+        assert feed.snapshot().models[0].split == {digest("a"): 90, digest("b"): 10}
+        before = registry.model(TENANT, "m")
+    async with opened_registry(tmp_path, feed) as registry:
+        assert registry.model(TENANT, "m") == before
+        assert await registry.split(BY, TENANT, "m", {}, NOW_S) == {}
+        assert feed.snapshot().models[0].split == {}
+        await registry.split(BY, TENANT, "m", {A: 1, C: 1}, NOW_S)
+        await registry.deploy(BY, TENANT, "m", A, NOW_S)
+        assert feed.snapshot().models[0].split == {}
+        assert registry.model(TENANT, "m").aliases == {"prod": digest("a")}
+    async with opened_registry(tmp_path) as registry:
+        assert registry.model(TENANT, "m").split == {}
 
 
 @pytest.mark.usefixtures("backend")
-def test_what_may_not_share_a_model(tmp_path: Path) -> None:
+async def test_what_may_not_share_a_model(tmp_path: Path) -> None:
     """Each refusal names the value; nothing changes."""
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            await _pushed(registry, "a", "b", "c")
-            embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
-            await registry.register(embeds, NOW_S)
-            await registry.note(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-            split = partial(registry.split, BY)
-            assert await _refusal(split(TENANT, "nope", {}, NOW_S)) == ModelNotFound("nope")
-            assert await _refusal(split("other", "m", {A: 1, B: 1}, NOW_S)) == ModelNotFound("m")
-            assert await _refusal(split(TENANT, "m", {A: 1, "d" * 12: 1}, NOW_S)) == NotFound(
-                "version", "m@" + "d" * 12
-            )
-            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1}, NOW_S)), InvalidRequest)
-            assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1}, NOW_S)) == InvalidRequest(
-                "weights", A, "must name each version once"
-            )
-            assert isinstance(await _refusal(split(TENANT, "m", {A: 1}, NOW_S)), InvalidRequest)
-            assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1}, NOW_S)), Conflict)
-            assert await _refusal(split(TENANT, "m", {A: 1, "e" * 12: 1}, NOW_S)) == Conflict(
-                "the split", "its versions are of several kinds: embed, generate"
-            )
-            assert registry.model(TENANT, "m").split == {}
-            await split(TENANT, "m", {A: 1, B: 1}, NOW_S)
-            refused = await _refusal(registry.delete(BY, TENANT, "m", B, NOW_S, lambda _: False))
-            assert refused == Conflict(f"version {B}", "requests are split to it: `kelvin models split m` ends that")
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        await _pushed(registry, "a", "b", "c")
+        embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
+        await registry.register(embeds, NOW_S)
+        await registry.note(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        split = partial(registry.split, BY)
+        assert await _refusal(split(TENANT, "nope", {}, NOW_S)) == ModelNotFound("nope")
+        assert await _refusal(split("other", "m", {A: 1, B: 1}, NOW_S)) == ModelNotFound("m")
+        assert await _refusal(split(TENANT, "m", {A: 1, "d" * 12: 1}, NOW_S)) == NotFound("version", "m@" + "d" * 12)
+        assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1}, NOW_S)), InvalidRequest)
+        assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1}, NOW_S)) == InvalidRequest(
+            "weights", A, "must name each version once"
+        )
+        assert isinstance(await _refusal(split(TENANT, "m", {A: 1}, NOW_S)), InvalidRequest)
+        assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1}, NOW_S)), Conflict)
+        assert await _refusal(split(TENANT, "m", {A: 1, "e" * 12: 1}, NOW_S)) == Conflict(
+            "the split", "its versions are of several kinds: embed, generate"
+        )
+        assert registry.model(TENANT, "m").split == {}
+        await split(TENANT, "m", {A: 1, B: 1}, NOW_S)
+        refused = await _refusal(registry.delete(BY, TENANT, "m", B, NOW_S, lambda _: False))
+        assert refused == Conflict(f"version {B}", "requests are split to it: `kelvin models split m` ends that")
 
 
 @pytest.mark.parametrize(
@@ -106,19 +97,16 @@ def test_what_may_not_share_a_model(tmp_path: Path) -> None:
         pytest.param({A: 1, C: 1}, 404, id="a version that there is not"),
     ],
 )
-def test_the_route(tmp_path: Path, weights: dict[str, float], status: int) -> None:
+async def test_the_route(tmp_path: Path, weights: dict[str, float], status: int) -> None:
     """What was taken is answered, and shown with the model."""
 
-    async def main() -> None:
-        async with opened(tmp_path) as door:
-            for letter in "ab":
-                body = msgspec.to_builtins(registration(letter=letter))
-                assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
-            got, answer = await door.admin("PUT", "/models/m/split", {"weights": weights})
-            assert got == status, answer
-            want = {each[0] * 64: weight for each, weight in weights.items()} if status == 200 else {}
-            if status == 200:
-                assert answer == {"weights": want}
-            assert (await door.admin("GET", "/models/m"))[1]["split"] == want
-
-    asyncio.run(main())
+    async with opened(tmp_path) as door:
+        for letter in "ab":
+            body = msgspec.to_builtins(registration(letter=letter))
+            assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+        got, answer = await door.admin("PUT", "/models/m/split", {"weights": weights})
+        assert got == status, answer
+        want = {each[0] * 64: weight for each, weight in weights.items()} if status == 200 else {}
+        if status == 200:
+            assert answer == {"weights": want}
+        assert (await door.admin("GET", "/models/m"))[1]["split"] == want

@@ -1,6 +1,5 @@
 """Why a version does not start is one fact: in the status, in the feed, and gone once a replica serves."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,82 +45,67 @@ def problems(feed: FeedHub) -> dict[tuple[str, str, str], StartProblem]:
     return {(row.tenant, row.model, row.version): row.problem for row in feed.snapshot().start_problems}
 
 
-def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Path) -> None:
+async def test_start_problem_is_in_status_and_feed_until_a_replica_serves(tmp_path: Path) -> None:
     """A failed start is shown with its code and sentence; the first ready replica takes it away everywhere."""
 
-    async def main() -> None:
-        async with outcomes_of(tmp_path) as (outcomes, feed, registry):
-            told_by_runtime = from_wire(to_wire(Unavailable("the weight cache")))
-            outcomes.failed(key(), told_by_runtime)
-            status = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes)
-            assert status.versions[0].start_problem == problems(feed)[VERSION]
-            assert problems(feed)[VERSION].reason == "failed"
-            assert problems(feed)[VERSION].message == f"unavailable: {told_by_runtime.message}"
-            outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
-            assert problems(feed) == {}
-            assert outcomes.problem(key()) is None
-
-    asyncio.run(main())
+    async with outcomes_of(tmp_path) as (outcomes, feed, registry):
+        told_by_runtime = from_wire(to_wire(Unavailable("the weight cache")))
+        outcomes.failed(key(), told_by_runtime)
+        status = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes)
+        assert status.versions[0].start_problem == problems(feed)[VERSION]
+        assert problems(feed)[VERSION].reason == "failed"
+        assert problems(feed)[VERSION].message == f"unavailable: {told_by_runtime.message}"
+        outcomes.ready(Replica("r1", ReplicaState.READY, 0, key=key()))
+        assert problems(feed) == {}
+        assert outcomes.problem(key()) is None
 
 
-def test_status_says_why_a_version_is_behind(tmp_path: Path) -> None:
+async def test_status_says_why_a_version_is_behind(tmp_path: Path) -> None:
     """In the bytes that the command line reads, and null for a version that is not."""
 
-    async def main() -> None:
-        async with outcomes_of(tmp_path) as (outcomes, _, registry):
-            (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
-            assert encode(shown).endswith(b',"image_behind":null}')
-            outcomes.behind = {key(): ImageBehind(reason="failed", message="it did not start", since_s=12)}
-            (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
-            told = b'{"reason":"failed","message":"it did not start","since_s":12}'
-            assert encode(shown).endswith(b',"image_behind":' + told + b"}")
-
-    asyncio.run(main())
+    async with outcomes_of(tmp_path) as (outcomes, _, registry):
+        (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
+        assert encode(shown).endswith(b',"image_behind":null}')
+        outcomes.behind = {key(): ImageBehind(reason="failed", message="it did not start", since_s=12)}
+        (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
+        told = b'{"reason":"failed","message":"it did not start","since_s":12}'
+        assert encode(shown).endswith(b',"image_behind":' + told + b"}")
 
 
-def test_start_problem_of_a_version_that_was_deleted_is_published_again(tmp_path: Path) -> None:
+async def test_start_problem_of_a_version_that_was_deleted_is_published_again(tmp_path: Path) -> None:
     """Pushed again, it fails to start for the same reason as before its deletion."""
 
-    async def main() -> None:
-        async with outcomes_of(tmp_path) as (outcomes, feed, registry):
-            await registry.register(registration(letter="b"), NOW_S)
-            await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)
-            outcomes.failed(key(), Unavailable("the zygote"))
-            await registry.delete(BY, TENANT, "m", digest("a"), NOW_S, lambda _: False)
-            assert (outcomes.problem(key()), problems(feed)) == (None, {})
-            await registry.register(registration(), NOW_S)
-            outcomes.failed(key(), Unavailable("the zygote"))
-            assert problems(feed)[VERSION] == outcomes.problem(key())
-
-    asyncio.run(main())
+    async with outcomes_of(tmp_path) as (outcomes, feed, registry):
+        await registry.register(registration(letter="b"), NOW_S)
+        await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)
+        outcomes.failed(key(), Unavailable("the zygote"))
+        await registry.delete(BY, TENANT, "m", digest("a"), NOW_S, lambda _: False)
+        assert (outcomes.problem(key()), problems(feed)) == (None, {})
+        await registry.register(registration(), NOW_S)
+        outcomes.failed(key(), Unavailable("the zygote"))
+        assert problems(feed)[VERSION] == outcomes.problem(key())
 
 
-def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Path) -> None:
+async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Path) -> None:
     """The lifetime record may be delivered before or after the start is given up."""
 
-    async def main() -> None:
-        async with outcomes_of(tmp_path) as (outcomes, feed, _):
-            outcomes.failed(key(), crash_loop())
-            assert problems(feed)[VERSION].exit_status is None
-            outcomes.exited([lifetime(-9)])
-            assert problems(feed)[VERSION].exit_status == -9
-            assert "signal 9 (SIGKILL)" in problems(feed)[VERSION].message
-            outcomes.exited([lifetime(3), lifetime(0)])
-            outcomes.failed(key(), crash_loop())
-            assert problems(feed)[VERSION].exit_status == 3
-
-    asyncio.run(main())
+    async with outcomes_of(tmp_path) as (outcomes, feed, _):
+        outcomes.failed(key(), crash_loop())
+        assert problems(feed)[VERSION].exit_status is None
+        outcomes.exited([lifetime(-9)])
+        assert problems(feed)[VERSION].exit_status == -9
+        assert "signal 9 (SIGKILL)" in problems(feed)[VERSION].message
+        outcomes.exited([lifetime(3), lifetime(0)])
+        outcomes.failed(key(), crash_loop())
+        assert problems(feed)[VERSION].exit_status == 3
 
 
-def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
+async def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:
     """A reader that comes after the deletion hears nothing of it."""
 
-    async def main() -> None:
-        async with outcomes_of(tmp_path) as (outcomes, feed, registry):
-            outcomes.failed(key(), Unavailable("the zygote"))
-            await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
-            assert problems(feed) == {}
-            outcomes.failed(key(), Unavailable("the zygote"))  # its start was under way
-            assert problems(feed) == {}
-
-    asyncio.run(main())
+    async with outcomes_of(tmp_path) as (outcomes, feed, registry):
+        outcomes.failed(key(), Unavailable("the zygote"))
+        await registry.delete_model(BY, TENANT, "m", NOW_S, lambda _: False, force=True)
+        assert problems(feed) == {}
+        outcomes.failed(key(), Unavailable("the zygote"))  # its start was under way
+        assert problems(feed) == {}

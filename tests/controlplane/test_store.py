@@ -36,7 +36,7 @@ def _tenants(connection: Connection) -> set[str]:
     return set(connection.execute(select(schema.tenants.c.tenant)).scalars())
 
 
-def test_it_is_durable_and_private(path: Path) -> None:
+async def test_it_is_durable_and_private(path: Path) -> None:
     """WAL with synchronous=FULL on every connection, and nobody else reads the file or its log."""
 
     def pragmas(connection: Connection) -> tuple[str, int, int]:
@@ -46,124 +46,103 @@ def test_it_is_durable_and_private(path: Path) -> None:
 
         return str(ask("journal_mode")), int(ask("synchronous")), int(ask("foreign_keys"))
 
-    async def main() -> None:
-        database = Database(sqlite_engine(path))
-        assert await database.read(pragmas) == ("wal", 2, 1)
-        assert await database.write(pragmas) == ("wal", 2, 1)
-        await database.write(lambda connection: _add(connection, "t"))
-        for file in path.parent.iterdir():
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-        database.close()
-
-    asyncio.run(main())
+    database = Database(sqlite_engine(path))
+    assert await database.read(pragmas) == ("wal", 2, 1)
+    assert await database.write(pragmas) == ("wal", 2, 1)
+    await database.write(lambda connection: _add(connection, "t"))
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    database.close()
 
 
-def test_what_was_written_is_there_after_a_reopening(path: Path) -> None:
+async def test_what_was_written_is_there_after_a_reopening(path: Path) -> None:
     """Durable on return."""
 
-    async def main() -> None:
-        database = Database(sqlite_engine(path))
-        await database.write(lambda connection: _add(connection, "t"))
-        database.close()
-        again = Database(sqlite_engine(path))
-        assert await again.read(_tenants) == {"t"}
-        again.close()
-
-    asyncio.run(main())
+    database = Database(sqlite_engine(path))
+    await database.write(lambda connection: _add(connection, "t"))
+    database.close()
+    again = Database(sqlite_engine(path))
+    assert await again.read(_tenants) == {"t"}
+    again.close()
 
 
-def test_a_transaction_that_raises_leaves_nothing(path: Path) -> None:
+async def test_a_transaction_that_raises_leaves_nothing(path: Path) -> None:
     """Whole or not at all."""
 
     def breaks(connection: Connection) -> None:
         _add(connection, "half")
         raise RuntimeError("no")
 
-    async def main() -> None:
-        database = Database(sqlite_engine(path))
-        with pytest.raises(RuntimeError, match="no"):
-            await database.write(breaks)
-        assert await database.read(_tenants) == set()
-        database.close()
-
-    asyncio.run(main())
+    database = Database(sqlite_engine(path))
+    with pytest.raises(RuntimeError, match="no"):
+        await database.write(breaks)
+    assert await database.read(_tenants) == set()
+    database.close()
 
 
-def test_many_writers_and_readers_at_once(path: Path) -> None:
+async def test_many_writers_and_readers_at_once(path: Path) -> None:
     """Two hundred writes that read first, beside as many reads: none is refused, none is lost."""
 
     def read_then_add(connection: Connection, name: str) -> None:
         assert name not in _tenants(connection)
         _add(connection, name)
 
-    async def main() -> None:
-        database = Database(sqlite_engine(path))
-        names = [f"t{number}" for number in range(200)]
-        writes = [database.write(lambda connection, name=name: read_then_add(connection, name)) for name in names]  # type: ignore[misc]
-        reads = [database.read(_tenants) for _ in names]
-        await asyncio.gather(*writes, *reads)
-        assert await database.read(_tenants) == set(names)
-        database.close()
-
-    asyncio.run(main())
+    database = Database(sqlite_engine(path))
+    names = [f"t{number}" for number in range(200)]
+    writes = [database.write(lambda connection, name=name: read_then_add(connection, name)) for name in names]  # type: ignore[misc]
+    reads = [database.read(_tenants) for _ in names]
+    await asyncio.gather(*writes, *reads)
+    assert await database.read(_tenants) == set(names)
+    database.close()
 
 
-def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
+async def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
     """A long transaction shows nothing of itself and holds nobody up."""
 
-    async def main() -> None:
-        database, inside, leave = Database(sqlite_engine(path)), threading.Event(), threading.Event()
+    database, inside, leave = Database(sqlite_engine(path)), threading.Event(), threading.Event()
 
-        def slow(connection: Connection) -> None:
-            _add(connection, "t")
-            inside.set()
-            assert leave.wait(60)
+    def slow(connection: Connection) -> None:
+        _add(connection, "t")
+        inside.set()
+        assert leave.wait(60)
 
-        writing = asyncio.create_task(database.write(slow))
-        assert await asyncio.to_thread(inside.wait, 30)
-        async with asyncio.timeout(30):
-            assert await database.read(_tenants) == set()
-        leave.set()
-        await writing
-        assert await database.read(_tenants) == {"t"}
-        database.close()
-
-    asyncio.run(main())
+    writing = asyncio.create_task(database.write(slow))
+    assert await asyncio.to_thread(inside.wait, 30)
+    async with asyncio.timeout(30):
+        assert await database.read(_tenants) == set()
+    leave.set()
+    await writing
+    assert await database.read(_tenants) == {"t"}
+    database.close()
 
 
-def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> None:
+async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> None:
     """Whoever asked is told to ask again, and nothing of its transaction is there; other errors stay what they are."""
 
-    async def main() -> None:
-        database = Database(sqlite_engine(path, busy_ms=1))
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            with pytest.raises(Refused, match="unavailable: the database is not available") as refused:
-                await database.write(lambda connection: _add(connection, "t"))
-            assert is_retryable(refused.value.failure)
-            assert await database.read(_tenants) == set()
-            other.execute("ROLLBACK")
-        await database.write(lambda connection: _add(connection, "t"))
-        assert await database.read(_tenants) == {"t"}
-        with pytest.raises(OperationalError, match="no such table"):
-            await database.write(lambda connection: connection.execute(text("DELETE FROM missing")))
-        database.close()
-
-    asyncio.run(main())
+    database = Database(sqlite_engine(path, busy_ms=1))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Refused, match="unavailable: the database is not available") as refused:
+            await database.write(lambda connection: _add(connection, "t"))
+        assert is_retryable(refused.value.failure)
+        assert await database.read(_tenants) == set()
+        other.execute("ROLLBACK")
+    await database.write(lambda connection: _add(connection, "t"))
+    assert await database.read(_tenants) == {"t"}
+    with pytest.raises(OperationalError, match="no such table"):
+        await database.write(lambda connection: connection.execute(text("DELETE FROM missing")))
+    database.close()
 
 
-def test_damaged_text_is_said_as_such(path: Path) -> None:
+async def test_damaged_text_is_said_as_such(path: Path) -> None:
     """It is no passing state, and the driver's own words are kept."""
 
-    async def main() -> None:
-        with closing(Database(sqlite_engine(path))) as database:
-            await database.write(lambda connection: _add(connection, "t"))
-            with closing(sqlite3.connect(path)) as other, other:
-                other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
-            with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
-                await database.read(_tenants)
-
-    asyncio.run(main())
+    with closing(Database(sqlite_engine(path))) as database:
+        await database.write(lambda connection: _add(connection, "t"))
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
+        with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
+            await database.read(_tenants)
 
 
 def _overwrite(path: Path) -> None:
@@ -185,21 +164,18 @@ def _cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [pytest.param(_overwrite, id="corrupt"), pytest.param(_cut, id="cut")])
-def test_damaged_file_is_refused_by_name(path: Path, spoil: Callable[[Path], None]) -> None:
+async def test_damaged_file_is_refused_by_name(path: Path, spoil: Callable[[Path], None]) -> None:
     """It is neither a defect of the program nor a passing state that is asked for each second."""
 
-    async def main() -> None:
-        with closing(Database(sqlite_engine(path))) as database:
-            spoil(path)
-            for call in (database.read, database.write):
-                with pytest.raises(Refused) as refused:
-                    await call(_tenants)
-                assert refused.value.failure == Unavailable("the database, whose files are damaged,", 60.0)
-
-    asyncio.run(main())
+    with closing(Database(sqlite_engine(path))) as database:
+        spoil(path)
+        for call in (database.read, database.write):
+            with pytest.raises(Refused) as refused:
+                await call(_tenants)
+            assert refused.value.failure == Unavailable("the database, whose files are damaged,", 60.0)
 
 
-def test_read_only_file_is_refused(path: Path) -> None:
+async def test_read_only_file_is_refused(path: Path) -> None:
     """As on a disk that was mounted so after an error. What is there can be read."""
 
     def adds_nothing(connection: Connection) -> None:
@@ -209,18 +185,15 @@ def test_read_only_file_is_refused(path: Path) -> None:
         finally:
             connection.execute(text("PRAGMA query_only=OFF"))
 
-    async def main() -> None:
-        with closing(Database(sqlite_engine(path))) as database:
-            with pytest.raises(Refused) as refused:
-                await database.write(adds_nothing)
-            assert refused.value.failure == Unavailable("the database")
-            assert await database.read(_tenants) == set()
-            await database.write(lambda connection: _add(connection, "t"))
-
-    asyncio.run(main())
+    with closing(Database(sqlite_engine(path))) as database:
+        with pytest.raises(Refused) as refused:
+            await database.write(adds_nothing)
+        assert refused.value.failure == Unavailable("the database")
+        assert await database.read(_tenants) == set()
+        await database.write(lambda connection: _add(connection, "t"))
 
 
-def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
+async def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
     """A key that there is no room for is refused by name. It is not published, not listed, and its audit entry is not
     there either. What was there is read on.
     """
@@ -233,18 +206,15 @@ def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
         found: int = connection.execute(text("SELECT count(*) FROM audit")).scalar_one()
         return found
 
-    async def main() -> None:
-        feed, database = FeedHub(), Database(sqlite_engine(path))
-        keys = KeyStore(database, feed)
-        await keys.bootstrap(path.parent, NOW_S)
-        await database.write(fill)
-        made, recorded = 0, await database.read(entries)
-        with pytest.raises(Refused) as refused:  # noqa: PT012 - some fit into the pages that there are
-            for made in range(1000):
-                await keys.create(BY, "default", Grant(f"key-{made}", (Scope.INFER,), ()), None, NOW_S)
-        assert refused.value.failure == CapacityExceeded("bytes on the disk of the database", 1, 0)
-        assert len(await keys.of_tenant("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
-        assert await database.read(entries) == recorded + made
-        database.close()
-
-    asyncio.run(main())
+    feed, database = FeedHub(), Database(sqlite_engine(path))
+    keys = KeyStore(database, feed)
+    await keys.bootstrap(path.parent, NOW_S)
+    await database.write(fill)
+    made, recorded = 0, await database.read(entries)
+    with pytest.raises(Refused) as refused:  # noqa: PT012 - some fit into the pages that there are
+        for made in range(1000):
+            await keys.create(BY, "default", Grant(f"key-{made}", (Scope.INFER,), ()), None, NOW_S)
+    assert refused.value.failure == CapacityExceeded("bytes on the disk of the database", 1, 0)
+    assert len(await keys.of_tenant("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
+    assert await database.read(entries) == recorded + made
+    database.close()

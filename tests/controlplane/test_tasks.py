@@ -5,105 +5,93 @@ import asyncio
 import pytest
 
 from controlplane.tasks import Tasks
-from tests.virtual_loop import run_virtually
 
 
-def test_leaving_ends_everything() -> None:
+async def test_leaving_ends_everything() -> None:
     """Nothing runs on, whoever leaves and why; what is started afterwards is not begun."""
 
-    async def main() -> None:
-        ended: list[str] = []
+    ended: list[str] = []
 
-        async def wait(name: str) -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                ended.append(name)
+    async def wait(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
 
-        async def breaks_off() -> None:
-            async with tasks:
-                for name in "abc":
-                    tasks.start(wait(name), name)
-                await asyncio.sleep(0)
-                raise ZeroDivisionError
+    async def breaks_off() -> None:
+        async with tasks:
+            for name in "abc":
+                tasks.start(wait(name), name)
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
 
-        tasks = Tasks()
-        with pytest.raises(ZeroDivisionError):
-            await breaks_off()
-        assert sorted(ended) == ["a", "b", "c"]
-        tasks.start(wait("late"), "late")
-        await asyncio.sleep(0)
-        assert (len(tasks), "late" in ended) == (0, False)
-
-    asyncio.run(main())
+    tasks = Tasks()
+    with pytest.raises(ZeroDivisionError):
+        await breaks_off()
+    assert sorted(ended) == ["a", "b", "c"]
+    tasks.start(wait("late"), "late")
+    await asyncio.sleep(0)
+    assert (len(tasks), "late" in ended) == (0, False)
 
 
-def test_a_failure_is_heard_of_and_stays_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_is_heard_of_and_stays_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The others go on; the log names the task."""
 
-    async def main() -> None:
-        done = asyncio.Event()
+    done = asyncio.Event()
 
-        async def breaks() -> None:
-            raise RuntimeError("defect")
+    async def breaks() -> None:
+        raise RuntimeError("defect")
 
-        async def works() -> None:
-            await asyncio.sleep(0)
-            done.set()
+    async def works() -> None:
+        await asyncio.sleep(0)
+        done.set()
 
-        async with Tasks() as tasks:
-            tasks.start(breaks(), "breaks")
-            tasks.start(works(), "works")
-            await done.wait()
-            await tasks.settled()
-
-    asyncio.run(main())
+    async with Tasks() as tasks:
+        tasks.start(breaks(), "breaks")
+        tasks.start(works(), "works")
+        await done.wait()
+        await tasks.settled()
     (record,) = caplog.records
     assert record.__dict__["task"] == "breaks"
 
 
-def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
+@pytest.mark.virtual_time
+async def test_loop_goes_on_after_an_error_and_ends_with_the_block() -> None:
     """It is begun again, and what waits for all tasks does not wait for it."""
 
-    async def main() -> None:
-        began, is_gone = 0, False
+    began, is_gone = 0, False
 
-        async def body() -> None:
-            nonlocal began, is_gone
-            began += 1
-            if began == 1:
-                raise RuntimeError("database is locked")
-            try:
-                await asyncio.Event().wait()
-            finally:
-                is_gone = True
+    async def body() -> None:
+        nonlocal began, is_gone
+        began += 1
+        if began == 1:
+            raise RuntimeError("database is locked")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_gone = True
 
-        async with Tasks() as tasks:
-            tasks.start_loop("spending", body)
-            await asyncio.sleep(1.0)
-            await tasks.settled()
-            assert (began, is_gone) == (2, False)
-        assert is_gone
-
-    run_virtually(main())
+    async with Tasks() as tasks:
+        tasks.start_loop("spending", body)
+        await asyncio.sleep(1.0)
+        await tasks.settled()
+        assert (began, is_gone) == (2, False)
+    assert is_gone
 
 
-def test_settled_waits_for_tasks_that_tasks_start() -> None:
+async def test_settled_waits_for_tasks_that_tasks_start() -> None:
     """Until nothing runs at all."""
 
-    async def main() -> None:
-        order: list[int] = []
+    order: list[int] = []
 
-        async with Tasks() as tasks:
+    async with Tasks() as tasks:
 
-            async def chain(left: int) -> None:
-                await asyncio.sleep(0)
-                order.append(left)
-                if left:
-                    tasks.start(chain(left - 1), f"chain {left - 1}")
+        async def chain(left: int) -> None:
+            await asyncio.sleep(0)
+            order.append(left)
+            if left:
+                tasks.start(chain(left - 1), f"chain {left - 1}")
 
-            tasks.start(chain(3), "chain 3")
-            await tasks.settled()
-        assert order == [3, 2, 1, 0]
-
-    asyncio.run(main())
+        tasks.start(chain(3), "chain 3")
+        await tasks.settled()
+    assert order == [3, 2, 1, 0]

@@ -1,6 +1,5 @@
 """A usage record that can't be read is kept aside, and holds up no other record."""
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -78,30 +77,27 @@ def test_unreadable_record_is_no_hole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["requests", "lifetimes"])
-def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path: Path, kind: str) -> None:
+async def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path: Path, kind: str) -> None:
     """A spool's shipper hands everything over to a control plane; nothing waits behind the record."""
     path = f"/internal/v1/usage/{kind}"
     good = encode(request_record(2) if kind == "requests" else lifetime_record(2))
 
-    async def main() -> None:
-        async with opened(data) as door:
+    async with opened(data) as door:
 
-            async def post(records: Sequence[bytes]) -> None:
-                status, _ = await door.ask("POST", path, encode(batch_of(records)))
-                if status != 204:
-                    raise Refused(Unavailable("the control plane"))
+        async def post(records: Sequence[bytes]) -> None:
+            status, _ = await door.ask("POST", path, encode(batch_of(records)))
+            if status != 204:
+                raise Refused(Unavailable("the control plane"))
 
-            spool = Spool.open(tmp_path / "spool", "source-1")
-            try:
-                for payload in (b'{"later":1}', b"\xff", good):
-                    await spool.append(lambda _, payload=payload: payload)  # type: ignore[misc]
-                shipper = Shipper(spool, post, backoff_s=0.0)
-                assert await shipper.flush(Deadline.after(5.0, time.monotonic()))
-                assert shipper.backlog == 0
-            finally:
-                spool.close()
-
-    asyncio.run(main())
+        spool = Spool.open(tmp_path / "spool", "source-1")
+        try:
+            for payload in (b'{"later":1}', b"\xff", good):
+                await spool.append(lambda _, payload=payload: payload)  # type: ignore[misc]
+            shipper = Shipper(spool, post, backoff_s=0.0)
+            assert await shipper.flush(Deadline.after(5.0, time.monotonic()))
+            assert shipper.backlog == 0
+        finally:
+            spool.close()
 
 
 def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
@@ -126,15 +122,12 @@ def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
     assert subjects == [("req-2",), ("unknown",), ("waits",)]
 
 
-def test_record_of_newer_program_waits_for_its_program(data: Path) -> None:
+async def test_record_of_newer_program_waits_for_its_program(data: Path) -> None:
     """It is refused, and its sender keeps it: a control plane that is replaced, too, will read it."""
     record = encode({**msgspec.to_builtins(request_record(2)), "surprise": 1})
 
-    async def main() -> None:
-        async with opened(data) as door:
-            body = encode(batch_of([GOOD[0], record]))
-            status, problem = await door.ask("POST", "/internal/v1/usage/requests", body)
-            assert (status, problem["code"]) == (400, "invalid_request")
-            assert "the field 'surprise', of a newer program" in problem["detail"]
-
-    asyncio.run(main())
+    async with opened(data) as door:
+        body = encode(batch_of([GOOD[0], record]))
+        status, problem = await door.ask("POST", "/internal/v1/usage/requests", body)
+        assert (status, problem["code"]) == (400, "invalid_request")
+        assert "the field 'surprise', of a newer program" in problem["detail"]

@@ -1,7 +1,5 @@
 """What was seen last counts: not what is heard of long ago, and not before all was heard once."""
 
-import asyncio
-
 import pytest
 
 from controlplane.scaling.knative.cluster import Change, Gone, Json, Synced, Upsert
@@ -31,23 +29,20 @@ def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
     play(scenario)
 
 
-def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
+async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
     """A control plane that has just begun does not write ten thousand objects that are there."""
 
-    async def main() -> None:
-        world, clock = World(), VirtualClock()
-        world.told.clear()
-        it = Converger(world, [Kind(*SERVICE)], clock, "kelvin", luck=lambda: 0.0)
-        async with running(it):
-            await clock.advance(1)
-            it.want([service("m")])
-            await clock.advance(600)
-            assert world.calls == []
-            world.told.set()
-            await clock.advance(1)
-            assert world.calls == [("apply", M)]
-
-    asyncio.run(main())
+    world, clock = World(), VirtualClock()
+    world.told.clear()
+    it = Converger(world, [Kind(*SERVICE)], clock, "kelvin", luck=lambda: 0.0)
+    async with running(it):
+        await clock.advance(1)
+        it.want([service("m")])
+        await clock.advance(600)
+        assert world.calls == []
+        world.told.set()
+        await clock.advance(1)
+        assert world.calls == [("apply", M)]
 
 
 @pytest.mark.parametrize("missed", [False, True])

@@ -105,7 +105,8 @@ def test_only_an_unexpected_end_is_a_warning(
     assert [record.levelno for record in caplog.records] == [level]
 
 
-def test_one_that_nobody_wants_any_more_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_one_that_nobody_wants_any_more_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain began between two tries, or before the first."""
     child, tried = Child(ChildSpec("cache", "weightcache", None)), []
 
@@ -117,13 +118,10 @@ def test_one_that_nobody_wants_any_more_is_not_tried_again(monkeypatch: pytest.M
     monkeypatch.setattr(subject, "reap", lambda: iter([Reaped(PID, 1, 1, 1, 1, 1)]))
     group = ChildGroup([child], spawn, lambda *_: None)
 
-    async def main() -> None:
-        for _ in range(2):
-            child.process = cast(None, Process())
-            group.collect()
-            await asyncio.sleep(60)
-
-    run_virtually(main())
+    for _ in range(2):
+        child.process = cast(None, Process())
+        group.collect()
+        await asyncio.sleep(60)
     assert tried == [child]
 
 
@@ -138,7 +136,7 @@ STUBBORN: Final = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
         pytest.param(STUBBORN, -signal.SIGKILL, id="it is killed after its time"),
     ],
 )
-def test_end_of_a_child(text: str, status: int) -> None:
+async def test_end_of_a_child(text: str, status: int) -> None:
     """It is gone when `end` returns, has left the group, and does not come back; another one of the group lives on."""
     deaths: list[tuple[int, Child]] = []
 
@@ -152,17 +150,14 @@ def test_end_of_a_child(text: str, status: int) -> None:
         if child is not None:  # a test before this one may have left children
             deaths.append((reaped.status, child))
 
-    async def main() -> None:
-        ending, other = (Child(ChildSpec(name, name, None)) for name in ("cache", "zygote"))
-        group = ChildGroup([ending, other], spawn, died)
-        group.start_all()
-        await group.end([ending], 0.5)
-        assert (ending.pid, group.members, deaths) == (None, [other], [(status, ending)])
-        assert other.pid in children()
-        await group.end([other], 0.5)
-        assert deaths[1:] == [(status, other)]
-
-    asyncio.run(main())
+    ending, other = (Child(ChildSpec(name, name, None)) for name in ("cache", "zygote"))
+    group = ChildGroup([ending, other], spawn, died)
+    group.start_all()
+    await group.end([ending], 0.5)
+    assert (ending.pid, group.members, deaths) == (None, [other], [(status, ending)])
+    assert other.pid in children()
+    await group.end([other], 0.5)
+    assert deaths[1:] == [(status, other)]
 
 
 def test_death_that_cannot_be_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from kelvin.settings import PodSettings
 from kelvin.supervisor import children
 from kelvin.supervisor.children import Child, Reaped
 from kelvin.supervisor.pod import Pod
-from tests.virtual_loop import run_virtually
 
 
-def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It died a moment before the runtime was released; what it had kept is gone."""
     parked = Parked(device_class="cpu-1", threads=1, kv_bytes=1, store="file:///store")
     settings = PodSettings(tmp_path, 1, {}, Told(runtime_id="r", host="", port=1, parked=parked))
@@ -37,25 +37,22 @@ def test_an_agent_that_was_coming_back_is_begun_once(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Child, "start", start)
     monkeypatch.setattr(children, "reap", lambda: iter([dead.pop()] if dead else []))
 
-    async def main() -> None:
-        pod = Pod(settings, Mock(), 0)
+    pod = Pod(settings, Mock(), 0)
 
-        async def die(name: str, status: int) -> None:
-            dead.append(Reaped(running[name], status, 1, 1, 1, 1))
-            pod.group.collect()
-            await asyncio.sleep(0.01)
+    async def die(name: str, status: int) -> None:
+        dead.append(Reaped(running[name], status, 1, 1, 1, 1))
+        pod.group.collect()
+        await asyncio.sleep(0.01)
 
-        pod.start()
-        left = tmp_path / "cache" / "chunk"
-        left.parent.mkdir()
-        left.touch()
-        await die("cache", -signal.SIGKILL)
-        assert started == ["cache", "runtime", "cache"], "the first time at once"
-        await die("cache", -signal.SIGKILL)
-        started.clear()
-        await die("runtime", 0)
-        await asyncio.sleep(60)
-        assert started == ["cache", "runtime"]
-        assert not left.exists()
-
-    run_virtually(main())
+    pod.start()
+    left = tmp_path / "cache" / "chunk"
+    left.parent.mkdir()
+    left.touch()
+    await die("cache", -signal.SIGKILL)
+    assert started == ["cache", "runtime", "cache"], "the first time at once"
+    await die("cache", -signal.SIGKILL)
+    started.clear()
+    await die("runtime", 0)
+    await asyncio.sleep(60)
+    assert started == ["cache", "runtime"]
+    assert not left.exists()

@@ -22,7 +22,6 @@ from spool.shipper import Post
 from spool.spool import Spool
 from tests.controlplane.usage_records import lifetime_record, request_record
 from tests.listening import Listening
-from tests.virtual_loop import run_virtually
 
 EVERY_S = 30.0
 ALL = {("lifetimes", "rt-1"), ("lifetimes", "rt-2"), ("requests", "rt-1")}  # that is ever to be handed over here
@@ -38,7 +37,8 @@ AWAY = RemoteFailure("unavailable", 503, "the database is not available", remote
         pytest.param(None, [EVERY_S] * 8, id="the control: it is taken"),
     ],
 )
-def test_a_word_that_was_not_taken_is_said_again(failure: Failure | None, most_s: list[float]) -> None:
+@pytest.mark.virtual_time
+async def test_a_word_that_was_not_taken_is_said_again(failure: Failure | None, most_s: list[float]) -> None:
     """Soon, and then less often; where another try is worth nothing, the next word comes at its time."""
     told_s: list[float] = []
 
@@ -47,13 +47,10 @@ def test_a_word_that_was_not_taken_is_said_again(failure: Failure | None, most_s
         if failure is not None and len(told_s) <= len(most_s):
             raise Refused(failure)
 
-    async def main() -> None:
-        task = asyncio.create_task(tell_forever(lambda: lifetime_record(1), post, EVERY_S))
-        await asyncio.sleep(sum(most_s) + 2 * EVERY_S)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(main())
+    task = asyncio.create_task(tell_forever(lambda: lifetime_record(1), post, EVERY_S))
+    await asyncio.sleep(sum(most_s) + 2 * EVERY_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     pauses_s = [after - before for before, after in pairwise(told_s)]
     for pause_s, longest_s in zip(pauses_s, [*most_s, EVERY_S], strict=False):
         assert longest_s / 2 - 0.001 <= pause_s <= longest_s + 0.001
@@ -108,24 +105,21 @@ async def ledger_desk(path: Path, ledger: Ledger) -> AsyncIterator[LedgerDesk]:
         pytest.param(0, True, id="it is being handed over as the pod ends"),
     ],
 )
-def test_the_last_is_told_for_as_long_as_there_is_time(tmp_path: Path, refusals: int, stuck: bool) -> None:
+async def test_the_last_is_told_for_as_long_as_there_is_time(tmp_path: Path, refusals: int, stuck: bool) -> None:
     """The pod's own record, and what others left; nothing of it is there when the block is left."""
     ledger = Ledger(refusals, stuck=stuck)
 
-    async def main() -> None:
-        async with ledger_desk(tmp_path, ledger) as desk:
-            with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
-                async with telling_at(desk, own, lambda: None, EVERY_S):
-                    await ledger.asked.wait()
-                    await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
-                    ledger.stuck = False
-
-    asyncio.run(main())
+    async with ledger_desk(tmp_path, ledger) as desk:
+        with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
+            async with telling_at(desk, own, lambda: None, EVERY_S):
+                await ledger.asked.wait()
+                await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
+                ledger.stuck = False
     assert ledger.taken == ALL
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_life_is_told_after_an_unexpected_error(tmp_path: Path) -> None:
+async def test_life_is_told_after_an_unexpected_error(tmp_path: Path) -> None:
     """An error while the life is looked at does not end the telling for as long as the pod lives."""
     ledger, errors = Ledger(0), [ValueError("a meter of another build")]
 
@@ -134,42 +128,36 @@ def test_life_is_told_after_an_unexpected_error(tmp_path: Path) -> None:
             raise errors.pop()
         return lifetime_record(1)
 
-    async def main() -> None:
-        async with ledger_desk(tmp_path, ledger) as desk:
-            with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
-                async with telling_at(desk, own, so_far, EVERY_S), asyncio.timeout(30):
-                    while ("lives", "rt-1") not in ledger.taken:
-                        await asyncio.sleep(0.01)
-
-    asyncio.run(main())
+    async with ledger_desk(tmp_path, ledger) as desk:
+        with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
+            async with telling_at(desk, own, so_far, EVERY_S), asyncio.timeout(30):
+                while ("lives", "rt-1") not in ledger.taken:
+                    await asyncio.sleep(0.01)
     assert errors == []
 
 
-def test_a_pod_ends_though_nobody_takes_its_records(
+async def test_a_pod_ends_though_nobody_takes_its_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After its time, and says so; the records are where the next one hands them over."""
     monkeypatch.setattr(subject, "LAST_S", 0.2)
     away = Ledger(10**6)
 
-    async def main() -> None:
-        async with ledger_desk(tmp_path, away) as desk:
-            with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
-                async with telling_at(desk, own, lambda: None, EVERY_S):
-                    await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
-            assert away.taken == set()
-            assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
-                "what the replica left is not told: it stays in its spool",
-                "the end of the life is not told: it stays in the spool",
-            ]
-            away.refusals = 0
-            assert await desk.recover() == 0
-
-    asyncio.run(main())
+    async with ledger_desk(tmp_path, away) as desk:
+        with closing(Spool.open(tmp_path / "spool", "supervisor-2")) as own:
+            async with telling_at(desk, own, lambda: None, EVERY_S):
+                await asyncio.to_thread(own.append_blocking, lambda sequence: encode(lifetime_record(2)))
+        assert away.taken == set()
+        assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
+            "what the replica left is not told: it stays in its spool",
+            "the end of the life is not told: it stays in the spool",
+        ]
+        away.refusals = 0
+        assert await desk.recover() == 0
     assert away.taken == ALL
 
 
-def test_a_disk_that_refuses_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_refuses_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was left is handed over once it can be read."""
     ledger, fails = Ledger(0), iter((OSError("a moment"), OSError("another")))
 
@@ -181,12 +169,9 @@ def test_a_disk_that_refuses_is_asked_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(subject, "recover", failing)
     monkeypatch.setattr(subject, "RECOVER_EVERY_S", 0.001)
 
-    async def main() -> None:
-        async with ledger_desk(tmp_path, ledger) as desk:
-            task = asyncio.create_task(desk.recover_forever())
-            async with asyncio.timeout(60):
-                await ledger.asked.wait()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(main())
+    async with ledger_desk(tmp_path, ledger) as desk:
+        task = asyncio.create_task(desk.recover_forever())
+        async with asyncio.timeout(60):
+            await ledger.asked.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

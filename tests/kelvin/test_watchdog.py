@@ -53,20 +53,18 @@ class Processes:
         return each.pid not in self.silent
 
 
-def test_silent_process_is_killed_within_half_a_minute(process: subprocess.Popen[bytes]) -> None:
+@pytest.mark.virtual_time
+async def test_silent_process_is_killed_within_half_a_minute(process: subprocess.Popen[bytes]) -> None:
     """Counted from its last answer; the reason says for how long it was silent."""
     processes = Processes(process.pid)
 
-    async def scene() -> None:
-        watching = asyncio.create_task(processes.watch(60))
-        await asyncio.sleep(10)
-        processes.silent.add(process.pid)
-        await asyncio.sleep(25)
-        assert processes.killed == [(process.pid, "it did not answer for 18 s")]
-        processes.there.clear()
-        await watching
-
-    run_virtually(scene())
+    watching = asyncio.create_task(processes.watch(60))
+    await asyncio.sleep(10)
+    processes.silent.add(process.pid)
+    await asyncio.sleep(25)
+    assert processes.killed == [(process.pid, "it did not answer for 18 s")]
+    processes.there.clear()
+    await watching
     assert process.wait() == -signal.SIGKILL
 
 
@@ -83,20 +81,18 @@ def test_replica_that_hangs_before_the_first_look_is_killed(process: subprocess.
     assert process.wait() == -signal.SIGKILL
 
 
-def test_process_that_answers_lives(process: subprocess.Popen[bytes]) -> None:
+@pytest.mark.virtual_time
+async def test_process_that_answers_lives(process: subprocess.Popen[bytes]) -> None:
     """Also one that misses some looks in between: the control of the above."""
     processes = Processes(process.pid)
 
-    async def scene() -> None:
-        watching = asyncio.create_task(processes.watch(600))
-        for _ in range(20):
-            processes.silent.add(process.pid)
-            await asyncio.sleep(9)
-            processes.silent.clear()
-            await asyncio.sleep(2 * LOOK_S)
-        await watching
-
-    run_virtually(scene())
+    watching = asyncio.create_task(processes.watch(600))
+    for _ in range(20):
+        processes.silent.add(process.pid)
+        await asyncio.sleep(9)
+        processes.silent.clear()
+        await asyncio.sleep(2 * LOOK_S)
+    await watching
     assert processes.killed == []
     assert process.poll() is None
 
@@ -110,19 +106,17 @@ def test_process_that_is_given_more_time_to_start_is_not_killed_before(process: 
     assert process.poll() is None
 
 
-def test_process_that_died_during_a_look_is_not_killed_again() -> None:
+@pytest.mark.virtual_time
+async def test_process_that_died_during_a_look_is_not_killed_again() -> None:
     """Its pid may be another process's by then."""
     processes = Processes(2**22 + 1)  # no process has such a number
 
-    async def scene() -> None:
-        watching = asyncio.create_task(processes.watch(60))
-        await asyncio.sleep(5)
-        processes.silent.add(processes.there[0].pid)
-        await asyncio.sleep(12)
-        processes.there.clear()
-        await watching
-
-    run_virtually(scene())
+    watching = asyncio.create_task(processes.watch(60))
+    await asyncio.sleep(5)
+    processes.silent.add(processes.there[0].pid)
+    await asyncio.sleep(12)
+    processes.there.clear()
+    await watching
     assert processes.killed == []
 
 
