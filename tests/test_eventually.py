@@ -9,15 +9,13 @@ from tests.virtual_loop import run_virtually
 
 
 @pytest.mark.parametrize("after_s", [0.0, PATIENCE_S / 2])
-def test_what_comes(after_s: float) -> None:
+@pytest.mark.virtual_time
+async def test_what_comes(after_s: float) -> None:
     """At once, or after a while: it is seen within a moment."""
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        await eventually(lambda: loop.time() >= after_s)
-        assert loop.time() == pytest.approx(after_s, abs=0.01)
-
-    run_virtually(main())
+    loop = asyncio.get_running_loop()
+    await eventually(lambda: loop.time() >= after_s)
+    assert loop.time() == pytest.approx(after_s, abs=0.01)
 
 
 def test_what_never_comes() -> None:
