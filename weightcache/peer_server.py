@@ -83,7 +83,8 @@ class Shelf:
         self.out, self.out_bytes = self.out + 1, self.out_bytes + length
         try:
             if place is None:
-                with mmap.mmap(-1, length) as memory, memoryview(memory) as view:
+                # No mapping is empty, though a file may be: it is found faulty then, like any other.
+                with mmap.mmap(-1, max(length, 1)) as memory, memoryview(memory)[:length] as view:
                     read = await self._nvme.fetch(tenant, digest, view)
                     if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
                         raise Refused(NotFound("chunk", digest))

@@ -130,3 +130,18 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
             async with few.taken(TENANT, LARGE.digest):
                 pass
         assert isinstance(refused.value.failure, NotFound)
+
+
+async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
+    """A file that a disk gave back empty is set aside where a peer asks for it, like any other with wrong bytes."""
+    path = tmp_path / "cache" / TENANT / SMALL.digest[:2] / SMALL.digest
+    path.parent.mkdir(parents=True)
+    path.touch()
+    async with open_cache(settings_of(tmp_path), FileStore(tmp_path / "store")) as cache:
+        assert cache.nvme.index.holds((TENANT, SMALL.digest))
+        with pytest.raises(Refused) as refused:
+            async with shelf_of(cache).taken(TENANT, SMALL.digest):
+                pass
+        assert isinstance(refused.value.failure, NotFound)
+        assert not cache.nvme.index.holds((TENANT, SMALL.digest))
+        assert not path.exists()
