@@ -1,6 +1,5 @@
 """A version's manifest, checked against its digest. See `attestations.py` for what is signed about the version."""
 
-import logging
 from typing import Final
 
 from blobstore.store import BlobNotFound, BlobStore
@@ -14,8 +13,6 @@ from weightcache.files import Kind
 from weightcache.nvme import NvmeTier
 from weightcache.policy.healing import Arrived, Lost, Outcome, Rule, Trial
 from weightcache.remote import StoreTier
-
-log = logging.getLogger(__name__)
 
 NVME: Final = "nvme"
 STORE: Final = "store"
