@@ -158,6 +158,10 @@ class ChunkFiles:
         """Return the path of the chunk's file."""
         return self._root / tenant / digest[:2] / digest
 
+    def has(self, tenant: str, digest: str) -> bool:
+        """Return whether the chunk's file is there, as far as the disk tells."""
+        return os.path.exists(self.chunk(tenant, digest))
+
     def paper(self, tenant: str, version: str, kind: Kind) -> Path:
         """Return the path of the version's manifest or attestations."""
         return self._root / tenant / kind / version
@@ -238,9 +242,15 @@ class ChunkFiles:
                 path.unlink(missing_ok=True)
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Remove these files. Some may be gone already."""
+        """Remove these files. Some may be gone already. Raises OSError if one stays, after the others are gone."""
+        refused: OSError | None = None
         for path in paths:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            raise refused
 
     def quarantine(self, path: Path, name: str) -> None:
         """Move a bad file aside for inspection. It may be gone already."""

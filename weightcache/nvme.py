@@ -143,7 +143,7 @@ class NvmeTier:
         """Files that are named as chunks, and that the index does not know; not one that comes or goes just now."""
         found = await to_the_end(self._threads, lambda: list(self._files.scan()))
         unknown = self._unknown((each.tenant, each.digest) for each in found)
-        there = await to_the_end(self._threads, lambda: [key for key in unknown if self._files.chunk(*key).exists()])
+        there = await to_the_end(self._threads, lambda: [key for key in unknown if self._files.has(*key)])
         return self._unknown(there)
 
     def _unknown(self, keys: Iterable[Key]) -> tuple[Key, ...]:
@@ -203,15 +203,18 @@ class NvmeTier:
 
     async def evict(self, tenant: str | None, version: str | None, digests: frozenset[str] | None) -> None:
         """Remove chunks of the tenant (None: all) that are among `digests` (None: any), and the version's manifest and
-        attestations. Raises `Refused(Unavailable)` if the disk refuses.
+        attestations. Raises `Refused(Unavailable)` if the disk refuses: what stays there can be evicted again.
         """
-        keys = self.index.select(tenant, digests)
-        for key in keys:
+        lengths = {key: self.index.length(key) for key in self.index.select(tenant, digests)}
+        for key in lengths:
             self.index.drop(key)
         try:
-            await self._remove(keys)
+            await self._remove(tuple(lengths))
             await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
         except OSError as error:
+            stay = await to_the_end(self._threads, lambda: [key for key in lengths if self._files.has(*key)])
+            for key in self._unknown(stay):
+                self.index.found(key, lengths[key], 0.0)  # of no value: the next admission may remove it
             raise Refused(Unavailable("the NVMe tier of the weight cache")) from error
 
     async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:

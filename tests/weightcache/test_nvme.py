@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from contracts.errors import Refused
 from contracts.manifest import PAGE
 from tests.weightcache.page_cache import refuse_direct
 from weightcache import libc, nvme, verifying
@@ -409,6 +410,32 @@ def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest
         await evicting
         assert await tier.admit("a", NAMES[0], page(7))
         assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+
+    with_tier(tmp_path, scenario)
+
+
+def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other files go, and the caller hears of it. Once the disk lets go of the file, a second call removes it."""
+    stuck = tmp_path / "a" / NAMES[0][:2] / NAMES[0]
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == stuck:
+            raise OSError(errno.EIO, "refused", str(path))
+        unlink(path, missing_ok)
+
+    async def scenario(tier: NvmeTier) -> None:
+        for mark, name in enumerate(NAMES[:3], 1):
+            assert await tier.admit("a", name, page(mark))
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "unlink", refuse)
+            with pytest.raises(Refused):
+                await tier.evict("a", None, None)
+        assert files_of(tmp_path) == {NAMES[0]}
+        assert await tier.strangers() == ()
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 1)
+        await tier.evict("a", None, None)
+        assert files_of(tmp_path) == set()
 
     with_tier(tmp_path, scenario)
 
