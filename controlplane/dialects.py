@@ -1,5 +1,6 @@
 """Where SQL for SQLite and for PostgreSQL differs: upserts, texts in the order of their bytes, long statements."""
 
+import sqlite3
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
@@ -24,6 +25,23 @@ def unhurried(connection: Connection) -> None:
     """A step of a migration takes as long as it takes."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
+
+
+def drop_columns(connection: Connection, table: str, columns: Collection[str], made: str) -> None:
+    """Drop these columns of the table. `made` is its CREATE TABLE without them.
+
+    SQLite before 3.35 can't drop a column, so there the table is made anew, and its rows are put back.
+    """
+    if connection.dialect.name == "postgresql" or sqlite3.sqlite_version_info >= (3, 35):
+        for column in columns:
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+        return
+    connection.execute(text("PRAGMA defer_foreign_keys = ON"))  # until the commit: other tables refer to these rows
+    for statement in (f"CREATE TABLE {table}_before AS SELECT * FROM {table}", f"DROP TABLE {table}", made):  # noqa: S608
+        connection.execute(text(statement))
+    kept = ", ".join(row.name for row in connection.execute(text(f"PRAGMA table_info({table})")))
+    connection.execute(text(f"INSERT INTO {table} ({kept}) SELECT {kept} FROM {table}_before"))  # noqa: S608
+    connection.execute(text(f"DROP TABLE {table}_before"))
 
 
 def in_byte_order(engine: Engine, tables: Collection[str]) -> None:

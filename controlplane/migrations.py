@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, text
 from contracts.wire import decode_any, encode
 from controlplane import schema
 from controlplane.audit_migration import chain_audit
-from controlplane.dialects import in_byte_order, unhurried
+from controlplane.dialects import drop_columns, in_byte_order, unhurried
 
 _VERSION_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS schema_version (number INTEGER PRIMARY KEY, name VARCHAR(64) NOT NULL)"
@@ -168,9 +168,17 @@ def _settings(connection: Connection) -> None:
             "steps": encode({"steps": steps, "plans": plans}).decode() if steps or plans else None,
         }
         connection.execute(set_scale, {**values, "tenant": row["tenant"], "model": row["model"]})
-    for table, columns in (("tenants", limits), ("models", (*scale.values(), "ladder", "plan_ladders"))):
-        for column in columns:
-            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+    tenants = (
+        "CREATE TABLE tenants (tenant VARCHAR(63) NOT NULL PRIMARY KEY, created_at_s BIGINT NOT NULL, "
+        "state VARCHAR(16) DEFAULT 'active' NOT NULL, limits TEXT NOT NULL DEFAULT '{}')"
+    )
+    models = (
+        "CREATE TABLE models (tenant VARCHAR(63) NOT NULL REFERENCES tenants (tenant), model VARCHAR(63) NOT NULL, "
+        "created_at_s BIGINT NOT NULL, split TEXT, scale TEXT NOT NULL DEFAULT '{}', degradation TEXT, "
+        "PRIMARY KEY (tenant, model))"
+    )
+    drop_columns(connection, "tenants", limits, tenants)
+    drop_columns(connection, "models", (*scale.values(), "ladder", "plan_ladders"), models)
 
 
 STEPS: Final[Sequence[Migration]] = (

@@ -1,9 +1,11 @@
 """A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, event, inspect, select, text
+from sqlalchemy.exc import IntegrityError
 
 from contracts.control import Scope, TenantLimits
 from contracts.ladder import CapOutput, Fallback
@@ -17,7 +19,7 @@ from controlplane.keys import KeyStore
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
-from controlplane.store import Database
+from controlplane.store import Database, sqlite_engine
 from controlplane.tenants import TenantStore
 from tests.controlplane.backends import Backend
 
@@ -138,6 +140,44 @@ async def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> 
         store_bytes=0, requests=2, body_bytes=4096, rpm=60, tpm=MAX_LIMIT, context_tokens=2, output_tokens=3,
         budget_micros=0, weight=1000, priority="batch", plan="free", deadline_max_s=9,
     )  # fmt: skip
+
+
+_REFERRING = (
+    "INSERT INTO keys (key_id, tenant, secret_sha256, scopes, created_at_s) VALUES ('k', 'acme', 's', 'infer', 5)",
+    "INSERT INTO versions (tenant, model, version, state, limits, architecture, weight_bytes, total_bytes, "
+    "kv_bytes_per_token, max_positions, created_at_s) VALUES ('acme', 'chat', 'v', 'ready', '{}', 'a', 1, 1, 1, 1, 6)",
+    "INSERT INTO aliases (tenant, model, alias, version) VALUES ('acme', 'chat', 'prod', 'v')",
+    "INSERT INTO grants (tenant, model, grantee, created_at_s) VALUES ('acme', 'chat', 'plain', 6)",
+)
+
+
+def test_sqlite_that_cannot_drop_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to the same tables. Every row is kept, and what refers to tenants and models still does."""
+    new, old = sqlite_engine(tmp_path / "new.db"), sqlite_engine(tmp_path / "old.db")
+    for engine in (new, old):
+        migrate(engine, STEPS[:18])
+        with engine.begin() as connection:
+            for statement in (*_BEFORE_SETTINGS, *_REFERRING):
+                connection.execute(text(statement), {"split": None, "ladder": None, "plans": '{"free":[]}'})
+    migrate(new)
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+
+    @event.listens_for(old, "before_cursor_execute")
+    def _refuse(_: Connection, __: object, statement: str, *___: object) -> None:
+        if "DROP COLUMN" in statement:
+            raise sqlite3.OperationalError('near "DROP": syntax error')
+
+    migrate(old)
+    assert inspect(old).get_table_names() == inspect(new).get_table_names()
+    for table in schema.metadata.sorted_tables:
+        assert _shape(old, table.name) == _shape(new, table.name)
+        with old.connect() as one, new.connect() as other:
+            assert one.execute(select(table)).all() == other.execute(select(table)).all()
+    with old.connect() as connection:
+        assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+    for statement in ("DELETE FROM tenants WHERE tenant = 'plain'", "DELETE FROM models WHERE model = 'chat'"):
+        with pytest.raises(IntegrityError), old.begin() as connection:
+            connection.execute(text(statement))
 
 
 async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> None:
