@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from contracts.errors import Refused
 from contracts.machine import Machine
@@ -16,6 +17,7 @@ from controlplane.closings import currencies
 from controlplane.examiner import Examiner
 from controlplane.feed import FeedHub
 from controlplane.journal import LedgerJournal, OlderDatabase
+from controlplane.json_columns import UnreadableColumn
 from controlplane.key_files import BadKeyFile
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
@@ -91,10 +93,16 @@ async def open_installation(
         await access.keys.bootstrap(settings.data, clock.wall_s())
     except BadKeyFile as bad:
         raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
-    await access.tenants.load(clock.wall_s())
     trail = Trail(database, clock)
-    await trail.note_prices(book)
-    await registry.load()
+    try:
+        await access.tenants.load(clock.wall_s())
+        await trail.note_prices(book)
+        await registry.load()
+    except UnreadableColumn as column:
+        rule = f"{column}: use the newer program that wrote it again, or restore the database as it was before"
+        is_file = isinstance(settings.database, Path)
+        where = ("KELVIN_DATA", settings.data) if is_file else ("KELVIN_DATABASE", settings.database)
+        raise BadSetting(where[0], str(where[1]), rule) from column
     spending = Spending(database, book, feed, clock)
     await spending.tell()
     access.tenants.on_limited = spending.changed

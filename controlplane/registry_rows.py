@@ -8,11 +8,12 @@ from contracts.ladder import Ladder
 from contracts.manifest import Limits
 from contracts.names import DEFAULT_ALIAS
 from contracts.signature import Signature
-from contracts.wire import decode, encode
+from contracts.wire import encode
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.grants import load_grantees
+from controlplane.json_columns import read_column
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.trail import Action, Value, differing, made
@@ -144,22 +145,22 @@ def _ladders(model: Model) -> dict[str, Value]:
 
 
 def load_models(connection: Connection) -> list[Model]:
-    """All of all tenants."""
+    """All of all tenants. Raises UnreadableColumn."""
     versions: dict[tuple[str, str], list[Version]] = {}
     for row in connection.execute(select(schema.versions).order_by(schema.versions.c.created_at_s)).mappings():
-        stored = row["signature"]
+        stored, of = row["signature"], f"of version {row['tenant']}/{row['model']}@{row['version'][:12]}"
         registration = VersionRegistration(
             tenant=row["tenant"],
             model=row["model"],
             version=row["version"],
-            limits=decode(row["limits"], Limits, what="stored limits"),
+            limits=read_column(row["limits"], Limits, f"the limits {of}"),
             architecture=row["architecture"],
             weight_bytes=row["weight_bytes"],
             total_bytes=row["total_bytes"],
             kv_bytes_per_token=row["kv_bytes_per_token"],
             max_positions=row["max_positions"],
             kind=row["kind"],
-            signature=None if stored is None else decode(stored, Signature, what="a stored signature"),
+            signature=None if stored is None else read_column(stored, Signature, f"the signature {of}"),
         )
         version = Version(
             registration, row["created_at_s"], VersionState(row["state"]), row["fault"], row["stopped_at_s"]
@@ -171,13 +172,13 @@ def load_models(connection: Connection) -> list[Model]:
     grantees = load_grantees(connection)
     models = []
     for row in connection.execute(select(schema.models)).mappings():
-        name = (row["tenant"], row["model"])
-        scale = decode(row["scale"], ScaleSettings, what="a stored scale")
+        name, of = (row["tenant"], row["model"]), f"of model {row['tenant']}/{row['model']}"
+        scale = read_column(row["scale"], ScaleSettings, f"the scale {of}")
         found = tuple(versions.get(name, ()))
         granted = tuple(grantees.get(name, ()))
-        split = {} if row["split"] is None else decode(row["split"], dict[str, int], what="a stored split")
+        split = {} if row["split"] is None else read_column(row["split"], dict[str, int], f"the split {of}")
         stored = row["degradation"]
-        ladder = Ladder(steps=()) if stored is None else decode(stored, Ladder, what="a stored ladder")
+        ladder = Ladder(steps=()) if stored is None else read_column(stored, Ladder, f"the ladder {of}")
         models.append(
             Model(
                 *name, row["created_at_s"], scale, aliases.get(name, {}), found, granted, split, ladder.steps,

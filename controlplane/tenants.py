@@ -11,11 +11,12 @@ from sqlalchemy import Connection, func, insert, select, update
 from contracts.control import Feed, TenantLimits, TenantRow
 from contracts.errors import CapacityExceeded, Conflict, NotFound, Refused
 from contracts.names import tenant_name
-from contracts.wire import decode, encode
+from contracts.wire import encode
 from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.feed import FeedHub
 from controlplane.grants import delete_grants_to
+from controlplane.json_columns import read_column
 from controlplane.key_rows import is_good
 from controlplane.policy.access import TenantState, check_empty, check_move
 from controlplane.policy.trail import Action
@@ -52,7 +53,7 @@ class TenantStore:
         self.on_limited: Callable[[str], None] = lambda _: None  # of which tenant, once its limits are published
 
     async def load(self, now_s: int) -> None:
-        """Publish all of them."""
+        """Publish all of them. Raises UnreadableColumn."""
         self._feed.publish(Feed(tenants=tuple(tenant.row() for tenant in await self.all(now_s))))
 
     async def all(self, now_s: int) -> list[Tenant]:
@@ -179,7 +180,7 @@ def _load(connection: Connection, now_s: int, only: str | None = None) -> list[T
             row["created_at_s"],
             row["models"],
             row["keys"],
-            decode(row["limits"], TenantLimits, what="stored limits"),
+            read_column(row["limits"], TenantLimits, f"the limits of tenant {row['tenant']}"),
         )
         for row in connection.execute(wanted.order_by(table.c.tenant)).mappings()
     ]

@@ -3,18 +3,23 @@
 import asyncio
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from contracts.errors import Refused, Unavailable
+from contracts.numbers import MAX_LIMIT
 from contracts.settings import BadSetting
 from controlplane.clock import SystemClock
 from controlplane.feed import FeedHub
+from controlplane.installation import open_installation
 from controlplane.key_rows import load_keys
 from controlplane.keys import KeyStore
 from controlplane.opening import LOOK_S, keep_writing, open_when_there
+from controlplane.price_book import default_price_book
+from controlplane.settings import load
 from controlplane.store import Database, open_database
 from service.loops import LoopHealth, Loops
 from tests.controlplane.builders import NOW_S
@@ -155,6 +160,31 @@ def test_database_of_a_newer_program_is_refused(killed: Path, step: str) -> None
     ways = r"use the newer program again, or restore a backup .* which lacks all that came later"
     with pytest.raises(BadSetting, match=rf"KELVIN_DATA=.*1000; this program knows \d+: {ways}"):
         _open(killed)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        pytest.param("tenants SET limits = '{\"burst\":9}'", "limits of tenant default .*`burst`", id="a limit"),
+        pytest.param(f"tenants SET limits = '{{\"rpm\":{MAX_LIMIT + 1}}}'", f"limits .*<= {MAX_LIMIT}", id="a bound"),
+        pytest.param("models SET scale = '{\"pace\":1}'", "scale of model default/m .*`pace`", id="a scale"),
+        pytest.param("models SET degradation = '{}'", "ladder of model default/m .*`steps`", id="a ladder"),
+    ],
+)
+async def test_settings_of_a_newer_program_are_refused(tmp_path: Path, change: str, named: str) -> None:
+    """The refusal is one sentence that says whose they are and what to do: the program may be older than they."""
+    with closing(open_database(tmp_path / "kelvin.db")) as database:
+        await KeyStore(database, FeedHub()).bootstrap(tmp_path, NOW_S)
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO models (tenant, model, created_at_s) VALUES ('default', 'm', 1)")
+            connection.exec_driver_sql(f"UPDATE {change}")
+        refusal = rf"KELVIN_DATA=.*: the {named}.*: use the newer program"
+        with pytest.raises(BadSetting, match=refusal):
+            async with AsyncExitStack() as stack:
+                await open_installation(
+                    stack, load({"KELVIN_DATA": str(tmp_path)}), SystemClock(), default_price_book(), Mock(), Mock(),
+                    database, None,
+                )  # fmt: skip
 
 
 def test_start_that_was_killed_early_goes_on(tmp_path: Path) -> None:
