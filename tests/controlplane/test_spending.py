@@ -171,6 +171,19 @@ def test_one_tenants_defect_stops_no_other_budget(tmp_path: Path, monkeypatch: p
     database.close()
 
 
+def test_limits_of_tenants_without_a_budget_are_not_read(tmp_path: Path) -> None:
+    """Each batch of records asks whose budget it touches, of however many tenants."""
+    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
+    budgets_of(database.engine, "acme")
+    with database.engine.begin() as connection:
+        for tenant, limits in (("b", "{}"), ("c", '{"plan":"budget-micros","rpm":9}'), ("d", "unreadable")):
+            connection.execute(insert(schema.tenants).values(tenant=tenant, created_at_s=1, limits=limits))
+    with database.engine.connect() as connection:
+        rows, _ = spending(connection, default_price_book(), day_us(date(2026, 12, 2)))
+    assert [row.tenant for row in rows] == ["acme"]
+    database.close()
+
+
 @pytest.mark.parametrize(
     ("day", "beside"),
     [
