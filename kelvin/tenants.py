@@ -15,20 +15,20 @@ DEFAULT: Final = "default"
 
 
 class _Limit(click.ParamType[int | str]):
-    """A whole number of `low` or more, or `default`."""
+    """A whole number from `low` to `high`, or `default`."""
 
-    name = "N"
-
-    def __init__(self, low: int) -> None:
-        self._low = low
+    def __init__(self, low: int, high: int) -> None:
+        self.name = f"{low}..{high}"  # which help shows
+        self._low, self._high = low, high
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         text = str(value)
         if text == DEFAULT:
             return text
-        number = whole_number(text)
-        if number is None or number < self._low:
-            self.fail(f"{text!r}: must be '{DEFAULT}' or a whole number of {self._low} or more", param, ctx)
+        number = whole_number(text, len(str(self._high)))
+        if number is None or not self._low <= number <= self._high:
+            rule = f"must be '{DEFAULT}' or a whole number from {self._low} to {self._high}"
+            self.fail(f"{text[:40]!r}: {rule}", param, ctx)
         return number
 
 
@@ -36,7 +36,11 @@ def _limit(setting: Setting) -> click.ParamType[Any]:
     """Return the type of the option, which takes `default`, too."""
     if setting.choices:
         return click.Choice([*setting.choices, DEFAULT])
-    return _Limit(setting.low or 0) if setting.kind is int else click.STRING
+    if setting.kind is not int:
+        return click.STRING
+    assert setting.low is not None
+    assert setting.high is not None
+    return _Limit(setting.low, setting.high)
 
 
 @click.group("tenants")

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from msgspec import Meta
 
 from contracts.control import TenantLimits
+from contracts.numbers import MAX_LIMIT
 from controlplane.policy.scale_settings import ScaleSettings
 from kelvin.main import main
 from kelvin.setting_options import Setting, setting_options
@@ -81,7 +82,31 @@ def test_what_is_out_of_bounds_is_not_sent(option: str, value: str) -> None:
     assert option in done.output
 
 
-@pytest.mark.parametrize("limit", [("--rpm", "0"), ("--rpm", "-1"), ("--body-bytes", "1023"), ("--priority", "first")])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        ("--rpm", "0"), ("--rpm", "-1"), ("--body-bytes", "1023"), ("--weight", "1001"), ("--tpm", str(MAX_LIMIT + 1)),
+        ("--tpm", "1.5"), ("--tpm", ""), ("--priority", "first"),
+    ],
+)  # fmt: skip
 def test_limits_keep_their_rules(limit: tuple[str, str]) -> None:
     """They are checked before the installation is asked."""
     assert _run("tenants", "set", "acme", *limit).exit_code == 2
+
+
+@pytest.mark.parametrize("limit", [("--tpm", MAX_LIMIT), ("--weight", 1000), ("--store-bytes", 0), ("--plan", "free")])
+def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help shows the bounds."""
+    sent: list[Any] = []
+
+    def asked(method: str, path: str, *, json: Any) -> Any:
+        sent.append(json)
+        return {"limits": dict.fromkeys(TenantLimits.__struct_fields__)}
+
+    monkeypatch.setattr("kelvin.tenants.asked", asked)
+    option, value = limit
+    assert _run("tenants", "set", "acme", option, str(value)).exit_code == 0
+    assert sent == [{option[2:].replace("-", "_"): value}]
+    told = " ".join(_run("tenants", "set", "--help").output.split())
+    assert "--weight 1..1000 " in told
+    assert f"--body-bytes 1024..{MAX_LIMIT} " in told
