@@ -17,11 +17,9 @@ Idle = Literal["zero", "sleep2", "sleep", "warm", "auto"]
 
 
 class ScaleSettings(Wire, frozen=True):
-    """How a model scales. `target` None: what the version's streams give. `window_s` is of whole seconds.
+    """How a model scales. `target` None: what the version's streams give. `window_s` is of whole seconds."""
 
-    Stored as JSON: a bound that becomes narrower, or a setting that goes, needs a migration.
-    """
-
+    # Stored as JSON: a bound that becomes narrower, or a setting that goes, needs a migration.
     min: Annotated[int, Meta(ge=0, le=1000, description="Replicas that are always there.")] = 0
     max: Annotated[int, Meta(ge=1, le=1000, description="Replicas at most.")] = 1
     target: Annotated[float, Meta(gt=0, le=1_000_000, description="Requests at once per replica.")] | None = None
