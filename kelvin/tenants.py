@@ -100,7 +100,7 @@ def set_command(tenant: str, **given: int | str | None) -> None:
     """Give a tenant limits of its own; `default` is the installation's setting. What is not given stays."""
     body = {name: None if value == DEFAULT else value for name, value in given.items() if value is not None}
     limits = asked("PUT", f"/admin/v1/tenants/{tenant}/limits", json=body)["limits"]
-    shown = (f"{name} {DEFAULT if limits[name] is None else limits[name]}" for name in TenantLimits.__struct_fields__)
+    shown = (f"{name} {DEFAULT if value is None else value}" for name, value in limits.items())
     click.echo(f"{tenant}: {', '.join(shown)}")
 
 

@@ -110,3 +110,10 @@ def test_limits_at_their_bounds_are_sent(limit: tuple[str, Any], monkeypatch: py
     told = " ".join(_run("tenants", "set", "--help").output.split())
     assert "--weight 1..1000 " in told
     assert f"--body-bytes 1024..{MAX_LIMIT} " in told
+
+
+def test_limits_of_another_build_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installation may have fewer settings than the command, or more."""
+    answer = {"limits": {"rpm": 5, "tpm": None, "burst": 9}}
+    monkeypatch.setattr("kelvin.tenants.asked", lambda *_, **__: answer)
+    assert _run("tenants", "set", "acme", "--rpm", "5").output == "acme: rpm 5, tpm default, burst 9\n"
