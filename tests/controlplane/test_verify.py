@@ -13,7 +13,7 @@ from contracts.billing import VerifyReport
 from contracts.usage import Origin
 from controlplane.billing import LATE_US, close_month
 from controlplane.ledger_migrations import STEPS, ensure_ledger
-from controlplane.policy.chain import genesis
+from controlplane.policy.chain import LEDGER, genesis
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.billing_ground import BOOK, Record, enter, fresh_engine, good_month
@@ -129,7 +129,7 @@ def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject:
     last link that holds.
     """
     raw = sqlite3.connect(str(engine.url.database))
-    written = {(month, 0): genesis("acme", month).hex() for month in (MONTH, "2026-12")}
+    written = {(month, 0): genesis(LEDGER, "acme", month).hex() for month in (MONTH, "2026-12")}
     for table in ("requests", "lifetimes", "conflicts", "closings"):
         for month, link, chain in raw.execute(f"SELECT month, link, chain FROM ledger_{table} WHERE tenant = 'acme'"):
             written[month, link] = chain

@@ -50,14 +50,17 @@ def hedged(world: World, share: float) -> tuple[Ranges, Counters]:
 
 
 @pytest.mark.parametrize("fault", [Late(), Stalled(300_000)], ids=["no head", "half a body"])
-async def test_one_slow_connection(world: World, fault: Fault) -> None:
+def test_one_slow_connection(world: World, fault: Fault) -> None:
     """The second answer comes while the first one is still awaited, which then writes nothing any more."""
     ranges, counters = hedged(world, 0.1)
     into = bytearray(len(BODY))
 
-    world.proxy.inject(fault, method="GET")
-    async with asyncio.timeout(30):  # the client alone would wait for a minute
-        await ranges.read("t/a", 0, memoryview(into), ALL_AT_ONCE)
+    async def scenario() -> None:
+        world.proxy.inject(fault, method="GET")
+        async with asyncio.timeout(30):  # the client alone would wait for a minute
+            await ranges.read("t/a", 0, memoryview(into), ALL_AT_ONCE)
+
+    asyncio.run(scenario())
     assert bytes(into) == BODY
     assert (counters.hedges, counters.hedges_won) == (1, 1)
     assert world.proxy.count("GET") == 2
@@ -67,13 +70,16 @@ async def test_one_slow_connection(world: World, fault: Fault) -> None:
     assert not any(into)
 
 
-async def test_all_are_slow(world: World) -> None:
+def test_all_are_slow(world: World) -> None:
     """Of forty reads, one for each twenty is asked again, whatever is late."""
     ranges, counters = hedged(world, 0.05)
 
-    world.proxy.inject(Late(0.3), method="GET", times=None)
-    await asyncio.gather(
-        *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), ALL_AT_ONCE) for _ in range(40)),
-    )
+    async def scenario() -> None:
+        world.proxy.inject(Late(0.3), method="GET", times=None)
+        await asyncio.gather(
+            *(ranges.read("t/a", 0, memoryview(bytearray(len(BODY))), ALL_AT_ONCE) for _ in range(40)),
+        )
+
+    asyncio.run(scenario())
     assert counters.hedges <= 3
     assert 40 <= world.proxy.count("GET") <= 40 + counters.hedges
