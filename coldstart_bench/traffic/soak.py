@@ -79,7 +79,7 @@ class SoakFigures(Figures, frozen=True):
     events: tuple[Event, ...]
     bill: tuple[str, ...]  # in which it does not agree
     left: tuple[str, ...]  # what is left of it
-    memory: Memory | None  # of the supervisor's processes together, before and at rest again
+    memory: Memory | None  # of the activator, before and at rest again
     again: float  # share of what was asked after the last fault that was answered right
 
 
