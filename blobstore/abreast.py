@@ -25,9 +25,7 @@ async def abreast(function: Callable[[S], Awaitable[T]], items: Iterable[S], lim
     try:
         await asyncio.gather(*workers)
     finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await end_all(workers)
     return [results[position] for position in range(len(results))]
 
 

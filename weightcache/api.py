@@ -5,7 +5,7 @@ from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.errors import InvalidRequest, NotFound, Refused, Unavailable
+from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.forecast import TierRate, Whereabouts
 from contracts.manifest import Digest
 from contracts.names import dns_label, is_digest
@@ -140,10 +140,6 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     install_failure_handlers(app)
     checking = asyncio.Lock()
 
-    def own(tenant: str, version: str) -> None:
-        if not leases.serves(tenant):
-            raise Refused(NotFound("version", version))
-
     @app.get("/healthz")
     async def healthz() -> Response:
         return Response(status_code=200)
@@ -165,7 +161,7 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
         named = {name: request.query_params.get(name, "") for name in ("tenant", "version")}
         if not is_digest(named["version"]):
             raise Refused(InvalidRequest("version", named["version"][:80], "must be 64 hex digits"))
-        own(dns_label(named["tenant"], "tenant"), named["version"])
+        leases.check_tenant(dns_label(named["tenant"], "tenant"), named["version"])
         tally = await cache.whereabouts(named["tenant"], named["version"])
         found = Whereabouts(
             chunks_by_tier=tally.chunks,
@@ -186,12 +182,12 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/check")
     async def check() -> Response:
         async with checking:
-            return Response(encode(await cache.check()), media_type="application/json")
+            return Response(encode(await cache.examiner.check()), media_type="application/json")
 
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
         wish = decode(await request.body(), Prefetch)
-        own(dns_label(wish.tenant, "tenant"), wish.version)
+        leases.check_tenant(dns_label(wish.tenant, "tenant"), wish.version)
         cache.prefetcher.ask(Wish(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)
 

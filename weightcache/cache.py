@@ -18,7 +18,7 @@ from weightcache.admissions import Admissions
 from weightcache.arena import Arena
 from weightcache.attestations import Attestations
 from weightcache.counters import Counters
-from weightcache.examine import Examiner, Report, Scrubber, check
+from weightcache.examine import Examiner, Scrubber
 from weightcache.fetching import Fetcher
 from weightcache.loader import Loader
 from weightcache.nvme import NvmeTier
@@ -99,10 +99,6 @@ class Cache:
             await self.nvme.evict(tenant, version, digests)
         elif busy := self.arena.evict(tenant, digests):
             raise Refused(Conflict("the host tier", f"{busy} slabs are in use by living processes or loads"))
-
-    async def check(self) -> Report:
-        """Hash all that is kept anew, and hold the indexes against themselves and the disk."""
-        return await check(self.examiner, self.arena, self.nvme)
 
 
 @asynccontextmanager

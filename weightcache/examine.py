@@ -38,6 +38,26 @@ class Damage:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kept chunk that was wrong: where, whose, and how (`policy/healing.Outcome`)."""
+
+    tier: str
+    tenant: str
+    chunk: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Result of a check: chunks and bytes by tier, faults, and contradictions of the indexes."""
+
+    chunks: dict[str, int]
+    bytes: dict[str, int]
+    faults: tuple[Fault, ...]
+    contradictions: tuple[str, ...]
+
+
 class Examiner:
     """One chunk after another. `forget` is told the slab of each that was wrong in memory; `mend` has a tenant's chunk
     on NVMe again.
@@ -87,6 +107,26 @@ class Examiner:
             await self._mend(tenant, digest)
         return outcome
 
+    async def check(self) -> Report:
+        """Examine all that is kept now, without a pause, and hold the indexes against themselves and the disk."""
+        report = Report({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
+        faults: list[Fault] = []
+        for tier, (tenant, digest), length in tuple(self.kept()):
+            outcome = await self.examine(tier, tenant, digest)
+            report.chunks[tier] += 1
+            report.bytes[tier] += length
+            if outcome in FAULTS and len(faults) < MAX_TOLD:
+                faults.append(Fault(tier, tenant, digest, outcome))
+        strangers = await self._nvme.strangers()
+        contradictions = [f"{tenant}/{digest}: a file that is in no index" for tenant, digest in strangers]
+        indexes = ("host", self._arena.index.check_integrity), ("nvme", self._nvme.index.check_integrity)
+        for name, check_integrity in indexes:
+            try:
+                check_integrity()
+            except AssertionError as error:
+                contradictions.append(f"the index of the tier {name}: {str(error) or 'its sums are wrong'}")
+        return Report(report.chunks, report.bytes, tuple(faults), tuple(contradictions[:MAX_TOLD]))
+
     async def _in_memory(self, tenant: str, digest: str) -> Outcome:
         index = self._arena.index
         place = index.try_place(tenant, digest)
@@ -117,26 +157,6 @@ class Examiner:
         except Refused:  # the disk does not answer now: says nothing about the file
             return Outcome.AWAY
         return await self._verifier.check(self._nvme, outcome, tenant, digest, buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A kept chunk that was wrong: where, whose, and how (`policy/healing.Outcome`)."""
-
-    tier: str
-    tenant: str
-    chunk: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Result of a check: chunks and bytes by tier, faults, and contradictions of the indexes."""
-
-    chunks: dict[str, int]
-    bytes: dict[str, int]
-    faults: tuple[Fault, ...]
-    contradictions: tuple[str, ...]
 
 
 class Scrubber:
@@ -174,22 +194,3 @@ class Scrubber:
                 await self._examiner.examine(tier, *key)
             await self._sleep(length / BYTES_PER_S)
         self._counters.sweeps += 1
-
-
-async def check(examiner: Examiner, arena: Arena, nvme: NvmeTier) -> Report:
-    """All of it at once, at the machine's own rate; what is faulty is dropped as ever."""
-    report = Report({"host": 0, "nvme": 0}, {"host": 0, "nvme": 0}, (), ())
-    faults: list[Fault] = []
-    for tier, (tenant, digest), length in tuple(examiner.kept()):
-        outcome = await examiner.examine(tier, tenant, digest)
-        report.chunks[tier] += 1
-        report.bytes[tier] += length
-        if outcome in FAULTS and len(faults) < MAX_TOLD:
-            faults.append(Fault(tier, tenant, digest, outcome))
-    contradictions = [f"{tenant}/{digest}: a file that is in no index" for tenant, digest in await nvme.strangers()]
-    for name, integrity in (("host", arena.index.check_integrity), ("nvme", nvme.index.check_integrity)):
-        try:
-            integrity()
-        except AssertionError as error:
-            contradictions.append(f"the index of the tier {name}: {str(error) or 'its sums are wrong'}")
-    return Report(report.chunks, report.bytes, tuple(faults), tuple(contradictions[:MAX_TOLD]))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from blobstore.abreast import end_all
 from weightcache.policy.extents import Place
 
 _SO_PEERPIDFD: Final = 77  # Linux 6.5: names the process itself, whatever became of its number
@@ -97,10 +98,7 @@ class Holders:
 
     async def close(self) -> None:
         """Stop watching; the dead and the living are forgotten alike."""
-        for task in self._asking:
-            task.cancel()
-        if self._asking:
-            await asyncio.wait(self._asking)
+        await end_all(tuple(self._asking))
         for holder in self._by_pid.values():
             asyncio.get_running_loop().remove_reader(holder.pidfd)
             os.close(holder.pidfd)

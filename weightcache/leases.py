@@ -17,6 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from blobstore.abreast import end_all
 from contracts.errors import Failure, InvalidRequest, NotFound, Refused
 from contracts.names import dns_label
 from contracts.problem import code_of, to_wire
@@ -101,10 +102,7 @@ class LeaseServer:
         self.accepting = False
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
         self._listener.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_all(tuple(self._tasks))
         await self._holders.close()
 
     def _listen(self) -> None:
@@ -152,7 +150,7 @@ class LeaseServer:
             try:
                 self._check_user(sock)
                 request = decode(raw, LeaseRequest, what="lease request")
-                self._check_tenant(dns_label(request.tenant, "tenant"), request.version)
+                self.check_tenant(dns_label(request.tenant, "tenant"), request.version)
                 if request.request_id is not None:
                     begin(request.request_id)
                 await self._grant(lent, request)
@@ -174,14 +172,10 @@ class LeaseServer:
             log.warning("another user asked for a lease", extra={"uid": uid})
             raise Refused(InvalidRequest("uid", str(uid), "must be root's, or that of the weight cache's own user"))
 
-    def _check_tenant(self, tenant: str, version: str) -> None:
-        """Raises `Refused`: what is another's does not exist."""
-        if not self.serves(tenant):
+    def check_tenant(self, tenant: str, version: str) -> None:
+        """Raise `Refused(NotFound)` if this agent is not for that tenant: another's version does not exist here."""
+        if self._tenant not in (None, tenant):
             raise Refused(NotFound("version", version))
-
-    def serves(self, tenant: str) -> bool:
-        """Whether this agent is for that tenant, too."""
-        return self._tenant is None or tenant == self._tenant
 
     async def _grant(self, lent: _Lent, request: LeaseRequest) -> None:
         """Send the answer. Raises OSError where the client is gone."""

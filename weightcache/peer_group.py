@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from blobstore.abreast import end_all
 from weightcache.peer_client import Peer
 from weightcache.peer_wire import MAX_DIGESTS, Have, Holdings
 from weightcache.policy.ownership import Standing, choose
@@ -58,10 +59,7 @@ class PeerGroup:
 
     async def close(self) -> None:
         """End the questions that are under way."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_all(tuple(self._tasks))
 
     @contextmanager
     def loading(self, key: Key) -> Iterator[None]:

@@ -32,9 +32,9 @@ class PeerTier:
     tier = "peer"
     attempts = 2  # another node may have it right
 
-    def __init__(self, group: PeerGroup, is_local: Callable[[str, str], bool], reads: int = READS_AT_ONCE) -> None:
+    def __init__(self, group: PeerGroup, is_local: Callable[[str, str], bool]) -> None:
         self.group = group
-        self.room = Limit(reads)
+        self.room = Limit(READS_AT_ONCE)
         self._is_local = is_local
         self._gave: dict[Key, Peer] = {}
 

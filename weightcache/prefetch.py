@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from blobstore.abreast import end_all
 from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
@@ -49,7 +50,6 @@ class Prefetcher:
         admissions: Admissions,
         awaited: Waiting,
         counters: Counters,
-        deadline_s: float = DEADLINE_S,
     ) -> None:
         self._residents = residents
         self._papers = papers
@@ -57,7 +57,6 @@ class Prefetcher:
         self._admissions = admissions
         self._awaited = awaited
         self._counters = counters
-        self._deadline_s = deadline_s
         self._under_way: dict[Wish, asyncio.Task[None]] = {}
         self._one = asyncio.Lock()
         self.running = 0
@@ -82,17 +81,13 @@ class Prefetcher:
 
     async def close(self) -> None:
         """Ends all of them."""
-        tasks = tuple(self._under_way.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_all(tuple(self._under_way.values()))
 
     async def _fulfil(self, wish: Wish) -> None:
         """One wish, start to end; what became of it is counted."""
         failure: Failure
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(DEADLINE_S):
                 if wish.urgent:
                     await self._bring(wish)
                 else:
@@ -101,7 +96,7 @@ class Prefetcher:
             self._counters.prefetched += 1
             return
         except TimeoutError:
-            failure = DeadlineExceeded(self._deadline_s, "prefetching a version")
+            failure = DeadlineExceeded(DEADLINE_S, "prefetching a version")
         except Refused as refused:
             failure = refused.failure
         except Exception:
@@ -130,7 +125,7 @@ class Prefetcher:
     async def _try_host(self, wish: Wish) -> bool:
         """False where the host tier has no room for it."""
         try:
-            await self._residents.bring(wish.tenant, wish.version, self._deadline_s, urgent=wish.urgent)
+            await self._residents.bring(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
         except Refused as refused:
             if isinstance(refused.failure, CapacityExceeded | Overloaded):
                 return False

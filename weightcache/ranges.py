@@ -7,7 +7,6 @@ will lie, and nothing at all once a read is over.
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from blobstore.abreast import end_all
@@ -19,21 +18,13 @@ from weightcache.sources import Turn
 
 
 class Ranges:
-    """Reads of a store that is safe to ask many things at once. `line` hears of each; `clock` gives seconds."""
+    """Reads of a store that is safe to ask many things at once. `line` hears of each."""
 
-    def __init__(
-        self,
-        store: RangeReader,
-        hedging: Hedging,
-        line: Line,
-        counters: Counters,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: RangeReader, hedging: Hedging, line: Line, counters: Counters) -> None:
         self.line = line
         self._store = store
         self._hedging = hedging
         self._counters = counters
-        self._clock = clock
 
     def __repr__(self) -> str:
         return f"<Ranges {self._hedging!r} {self.line!r}>"
@@ -58,16 +49,16 @@ class Ranges:
             await end_all(reads)
 
     async def _part(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
-        came, read = 0, self.line.begin(self._clock())
+        came, read = 0, self.line.begin(time.monotonic())
         try:
             await self._read(key, offset, into)
             came = into.nbytes
         finally:
-            self.line.end(read, came, self._clock())
+            self.line.end(read, came, time.monotonic())
         turn.came(came)
 
     async def _read(self, key: str, offset: int, into: memoryview) -> None:
-        began = self._clock()
+        began = time.monotonic()
         late_s = self._hedging.began(into.nbytes)
         first = asyncio.create_task(self._store.read_into(key, offset, into))
         try:
@@ -81,18 +72,18 @@ class Ranges:
                 await first
         finally:
             await end_all((first,))
-        self._hedging.took(into.nbytes, self._clock() - began)
+        self._hedging.took(into.nbytes, time.monotonic() - began)
 
     async def _race(self, first: asyncio.Task[None], key: str, offset: int, into: memoryview) -> None:
         """Returns once `into` is filled by either. Raises what the first one did where both failed."""
         self._counters.hedges += 1
-        began = self._clock()
+        began = time.monotonic()
         spare = bytearray(into.nbytes)
         second = asyncio.create_task(self._store.read_into(key, offset, memoryview(spare)))
         try:
             await _until_one_is_well((first, second))
             if _is_well(second) and not _is_well(first):
-                self._hedging.took(into.nbytes, self._clock() - began)
+                self._hedging.took(into.nbytes, time.monotonic() - began)
                 await end_all((first,))  # from here on nothing else writes there
                 into[:] = spare
                 self._counters.hedges_won += 1

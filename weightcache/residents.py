@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from blobstore.abreast import end_all
 from contracts.errors import CapacityExceeded, Failure, Internal, Refused
 from contracts.manifest import Manifest
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
@@ -112,13 +113,13 @@ class Residents:
         papers: Papers,
         attestations: Attestations,
         waiting: Waiting,
-        rates: Rates | None = None,
+        rates: Rates,
     ) -> None:
         self._arena = arena
         self._loader = loader
         self._papers = papers
         self._attestations = attestations
-        self.rates = rates or Rates()
+        self.rates = rates
         self._waiting = waiting
         self._gave_way_s = float("-inf")
         self._hot: dict[tuple[str, str], Resident] = {}
@@ -209,11 +210,7 @@ class Residents:
 
     async def close(self) -> None:
         """Ends all flights."""
-        tasks = [flight.task for flight in self._flights.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_all([flight.task for flight in self._flights.values()])
         self._hot.clear()
 
     def _depart(self, key: tuple[str, str], weight: float) -> _Flight:
@@ -333,11 +330,13 @@ class Residents:
 async def _within(flight: _Flight, timeout_s: float, early: Early | None) -> Arrival:
     began = time.monotonic()
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as limit:
             if early is not None:
                 await _beside(early(flight.filling), flight.task)
             outcome = await asyncio.shield(flight.task)
     except TimeoutError as error:
+        if not limit.expired():  # it is what `early` raised
+            raise
         raise Refused(DeadlineExceeded(time.monotonic() - began, "restoring weights")) from error
     if isinstance(outcome, Failure):
         raise Refused(outcome)
@@ -350,7 +349,6 @@ async def _beside(work: Awaitable[None], flight: asyncio.Task[Arrival | Failure]
     try:
         await asyncio.wait((working, flight), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        working.cancel()
-        await asyncio.wait((working,))
+        await end_all((working,))
     if not working.cancelled():
         working.result()

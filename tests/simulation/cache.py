@@ -296,7 +296,7 @@ class CacheWorld(World):
 
     async def _check_all(self) -> None:
         try:
-            report = await self.cache.check()
+            report = await self.cache.examiner.check()
         except Refused as refused:
             self.note(f"a check is refused: {code_of(refused.failure)}")
         else:
