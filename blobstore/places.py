@@ -1,5 +1,6 @@
 """Where a chunk's bytes lie in the store, and reading them from there: one range of a pack, or spans of a kept file."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Protocol
@@ -18,8 +19,13 @@ from blobstore.packs import (
     footer_bytes,
 )
 from blobstore.store import BlobStore
+from contracts.artifact_errors import PackCorrupt
+from contracts.errors import Refused
+from contracts.keys import index_key, pack_key
 from contracts.manifest import padded
 from contracts.wire import decoder
+
+log = logging.getLogger(__name__)
 
 # Spans this near to one another are read together: a round trip to S3 costs more than what lies between.
 GAP_BYTES: Final = 64 << 10
@@ -91,6 +97,24 @@ async def read_footer(store: BlobStore, key: str, size: int, pack: str) -> tuple
     trailing = min(size, TRAILER_BYTES)
     length = footer_bytes(await store.read(key, size - trailing, trailing), size, pack)
     return decode_footer(await store.read(key, size - length, length), size, pack)
+
+
+async def read_places(store: BlobStore, tenant: str, pack: str) -> dict[str, Place]:
+    """Return where each chunk of a pack lies: by its index, or by its footer if the index can't be read.
+
+    A kept file has no footer of ours, whatever its last bytes are. Raises `BlobNotFound` if there is no pack, or no
+    index of a kept file; `Refused(PackCorrupt)` if what is there is damaged; `BlobUnavailable`.
+    """
+    try:
+        return decode_index(await store.read(index_key(tenant, pack)), pack)
+    except Refused as refused:
+        if isinstance(refused.failure, PackCorrupt):
+            log.warning("a pack's index is damaged", extra={"tenant": tenant, "pack": pack, "error": str(refused)})
+        if digest_of_file_pack(pack) is not None:
+            raise
+    key = pack_key(tenant, pack)
+    entries = await read_footer(store, key, (await store.stat(key)).size, pack)
+    return {entry.digest: place_of(pack, entry) for entry in entries}
 
 
 async def read_place(store: BlobStore, key: str, place: Place) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 
 from blobstore.abreast import abreast
 from blobstore.packs import digest_of_file_pack
-from blobstore.places import decode_index, read_footer
+from blobstore.places import read_places
 from blobstore.store import BlobNotFound, BlobStore, BlobUnavailable, list_objects
 from contracts.artifact_errors import ManifestCorrupt, PackCorrupt
 from contracts.errors import Refused, Unavailable
@@ -26,7 +26,6 @@ from contracts.keys import (
     PACK_LISTS,
     PACKS,
     condemned_key,
-    index_key,
     last_part,
 )
 from contracts.manifest import decode_manifest
@@ -198,22 +197,17 @@ class Collector:
 
     async def _pack(self, listed: _Listed) -> tuple[str, FoundPack]:
         key, found = listed
-        return last_part(key), FoundPack(found, await self._chunks(key, found.nbytes))
+        return last_part(key), FoundPack(found, await self._chunks(key))
 
-    async def _chunks(self, key: str, nbytes: int) -> dict[str, int] | None:
-        """Return the lengths of a pack's chunks: from its index, else from its footer. None if neither can be read."""
+    async def _chunks(self, key: str) -> dict[str, int] | None:
+        """Return the lengths of a pack's chunks. None if they can't be known now."""
         tenant, _, pack = key.split("/")
         try:
-            places = decode_index(await self._store.read(index_key(tenant, pack)), pack)
-            return {digest: place.length for digest, place in places.items()}
+            return {digest: place.length for digest, place in (await read_places(self._store, tenant, pack)).items()}
         except BlobNotFound:
-            if digest_of_file_pack(pack) is not None:  # it has no footer: no reader finds a chunk in it
-                return {}
-        except Refused as refused:
-            if not isinstance(refused.failure, PackCorrupt | Unavailable):
+            if digest_of_file_pack(pack) is None:
                 raise
-        try:
-            return {entry.digest: entry.length for entry in await read_footer(self._store, key, nbytes, pack)}
+            return {}  # a file without an index: no reader finds a chunk in it
         except Refused as refused:
             if isinstance(refused.failure, PackCorrupt | Unavailable):
                 return None

@@ -15,14 +15,13 @@ from typing import Final
 
 from blobstore.abreast import abreast
 from blobstore.packs import digest_of_file_pack
-from blobstore.places import Place, RangeReader, decode_index, decode_pack_list, place_of, read_footer, read_place_into
+from blobstore.places import Place, RangeReader, decode_pack_list, read_place_into, read_places
 from blobstore.store import BlobNotFound, BlobShort, BlobStore, BlobUnavailable, list_objects
 from contracts.errors import Refused
-from contracts.keys import PACKS, index_key, last_part, pack_key, pack_list_key
+from contracts.keys import PACKS, last_part, pack_key, pack_list_key
 from weightcache.policy.healing import Outcome
-from weightcache.policy.sharing import Limit, Room
+from weightcache.policy.sharing import Room
 from weightcache.ranges import Ranges
-from weightcache.settings import DISK_READS
 from weightcache.sources import ALL_AT_ONCE, Turn
 
 log = logging.getLogger(__name__)
@@ -63,15 +62,15 @@ class _Table:
 
 
 class StoreTier:
-    """A `Source` over a `BlobStore`, of which chunks are read by `ranges`, by default each at once."""
+    """A `Source` over a `BlobStore`, of which chunks are read by `ranges`."""
 
     tier = "store"
     attempts = 2  # what came wrong once may be right in the store: a cache or a line on the way, or another pack
 
-    def __init__(self, store: BlobStore, ranges: Ranges | None = None) -> None:
+    def __init__(self, store: BlobStore, ranges: Ranges) -> None:
         self._store = store
         self._ranges = ranges
-        self.room: Room = Limit(DISK_READS) if ranges is None else ranges.line
+        self.room: Room = ranges.line
         self._tables: dict[str, _Table] = {}
         self.unreadable_packs = 0
 
@@ -92,7 +91,7 @@ class StoreTier:
 
     async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """See `Source`."""
-        reader = self._store if self._ranges is None else self._ranges.within(turn)
+        reader = self._ranges.within(turn)
         away: BlobUnavailable | None = None
         places = await self._locate(tenant, digest, stale=())
         try:
@@ -234,19 +233,8 @@ class StoreTier:
     async def _places(self, tenant: str, pack: str) -> dict[str, Place] | None:
         """Return the places of a pack's chunks; None if it has no readable index or footer. Raises BlobUnavailable."""
         try:
-            return decode_index(await self._store.read(index_key(tenant, pack)), pack)
-        except BlobNotFound:
-            if digest_of_file_pack(pack) is not None:  # its push did not come to its end yet: nothing needs it
-                return None
-        except BlobUnavailable:
-            if digest_of_file_pack(pack) is not None:
-                raise
-        except Refused as refused:
-            log.warning("a pack's index is damaged", extra={"pack": pack, "error": str(refused)})
-        try:
-            key = pack_key(tenant, pack)
-            entries = await read_footer(self._store, key, (await self._store.stat(key)).size, pack)
-        except BlobNotFound:  # a pack list may name one that was collected
+            return await read_places(self._store, tenant, pack)
+        except BlobNotFound:  # it was collected, or is a file whose push did not come to its end yet
             return None
         except BlobUnavailable:
             raise
@@ -254,7 +242,6 @@ class StoreTier:
             self.unreadable_packs += 1
             log.error("a pack can't be read", extra={"pack": pack, "error": str(refused)})
             return None
-        return {entry.digest: place_of(pack, entry) for entry in entries}
 
 
 def _but(places: tuple[Place, ...], stale: tuple[Place, ...]) -> tuple[Place, ...]:

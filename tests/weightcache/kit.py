@@ -1,13 +1,17 @@
-"""What the weight cache's tests share: versions made up from a seed, a store that holds them, an agent that runs."""
+"""The world of the weight cache's tests: versions made up from a seed, a store that holds them, an open cache over it
+(`cached`), and an agent that runs (`running`). Nodes that know one another are in `peer_kit.py`.
+"""
 
 import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
+from typing import TypeVar
 
 from blake3 import blake3
 
@@ -42,13 +46,20 @@ from service.unix import SocketDirectory
 from tests.loops import looping
 from weightcache.api import State
 from weightcache.app import HTTP_SOCKET, serve
+from weightcache.cache import Cache, open_cache
 from weightcache.client import Lease, acquire
-from weightcache.settings import CacheSettings
+from weightcache.counters import Counters
+from weightcache.policy.hedging import HedgeRule, Hedging
+from weightcache.policy.line import Line
+from weightcache.ranges import Ranges
+from weightcache.remote import StoreTier
+from weightcache.settings import DISK_READS, CacheSettings
 from weightcache.sources import Verify, is_digest_of
 
 TENANT = "acme"
 HUGE = 2 << 20
 TIMEOUT_S = 30.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,11 +136,17 @@ def make_pack(chunks: Sequence[bytes]) -> tuple[str, bytes, bytes]:
     return blake3(body).hexdigest(), body, encode_table(entries)
 
 
-async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
-    """Put the version's pack, index and manifest. Returns the pack's digest."""
-    digest, body, table = make_pack(version.chunks)
+async def put_pack(store: BlobStore, chunks: Sequence[bytes], tenant: str = TENANT) -> str:
+    """Put a pack of these chunks, and its index. Returns its digest."""
+    digest, body, table = make_pack(chunks)
     await store.put_if_absent(f"{tenant}/packs/{digest}", body)
     await store.put_if_absent(f"{tenant}/index/{digest}", table)
+    return digest
+
+
+async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
+    """Put the version's pack, index and manifest. Returns the pack's digest."""
+    digest = await put_pack(store, version.chunks, tenant)
     await store.put_if_absent(f"{tenant}/{'drafts' if draft else 'manifests'}/{version.id}", version.raw)
     return digest
 
@@ -191,6 +208,11 @@ def settings_of(data: Path, *, slabs: int = 8, slab_bytes: int = HUGE, nvme_byte
         slab_bytes=slab_bytes,
         nvme_bytes=nvme_bytes,
     )
+
+
+def tier_of(store: BlobStore) -> StoreTier:
+    """The store tier over it, whose reads are not hedged."""
+    return StoreTier(store, Ranges(store, Hedging(HedgeRule(share=0.0)), Line(DISK_READS), Counters()))
 
 
 class CountingStore:
@@ -255,6 +277,24 @@ class RunningAgent:
     def publish(self, version: Version, tenant: str = TENANT, *, draft: bool = False) -> str:
         return asyncio.run(publish(self.store, version, tenant, draft=draft))
 
+    def keep(self, *versions: Version) -> State:
+        """Publish these and lease each once. All their chunks are on NVMe then."""
+        for version in versions:
+            self.publish(version)
+            self.acquire(version).close()
+        count = len({digest for version in versions for digest in version.digests})
+        return self.wait_for("all chunks are on NVMe", lambda state: state.nvme.chunks == count)
+
+    def prefetch(
+        self, version: Version | str, tier: str = "host", *, urgent: bool = False, tenant: str = TENANT
+    ) -> None:
+        """Ask for it. It has begun when this returns."""
+        name = version if isinstance(version, str) else version.id
+        self.ask("POST", "/v1/prefetch", NoneType, {"tenant": tenant, "version": name, "tier": tier, "urgent": urgent})
+
+    def ask(self, method: str, path: str, answer: type[T], body: object = None) -> T:
+        return asyncio.run(ask(self.directory, method, path, answer, body))
+
     def state(self) -> State:
         return asyncio.run(state_of(self.directory))
 
@@ -268,21 +308,21 @@ class RunningAgent:
         return self.settings.cache / tenant / digest[:2] / digest
 
 
-async def state_of(directory: SocketDirectory) -> State:
+async def ask(directory: SocketDirectory, method: str, path: str, answer: type[T], body: object = None) -> T:
+    """One call of an agent's HTTP side."""
     client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
     try:
-        return await client.call("GET", "/v1/state", State, timeout_s=TIMEOUT_S)
+        return await client.call(method, path, answer, body=body, timeout_s=TIMEOUT_S)
     finally:
         await client.close()
+
+
+async def state_of(directory: SocketDirectory) -> State:
+    return await ask(directory, "GET", "/v1/state", State)
 
 
 async def evict(directory: SocketDirectory, tier: str, tenant: str | None, version: str | None) -> None:
-    client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
-    try:
-        body = {"tier": tier, "tenant": tenant, "version": version}
-        await client.call("POST", "/v1/evict", type(None), body=body, timeout_s=TIMEOUT_S)
-    finally:
-        await client.close()
+    await ask(directory, "POST", "/v1/evict", NoneType, {"tier": tier, "tenant": tenant, "version": version})
 
 
 async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[State], bool]) -> State:
@@ -296,6 +336,22 @@ async def wait_for(directory: SocketDirectory, wish: str, condition: Callable[[S
     return state
 
 
+@asynccontextmanager
+async def cached(
+    settings: CacheSettings, *versions: Version, store: BlobStore | None = None, verify: Verify = is_digest_of
+) -> AsyncIterator[Cache]:
+    """An open cache over `store` (default: the file store in its data directory). It has these versions in memory, and
+    on NVMe if they fit there.
+    """
+    store = store or FileStore(settings.data / "store")
+    async with open_cache(settings, store, verify=verify) as cache:
+        for version in versions:
+            await publish(store, version)
+            await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=False)
+        await cache.loader.settle()
+        yield cache
+
+
 @contextmanager
 def running(
     settings: CacheSettings, store: BlobStore | None = None, *, verify: Verify = is_digest_of
@@ -305,15 +361,16 @@ def running(
     directory = SocketDirectory(settings.run)
     try:
         with looping(lambda stop: serve(settings, store, stop, verify=verify), quick=True) as thread:
-            asyncio.run(_until_ready(directory, thread))
+            asyncio.run(until_ready(directory, thread.is_alive))
             yield RunningAgent(settings, directory, store)
     finally:
         directory.close()
 
 
-async def _until_ready(directory: SocketDirectory, thread: threading.Thread) -> None:
+async def until_ready(directory: SocketDirectory, is_alive: Callable[[], bool]) -> None:
+    """Poll until the agent there is ready, or has ended."""
     async with asyncio.timeout(TIMEOUT_S):
-        while thread.is_alive():
+        while is_alive():
             client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
             try:
                 async with client.open("GET", "/readyz", timeout_s=TIMEOUT_S):

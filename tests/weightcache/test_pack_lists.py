@@ -7,7 +7,7 @@ from blobstore.places import encode_pack_list
 from blobstore.store import BlobUnavailable
 from contracts.keys import pack_list_key
 from contracts.manifest import PAGE
-from tests.weightcache.kit import TENANT, Version, describe, make_pack, publish, publish_kept
+from tests.weightcache.kit import TENANT, Version, describe, publish, publish_kept, put_pack, tier_of
 from tests.weightcache.test_remote import fetched
 from weightcache.policy.healing import Outcome
 from weightcache.remote import BATCH, OUT_OF_REACH, VERSIONS_EXPECTED, StoreTier
@@ -48,7 +48,7 @@ async def check_served(tier: StoreTier, version: Version = VERSION) -> None:
 
 
 def expecting(store: MemoryStore) -> StoreTier:
-    tier = StoreTier(store)
+    tier = tier_of(store)
     tier.expect(TENANT, VERSION.id, VERSION.digests)
     return tier
 
@@ -87,7 +87,7 @@ async def test_search_ends_with_the_batch_that_has_the_chunk() -> None:
     """Also without a pack list the rest is not read before it is needed; no index is read twice."""
 
     store, pack = await store_of(4 * BATCH)
-    tier = StoreTier(store)
+    tier = tier_of(store)
     await check_served(tier)
     before = sorted([*(store.read_indexes)]).index(pack)
     assert len(store.read_indexes) <= before + BATCH
@@ -100,12 +100,12 @@ async def test_unreadable_index_harms_nobody() -> None:
 
     store, pack = await store_of(BATCH)
     store.sick = (f"/index/{pack}",)
-    await check_served(StoreTier(store))
+    await check_served(tier_of(store))
     other = next(name for name in store.read_indexes if name != pack)
     store.sick = (f"/index/{other}", f"/packs/{other}")
-    await check_served(StoreTier(store))
+    await check_served(tier_of(store))
     store.sick = (f"/index/{pack}", f"/packs/{pack}")
-    tier = StoreTier(store)
+    tier = tier_of(store)
     with pytest.raises(BlobUnavailable):  # nothing is known of it, which is not the same as missing
         await fetched(tier, VERSION.digests[0])
     store.sick = ()
@@ -118,7 +118,7 @@ async def test_unreadable_index_of_a_kept_file_harms_its_version_alone() -> None
     store, _ = await store_of(1)
     kept, pack = await publish_kept(store, 7)
     store.sick = (f"/index/{pack}",)
-    tier = StoreTier(store)
+    tier = tier_of(store)
     await check_served(tier)
     with pytest.raises(BlobUnavailable):
         await tier.fetch(TENANT, kept.digests[0], memoryview(bytearray(len(kept.chunks[0]))))
@@ -141,9 +141,7 @@ async def test_wrong_copy_is_replaced_by_one_that_was_not_looked_for() -> None:
 
     store, pack = await store_of(BATCH)
     await store.put_if_absent(pack_list_key(TENANT, VERSION.id), encode_pack_list([pack]))
-    copy, body, table = make_pack(VERSION.chunks[:1])
-    await store.put_if_absent(f"{TENANT}/packs/{copy}", body)
-    await store.put_if_absent(f"{TENANT}/index/{copy}", table)
+    await put_pack(store, VERSION.chunks[:1])
     whole = await store.read(f"{TENANT}/packs/{pack}")
     await store.delete(f"{TENANT}/packs/{pack}")
     await store.put_if_absent(f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])

@@ -2,16 +2,16 @@
 
 import asyncio
 import mmap
-from collections.abc import Awaitable, Callable
 
 import pytest
+from blake3 import blake3
 
 from blobstore.memory import MemoryStore
-from blobstore.packs import FileIndex, decode_file_index, encode_file_index
+from blobstore.packs import FileIndex, decode_file_index, encode_file_index, encode_footer, file_pack, place
 from blobstore.store import BlobStore, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE
-from tests.weightcache.kit import TENANT, describe, make_pack, publish, publish_kept
+from tests.weightcache.kit import TENANT, describe, publish, publish_kept, put_pack, tier_of
 from weightcache.policy.healing import Outcome
 from weightcache.remote import StoreTier
 
@@ -33,26 +33,23 @@ async def replaced(store: BlobStore, key: str, data: bytes) -> None:
     await store.put_if_absent(key, data)
 
 
-def run(scenario: Callable[[MemoryStore, StoreTier], Awaitable[None]]) -> None:
-    store = MemoryStore()
-    asyncio.run(_start(scenario, store))
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
 
 
-async def _start(scenario: Callable[[MemoryStore, StoreTier], Awaitable[None]], store: MemoryStore) -> None:
-    await scenario(store, StoreTier(store))
+@pytest.fixture
+def tier(store: MemoryStore) -> StoreTier:
+    return tier_of(store)
 
 
-def test_index() -> None:
+async def test_index(store: MemoryStore, tier: StoreTier) -> None:
     """Each chunk comes from its place in its pack; another tenant's, and an unknown one, are absent."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        await publish(store, VERSION)
-        for digest, body in zip(VERSION.digests, VERSION.chunks, strict=True):
-            assert await fetched(tier, digest) == (Outcome.WHOLE, body)
-        assert (await fetched(tier, OTHER.digests[0]))[0] is Outcome.ABSENT
-        assert (await fetched(tier, VERSION.digests[0], "other"))[0] is Outcome.ABSENT
-
-    run(scenario)
+    await publish(store, VERSION)
+    for digest, body in zip(VERSION.digests, VERSION.chunks, strict=True):
+        assert await fetched(tier, digest) == (Outcome.WHOLE, body)
+    assert (await fetched(tier, OTHER.digests[0]))[0] is Outcome.ABSENT
+    assert (await fetched(tier, VERSION.digests[0], "other"))[0] is Outcome.ABSENT
 
 
 @pytest.mark.parametrize(
@@ -63,64 +60,46 @@ def test_index() -> None:
         pytest.param(b"", id="an empty index"),
     ],
 )
-def test_footer(index: bytes | None) -> None:
+async def test_footer(store: MemoryStore, tier: StoreTier, index: bytes | None) -> None:
     """Without a good index object the pack's footer tells the same."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        pack = await publish(store, VERSION)
-        await store.delete(f"{TENANT}/index/{pack}")
-        if index is not None:
-            await store.put_if_absent(f"{TENANT}/index/{pack}", index)
-        assert await fetched(tier, VERSION.digests[1]) == (Outcome.WHOLE, VERSION.chunks[1])
-        assert tier.unreadable_packs == 0
-
-    run(scenario)
+    pack = await publish(store, VERSION)
+    await store.delete(f"{TENANT}/index/{pack}")
+    if index is not None:
+        await store.put_if_absent(f"{TENANT}/index/{pack}", index)
+    assert await fetched(tier, VERSION.digests[1]) == (Outcome.WHOLE, VERSION.chunks[1])
+    assert tier.unreadable_packs == 0
 
 
 @pytest.mark.parametrize("rest", [pytest.param(b"", id="empty"), pytest.param(b"x" * PAGE, id="without a footer")])
-def test_unreadable_pack(rest: bytes) -> None:
+async def test_unreadable_pack(store: MemoryStore, tier: StoreTier, rest: bytes) -> None:
     """A pack without index and footer is counted and left out; chunks of other packs are served."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        pack = await publish(store, VERSION)
-        await store.delete(f"{TENANT}/index/{pack}")
-        await replaced(store, f"{TENANT}/packs/{pack}", rest)
-        await publish(store, OTHER)
-        assert await fetched(tier, OTHER.digests[0]) == (Outcome.WHOLE, OTHER.chunks[0])
-        assert (await fetched(tier, VERSION.digests[0]))[0] is Outcome.ABSENT
-        assert tier.unreadable_packs > 0
-
-    run(scenario)
+    pack = await publish(store, VERSION)
+    await store.delete(f"{TENANT}/index/{pack}")
+    await replaced(store, f"{TENANT}/packs/{pack}", rest)
+    await publish(store, OTHER)
+    assert await fetched(tier, OTHER.digests[0]) == (Outcome.WHOLE, OTHER.chunks[0])
+    assert (await fetched(tier, VERSION.digests[0]))[0] is Outcome.ABSENT
+    assert tier.unreadable_packs > 0
 
 
-def test_moved_chunk() -> None:
+async def test_moved_chunk(store: MemoryStore, tier: StoreTier) -> None:
     """A chunk whose pack was collected is found in the pack that holds it now; one that is nowhere is absent."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        pack = await publish(store, VERSION)
-        await fetched(tier, VERSION.digests[0])
-        await store.delete(f"{TENANT}/packs/{pack}")
-        digest, body, table = make_pack(VERSION.chunks[:2])
-        await store.put_if_absent(f"{TENANT}/packs/{digest}", body)
-        await store.put_if_absent(f"{TENANT}/index/{digest}", table)
-        assert await fetched(tier, VERSION.digests[1]) == (Outcome.WHOLE, VERSION.chunks[1])
-        assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.ABSENT
-
-    run(scenario)
+    pack = await publish(store, VERSION)
+    await fetched(tier, VERSION.digests[0])
+    await store.delete(f"{TENANT}/packs/{pack}")
+    await put_pack(store, VERSION.chunks[:2])
+    assert await fetched(tier, VERSION.digests[1]) == (Outcome.WHOLE, VERSION.chunks[1])
+    assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.ABSENT
 
 
-def test_torn() -> None:
+async def test_torn(store: MemoryStore, tier: StoreTier) -> None:
     """A chunk that its table gives another length, or whose pack ends before it does, is told."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        pack = await publish(store, VERSION)
-        assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE))) is Outcome.LENGTH
-        whole = await store.read(f"{TENANT}/packs/{pack}")
-        await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE + 100])
-        assert (await fetched(tier, VERSION.digests[1]))[0] is Outcome.WHOLE
-        assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.SHORT
-
-    run(scenario)
+    pack = await publish(store, VERSION)
+    assert await tier.fetch(TENANT, VERSION.digests[0], memoryview(bytearray(2 * PAGE))) is Outcome.LENGTH
+    whole = await store.read(f"{TENANT}/packs/{pack}")
+    await replaced(store, f"{TENANT}/packs/{pack}", whole[: 2 * PAGE + 100])
+    assert (await fetched(tier, VERSION.digests[1]))[0] is Outcome.WHOLE
+    assert (await fetched(tier, VERSION.digests[2]))[0] is Outcome.SHORT
 
 
 class Failing(MemoryStore):
@@ -137,7 +116,7 @@ async def test_store_down() -> None:
     store = Failing()
     await publish(store, VERSION)
     with pytest.raises(Refused) as refused:
-        await fetched(StoreTier(store), VERSION.digests[0])
+        await fetched(tier_of(store), VERSION.digests[0])
     assert refused.value.failure.retryable
 
 
@@ -154,108 +133,94 @@ async def test_learned_once() -> None:
 
     store = Counting()
     await publish(store, VERSION)
-    tier = StoreTier(store)
+    tier = tier_of(store)
     await asyncio.gather(*(fetched(tier, VERSION.digests[n % 3]) for n in range(50)))
     assert store.reads == 1
 
 
-def test_kept_file() -> None:
+async def test_kept_file(store: MemoryStore, tier: StoreTier) -> None:
     """Chunks of a file that is kept as it is are put together from where tensors lie in it, with zeros between."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        version, pack = await publish_kept(store, 7)
-        for digest, body in zip(version.digests, version.chunks, strict=True):
-            into = memoryview(bytearray(b"x" * len(body)))
-            assert await tier.fetch(TENANT, digest, into) is Outcome.WHOLE
-            assert bytes(into) == body
-        whole = await store.read(f"{TENANT}/packs/{pack}")
-        await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
-        into = memoryview(bytearray(len(version.chunks[0])))  # whose tensors come last
-        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.SHORT
-
-    run(scenario)
+    version, pack = await publish_kept(store, 7)
+    for digest, body in zip(version.digests, version.chunks, strict=True):
+        into = memoryview(bytearray(b"x" * len(body)))
+        assert await tier.fetch(TENANT, digest, into) is Outcome.WHOLE
+        assert bytes(into) == body
+    whole = await store.read(f"{TENANT}/packs/{pack}")
+    await replaced(store, f"{TENANT}/packs/{pack}", whole[:-100])
+    into = memoryview(bytearray(len(version.chunks[0])))  # whose tensors come last
+    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.SHORT
 
 
-def test_kept_file_without_an_index() -> None:
+async def test_kept_file_without_an_index(store: MemoryStore, tier: StoreTier) -> None:
     """It has no footer: not there yet is absent, damaged is told once it is asked for; with its index it is served."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        version, pack = await publish_kept(store, 7)
-        key = f"{TENANT}/index/{pack}"
-        index = await store.read(key)
-        into = memoryview(bytearray(len(version.chunks[0])))
-        await store.delete(key)
-        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
-        assert tier.unreadable_packs == 0
-        await replaced(store, key, index[:-1])
-        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
-        assert tier.unreadable_packs > 0
-        await replaced(store, key, index)
-        assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.WHOLE
-
-    run(scenario)
+    version, pack = await publish_kept(store, 7)
+    key = f"{TENANT}/index/{pack}"
+    index = await store.read(key)
+    into = memoryview(bytearray(len(version.chunks[0])))
+    await store.delete(key)
+    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
+    assert tier.unreadable_packs == 0
+    await replaced(store, key, index[:-1])
+    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.ABSENT
+    assert tier.unreadable_packs > 0
+    await replaced(store, key, index)
+    assert await tier.fetch(TENANT, version.digests[0], into) is Outcome.WHOLE
 
 
-def test_an_index_that_was_written_anew() -> None:
+async def test_kept_file_that_ends_like_a_pack_has_no_footer(store: MemoryStore, tier: StoreTier) -> None:
+    """The last bytes of a pushed file are whatever its maker wrote. The control: the same bytes as a pack of ours."""
+    digest = blake3(VERSION.chunks[0]).hexdigest()
+    body = VERSION.chunks[0] + encode_footer(place([(digest, PAGE)]))
+    pack = file_pack(blake3(body).hexdigest())
+    await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
+    await store.put_if_absent(f"{TENANT}/index/{pack}", b"{}")
+    assert (await fetched(tier, digest))[0] is Outcome.ABSENT
+    await store.put_if_absent(f"{TENANT}/packs/{blake3(body).hexdigest()}", body)
+    assert await fetched(tier, digest) == (Outcome.WHOLE, VERSION.chunks[0])
+
+
+async def test_an_index_that_was_written_anew(store: MemoryStore, tier: StoreTier) -> None:
     """A kept file's index, taken away and made again of another layout, is read again."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        version, pack = await publish_kept(store, 7)
-        index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
-        less = FileIndex(chunks=index.chunks[:1], size=index.size)
-        await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(less))
-        into = memoryview(bytearray(len(version.chunks[1])))
-        assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.ABSENT
-        await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(index))
-        assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.WHOLE
-
-    run(scenario)
+    version, pack = await publish_kept(store, 7)
+    index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
+    less = FileIndex(chunks=index.chunks[:1], size=index.size)
+    await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(less))
+    into = memoryview(bytearray(len(version.chunks[1])))
+    assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.ABSENT
+    await replaced(store, f"{TENANT}/index/{pack}", encode_file_index(index))
+    assert await tier.fetch(TENANT, version.digests[1], into) is Outcome.WHOLE
 
 
 async def two_packs(store: MemoryStore) -> tuple[str, str]:
     """The version in two packs, in the order in which they are asked."""
-    packs = []
-    for chunks in (VERSION.chunks, VERSION.chunks[:2]):
-        pack, body, table = make_pack(chunks)
-        await store.put_if_absent(f"{TENANT}/packs/{pack}", body)
-        await store.put_if_absent(f"{TENANT}/index/{pack}", table)
-        packs.append(pack)
-    first, second = sorted(packs)
+    first, second = sorted([await put_pack(store, chunks) for chunks in (VERSION.chunks, VERSION.chunks[:2])])
     return first, second
 
 
-def test_a_copy_that_is_gone() -> None:
+async def test_a_copy_that_is_gone(store: MemoryStore, tier: StoreTier) -> None:
     """The other pack's is read at once."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        first, _ = await two_packs(store)
-        await fetched(tier, VERSION.digests[0])
-        await store.delete(f"{TENANT}/packs/{first}")
-        assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
-
-    run(scenario)
+    first, _ = await two_packs(store)
+    await fetched(tier, VERSION.digests[0])
+    await store.delete(f"{TENANT}/packs/{first}")
+    assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
 
 
-def test_a_copy_that_is_wrong() -> None:
+async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None:
     """Said to be faulty, it is asked after the other pack's; a chunk that has one place is read there again."""
-
-    async def scenario(store: MemoryStore, tier: StoreTier) -> None:
-        first, second = await two_packs(store)
-        for pack, outcomes in ((first, [False, True, True]), (second, [False, True, True])):
-            whole = await store.read(f"{TENANT}/packs/{pack}")
-            await replaced(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
-            for want in outcomes:
-                outcome, body = await fetched(tier, VERSION.digests[0])
-                assert outcome is Outcome.WHOLE
-                if (body == VERSION.chunks[0]) != want:
-                    raise AssertionError(pack)
-                if not want:
-                    await tier.quarantine(TENANT, VERSION.digests[0])
-            await replaced(store, f"{TENANT}/packs/{pack}", whole)
-        await tier.quarantine(TENANT, VERSION.digests[2])
-        assert await fetched(tier, VERSION.digests[2]) == (Outcome.WHOLE, VERSION.chunks[2])
-
-    run(scenario)
+    first, second = await two_packs(store)
+    for pack, outcomes in ((first, [False, True, True]), (second, [False, True, True])):
+        whole = await store.read(f"{TENANT}/packs/{pack}")
+        await replaced(store, f"{TENANT}/packs/{pack}", bytes([whole[0] ^ 1]) + whole[1:])
+        for want in outcomes:
+            outcome, body = await fetched(tier, VERSION.digests[0])
+            assert outcome is Outcome.WHOLE
+            if (body == VERSION.chunks[0]) != want:
+                raise AssertionError(pack)
+            if not want:
+                await tier.quarantine(TENANT, VERSION.digests[0])
+        await replaced(store, f"{TENANT}/packs/{pack}", whole)
+    await tier.quarantine(TENANT, VERSION.digests[2])
+    assert await fetched(tier, VERSION.digests[2]) == (Outcome.WHOLE, VERSION.chunks[2])
 
 
 async def test_a_copy_out_of_reach() -> None:
@@ -271,7 +236,7 @@ async def test_a_copy_out_of_reach() -> None:
 
     store = Sick()
     store.sick, _ = await two_packs(store)
-    tier = StoreTier(store)
+    tier = tier_of(store)
     for _ in range(2):
         assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
     store.sick = "/packs/"
@@ -296,6 +261,6 @@ async def test_indexes_are_read_abreast() -> None:
     versions = [describe([bytes([n]) * PAGE], PAGE) for n in range(1, 60)]
     for version in versions:
         await publish(store, version)
-    tier = StoreTier(store)
+    tier = tier_of(store)
     assert await fetched(tier, versions[-1].digests[0]) == (Outcome.WHOLE, versions[-1].chunks[0])
     assert 2 < store.most <= 16
