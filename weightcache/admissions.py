@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from blobstore.abreast import end_all
 from contracts.errors import CapacityExceeded, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded
 from weightcache.arena import Arena
@@ -98,24 +99,32 @@ class Admissions:
             raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
 
     async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
-        """Ensure that the chunk is on NVMe. Return the tier that it was kept from.
-
-        Return None if there was nothing to do: the chunk was there, another call brought it meanwhile, or a load that
-        is under way will admit it.
+        """Ensure that the chunk is on NVMe. Return the tier that it was kept from; None if it was there, or if another
+        call wrote it. A load or a write of the chunk that is under way is waited for.
 
         Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
         Unavailable if the disk did not take it.
         """
-        if await self._nvme.came(tenant, digest) or self._arena.index.is_loading(tenant, digest):
-            return None
+        while not await self._nvme.came(tenant, digest):
+            if self._arena.index.is_loading(tenant, digest):
+                await self._arena.until_loaded(tenant, digest)
+                continue  # it may be written already, or not have arrived
+            tier, admitted = await self._keep_one(tenant, digest, length)
+            if admitted:
+                return tier
+            if not self._nvme.index.knows((tenant, digest)):  # else another call was quicker
+                raise Refused(Unavailable("the NVMe tier of the weight cache"))
+        return None
+
+    async def _keep_one(self, tenant: str, digest: str, length: int) -> tuple[str, bool]:
+        """Write the chunk, from memory or from below. Return the tier it came from, and whether it was admitted."""
         place = self._arena.index.try_place(tenant, digest)
         if place is not None:
             self._arena.index.pin((place.slab,))
             try:
-                await self._ensure_written(tenant, digest, await self._arena.view(place))
+                return "host", await self._admit(tenant, digest, await self._arena.view(place))
             finally:
                 self._arena.unpin((place.slab,))
-            return "host"
         if not self._nvme.index.has_room_for(tenant, length):
             free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
             raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
@@ -127,8 +136,7 @@ class Admissions:
                 tier = await self._below.fetch(tenant, digest, buffer)
             finally:
                 self._below.turns.leave(flow)
-            await self._ensure_written(tenant, digest, buffer)
-        return tier
+            return tier, await self._admit(tenant, digest, buffer)
 
     async def mend(self, tenant: str, digest: str) -> None:
         """Return when the chunk is written anew, or can't be: the next load that wants it then heals it, or is refused
@@ -155,17 +163,16 @@ class Admissions:
         return None if length is None else await self.ensure(tenant, digest, length)
 
     async def settle(self) -> None:
-        """Wait until nothing is left."""
+        """Wait until no offer is left, and for the chunks that prefetches and healing bring to NVMe now."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._nvme.settle()
 
     async def close(self) -> None:
-        """Let all go, whatever it is doing; when it returns, nothing reads the slabs any more."""
+        """Let all offers go, whatever they are doing; when it returns, none reads the slabs any more."""
         while self._offers:
             self._end(self._offers.popleft())
-        for task in self._tasks:
-            task.cancel()
-        await self.settle()
+        await end_all(tuple(self._tasks))
 
     def _begin(self) -> None:
         while self._offers and may_begin_write(len(self._tasks), loading=self._loading()):
@@ -189,10 +196,5 @@ class Admissions:
     async def _admit(self, tenant: str, digest: str, data: memoryview) -> bool:
         admitted = await self._nvme.admit(tenant, digest, data)
         self._counters.admitted_chunks += admitted
-        self._counters.unadmitted_chunks += not admitted
+        self._counters.unadmitted_chunks += not admitted and not self._nvme.index.knows((tenant, digest))
         return admitted
-
-    async def _ensure_written(self, tenant: str, digest: str, data: memoryview) -> None:
-        admitted = await self._admit(tenant, digest, data)
-        if not admitted and not self._nvme.index.knows((tenant, digest)):  # else a load was quicker
-            raise Refused(Unavailable("the NVMe tier of the weight cache"))

@@ -23,6 +23,7 @@ class Arena:
         self.on_end: Callable[[int], None] = lambda _: None
         self.on_full: Callable[[], bool] = lambda: False
         self._slabs: dict[int, asyncio.Task[Slab]] = {}
+        self._awaited: dict[tuple[str, str], asyncio.Event] = {}  # loads whose end somebody waits for, by chunk
 
     def __repr__(self) -> str:
         return f"<Arena {self.index!r} {self.pool!r}>"
@@ -44,8 +45,22 @@ class Arena:
     def withdraw(self, reservation: Reservation) -> None:
         """Undo a reservation before its load starts: forget the places of its chunks and unpin its slabs."""
         for digest in reservation.load:
-            self.index.drop(reservation.tenant, digest)
+            self.end_load(reservation.tenant, digest, is_ready=False)
         self.unpin(reservation.slabs)
+
+    def end_load(self, tenant: str, digest: str, *, is_ready: bool) -> None:
+        """End the load of a chunk. It may be served from now on, or it is nowhere again."""
+        if is_ready:
+            self.index.mark_ready(tenant, digest)
+        else:
+            self.index.drop(tenant, digest)
+        if (awaited := self._awaited.pop((tenant, digest), None)) is not None:
+            awaited.set()
+
+    async def until_loaded(self, tenant: str, digest: str) -> None:
+        """Wait until no load of the chunk is under way, however it ends."""
+        while self.index.is_loading(tenant, digest):
+            await self._awaited.setdefault((tenant, digest), asyncio.Event()).wait()
 
     async def view(self, place: Place) -> memoryview:
         """The place's bytes, writable; alive while its slab is pinned. Raises `Refused(Unavailable)`."""

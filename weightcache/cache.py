@@ -41,7 +41,7 @@ from weightcache.slabs import SlabPool
 from weightcache.sources import Source, Verify, is_digest_of
 from weightcache.verifying import Recheck, Tags, Verifier
 
-SETTLE_S: Final = 60.0
+SETTLE_S: Final = 20.0  # less than the control plane waits for the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Cache:
 
     async def evict(self, tier: Literal["host", "nvme"], tenant: str | None, version: str | None) -> None:
         """Drop what the tier holds of the version (None: all) of the tenant (None: all). Loads and writes under way are
-        waited for, for SETTLE_S at most.
+        waited for, for SETTLE_S at most. What a prefetch brings after that stays.
 
         Raises `Refused`: Conflict where slabs are in use (the others are gone then), InvalidRequest for a version
         without a tenant, Unavailable where the disk refuses, and as `Papers.manifest`.
@@ -135,7 +135,7 @@ async def open_cache(
         below: tuple[Source, ...] = (remote,) if peering is None else (peering.tier, peering.store)
         peers = None if peering is None else peering.tier
         fetcher = Fetcher((nvme, *below), verifier, counters, peers)
-        beneath = Fetcher(below, verifier, counters, peers)
+        beneath = fetcher.without_first()
         admissions = Admissions(arena, nvme, beneath, remote, counters, lambda: fetcher.turns.running[nvme.tier] > 0)
         loader = Loader(arena, fetcher, admissions)
         stack.push_async_callback(loader.close)

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Final
 
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
@@ -67,11 +68,20 @@ class Fetcher:
         self._verifier = verifier
         self._counters = counters
         self._peers = peers
-        waits = dict.fromkeys(() if peers is None else peers.group.peers, Limit(WAITS_AT_ONCE))
-        self.turns = Turns({source.tier: source.room for source in sources}, waits)
+        tiers = {source.tier: source.room for source in sources}
+        # A chunk may be wanted in memory and on disk at once. What waits for its owner has a lane for each.
+        owners = () if peers is None else tuple((peer, below) for peer in peers.group.peers for below in (False, True))
+        self.turns = Turns(tiers, dict.fromkeys(owners, Limit(WAITS_AT_ONCE)))
+        self._is_below = False
 
     def __repr__(self) -> str:
         return f"<Fetcher {[rule.tier for rule in self._rules]}>"
+
+    def without_first(self) -> "Fetcher":
+        """Return a fetcher of the sources below the first one. The two of them take turns with each other."""
+        below = copy(self)
+        below._sources, below._rules, below._is_below = self._sources[1:], self._rules[1:], True
+        return below
 
     async def fetch(self, tenant: str, digest: str, into: memoryview) -> str:
         """Fill `into` (page-aligned, whole pages) with the chunk, verified there. Returns the tier that it came from.
@@ -87,7 +97,7 @@ class Fetcher:
             while True:
                 await self._peers.ask(key)
                 while (owner := self._peers.owner(key)) is not None:
-                    async with self.turns.at(owner, key, into.nbytes):
+                    async with self.turns.at((owner, self._is_below), key, into.nbytes):
                         await self._peers.wait(key, owner)
                 with suppress(Elsewhere):
                     return await self._fetch(tenant, digest, into)

@@ -158,9 +158,12 @@ class ChunkFiles:
         """Return the path of the chunk's file."""
         return self._root / tenant / digest[:2] / digest
 
-    def has(self, tenant: str, digest: str) -> bool:
-        """Return whether the chunk's file is there, as far as the disk tells."""
-        return os.path.exists(self.chunk(tenant, digest))
+    def size(self, tenant: str, digest: str) -> int | None:
+        """Return the size of the chunk's file in bytes; None if it is not there, as far as the disk tells."""
+        try:
+            return os.stat(self.chunk(tenant, digest)).st_size
+        except OSError:
+            return None
 
     def paper(self, tenant: str, version: str, kind: Kind) -> Path:
         """Return the path of the version's manifest or attestations."""
@@ -229,17 +232,18 @@ class ChunkFiles:
 
     def trim_papers(self, limit_bytes: int) -> None:
         """Remove the least recently used papers until at most `limit_bytes` are left. The newest one stays, however
-        large.
+        large. Raises as `remove`.
         """
         used = []
         for path in self.papers(None, None):
             with suppress(OSError):  # it is gone meanwhile
                 used.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-        total = 0
+        total, beyond = 0, []
         for place, (_, size, path) in enumerate(sorted(used, reverse=True)):
             total += size
             if place and total > limit_bytes:
-                path.unlink(missing_ok=True)
+                beyond.append(path)
+        self.remove(beyond)
 
     def remove(self, paths: Iterable[Path]) -> None:
         """Remove these files. Some may be gone already. Raises OSError if one stays, after the others are gone."""
@@ -259,8 +263,7 @@ class ChunkFiles:
         except FileNotFoundError:
             return
         aside = sorted(filter(Path.is_file, self._quarantine.iterdir()), key=_set_aside_at)
-        for old in aside[:-MAX_QUARANTINED]:
-            old.unlink(missing_ok=True)
+        self.remove(aside[:-MAX_QUARANTINED])
 
 
 def open_direct(path: Path, flags: int) -> int:

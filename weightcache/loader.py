@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from blobstore.abreast import end_all
 from contracts.errors import Failure, Internal, Refused
 from contracts.traffic_errors import Cancelled
 from weightcache.admissions import Admissions
@@ -95,17 +96,14 @@ class Loader:
         self._turns.weigh(flow, weight)
 
     async def settle(self) -> None:
-        """Wait until nothing is loading and all that was loaded has been admitted."""
+        """Wait until nothing is loading and all that was loaded has been admitted. See `Admissions.settle`."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._admissions.settle()
 
     async def close(self) -> None:
         """Cancel all; when it returns, nothing writes to the arena any more."""
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
+        await end_all(tuple(self._tasks))
         await self._admissions.close()
 
     def _start(self, tenant: str, digest: str, place: Place) -> None:
@@ -131,12 +129,9 @@ class Loader:
             outcome = Internal()
         finally:
             del self._jobs[tenant, digest]
-            if isinstance(outcome, Failure):
-                self._arena.index.drop(tenant, digest)
-            else:
-                self._arena.index.mark_ready(tenant, digest)
-                if outcome != "nvme":
-                    self._admissions.offer(tenant, digest, job.place)
+            self._arena.end_load(tenant, digest, is_ready=not isinstance(outcome, Failure))
+            if not isinstance(outcome, Failure) and outcome != "nvme":
+                self._admissions.offer(tenant, digest, job.place)
             self._arena.unpin((job.place.slab,))
             job.outcome.set_result(outcome)
 

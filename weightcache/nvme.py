@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -143,15 +143,19 @@ class NvmeTier:
         """Files that are named as chunks, and that the index does not know; not one that comes or goes just now."""
         found = await to_the_end(self._threads, lambda: list(self._files.scan()))
         unknown = self._unknown((each.tenant, each.digest) for each in found)
-        there = await to_the_end(self._threads, lambda: [key for key in unknown if self._files.has(*key)])
-        return self._unknown(there)
+        return self._unknown(await self._sizes(unknown))
 
     def _unknown(self, keys: Iterable[Key]) -> tuple[Key, ...]:
         return tuple(key for key in keys if not self.index.knows(key) and key not in self._going)
 
+    async def _sizes(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """Return the sizes of those files that are there, as far as the disk tells."""
+        sizes = await to_the_end(self._threads, lambda: {key: self._files.size(*key) for key in keys})
+        return {key: size for key, size in sizes.items() if size is not None}
+
     @contextmanager
     def coming(self, tenant: str, digest: str) -> Iterator[None]:
-        """A block that brings the chunk here, if it can. Other calls for it wait meanwhile."""
+        """A block that brings or writes the chunk here, if it can. Other calls for it wait meanwhile."""
         key, event = (tenant, digest), asyncio.Event()
         self._coming[key] = event
         try:
@@ -162,10 +166,15 @@ class NvmeTier:
                 del self._coming[key]
 
     async def came(self, tenant: str, digest: str) -> bool:
-        """Wait until no other call is bringing the chunk. Return whether its file can be read then."""
+        """Wait until no other call brings or writes the chunk. Return whether its file can be read then."""
         while (coming := self._coming.get((tenant, digest))) is not None:
             await coming.wait()
         return self.index.holds((tenant, digest))
+
+    async def settle(self) -> None:
+        """Wait for the chunks that calls bring or write now. Later ones are not waited for."""
+        for coming in tuple(self._coming.values()):
+            await coming.wait()
 
     async def quarantine(self, tenant: str, digest: str) -> None:
         """See `Source`. Until the file is moved away, no new one is written in its place."""
@@ -179,7 +188,7 @@ class NvmeTier:
 
     async def admit(self, tenant: str, digest: str, data: memoryview) -> bool:
         """Keep a verified chunk, whose `data` must not change meanwhile. Return False if there is no room, the disk
-        refused, or its old file is just being removed.
+        refused, its old file is just being removed, or another call has written it or is about to.
         """
         key = (tenant, digest)
         if key in self._going:  # the file would be removed that is to be written
@@ -187,6 +196,11 @@ class NvmeTier:
         gone = self.index.admit(key, data.nbytes, self._wall_s())
         if gone is None:
             return False
+        with nullcontext() if key in self._coming else self.coming(tenant, digest):  # whoever fetched it has said so
+            return await self._write(key, data, gone)
+
+    async def _write(self, key: Key, data: memoryview, gone: tuple[Key, ...]) -> bool:
+        """Write the file of a chunk for which there is room once `gone` are removed."""
         try:
             await self._remove(gone)
             await to_the_end(self._threads, self._files.write, self._files.chunk(*key), data, direct=True)
@@ -196,7 +210,7 @@ class NvmeTier:
                 self._files.remove([self._files.chunk(*key)])  # cancelled, it may have been finished all the same
             if not isinstance(error, OSError):
                 raise
-            log.warning("a chunk was not admitted", extra={"chunk": digest, "error": str(error)})
+            log.warning("a chunk was not admitted", extra={"chunk": key[1], "error": str(error)})
             return False
         self.index.mark_written(key)
         return True
@@ -205,16 +219,13 @@ class NvmeTier:
         """Remove chunks of the tenant (None: all) that are among `digests` (None: any), and the version's manifest and
         attestations. Raises `Refused(Unavailable)` if the disk refuses: what stays there can be evicted again.
         """
-        lengths = {key: self.index.length(key) for key in self.index.select(tenant, digests)}
-        for key in lengths:
+        keys = self.index.select(tenant, digests)
+        for key in keys:
             self.index.drop(key)
         try:
-            await self._remove(tuple(lengths))
+            await self._remove(keys)
             await to_the_end(self._threads, lambda: self._files.remove(self._files.papers(tenant, version)))
         except OSError as error:
-            stay = await to_the_end(self._threads, lambda: [key for key in lengths if self._files.has(*key)])
-            for key in self._unknown(stay):
-                self.index.found(key, lengths[key], 0.0)  # of no value: the next admission may remove it
             raise Refused(Unavailable("the NVMe tier of the weight cache")) from error
 
     async def try_read_paper(self, tenant: str, version: str, kind: Kind) -> bytes | None:
@@ -254,11 +265,17 @@ class NvmeTier:
             log.warning("a faulty file was not set aside", extra={"file": name, "error": str(error)})
 
     async def _remove(self, keys: tuple[Key, ...]) -> None:
-        paths = [self._files.chunk(*key) for key in keys]
-        if not paths:
+        """Remove files that the index has dropped. Raises OSError if one stays: the index has it again then, as just
+        used, so that admissions try to remove others before it.
+        """
+        if not keys:
             return
         self._going.update(keys)
         try:
-            await to_the_end(self._threads, self._files.remove, paths)
+            await to_the_end(self._threads, self._files.remove, [self._files.chunk(*key) for key in keys])
+        except OSError:
+            for key, size in (await self._sizes(keys)).items():
+                self.index.found(key, size, self._wall_s())
+            raise
         finally:
             self._going.difference_update(keys)

@@ -18,6 +18,7 @@ from weightcache.peer_client import Peer
 from weightcache.policy.sharing import FULL_WEIGHT, Flow, Key, Room, Sharing, Wants
 
 OWNER: Final = "owner"
+Wait = tuple[Peer, bool]  # for which owner, and whether for the disk alone
 
 
 class _Lane:
@@ -116,10 +117,10 @@ class Turns:
     of its own.
     """
 
-    def __init__(self, rooms: Mapping[str, Room], waits: Mapping[Peer, Room] = MappingProxyType({})) -> None:
+    def __init__(self, rooms: Mapping[str, Room], waits: Mapping[Wait, Room] = MappingProxyType({})) -> None:
         """`waits`: how many chunks may wait at once for each peer that owns them."""
         self._wants = Wants()
-        self._lanes: dict[str | Peer, _Lane] = {}
+        self._lanes: dict[str | Wait, _Lane] = {}
         for places in (rooms, waits):
             self._lanes |= {place: _Lane(room, self._wants) for place, room in places.items()}
 
@@ -159,7 +160,7 @@ class Turns:
             lane.leave(flow)
 
     @asynccontextmanager
-    async def at(self, place: str | Peer, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
+    async def at(self, place: str | Wait, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
         """While the block reads the chunk from a tier, or waits until a peer has it. Raises `Refused(Cancelled)` once
         nobody wants it any more.
         """

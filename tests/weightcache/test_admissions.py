@@ -1,28 +1,43 @@
-"""Write-behind: loads come first, what waits is bounded, memory that is needed is let go; all of it is counted."""
+"""Writes to NVMe: loads come first, what waits is bounded, memory that is needed is let go; what is promised is."""
 
 import asyncio
+import errno
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.traffic_errors import Overloaded
-from tests.weightcache.kit import HUGE, TENANT
+from tests.eventually import eventually
+from tests.weightcache.kit import (
+    HUGE,
+    TENANT,
+    TIMEOUT_S,
+    CountingStore,
+    cached,
+    make_version,
+    publish,
+    settings_of,
+    tier_of,
+)
 from weightcache.admissions import Admissions
 from weightcache.arena import Arena
+from weightcache.cache import Cache
 from weightcache.counters import Counters
 from weightcache.fetching import Fetcher
+from weightcache.files import ChunkFiles
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import DiskIndex, may_begin_write
 from weightcache.policy.host import HostIndex, Reservation
-from weightcache.remote import StoreTier
 from weightcache.slabs import SlabPool
 from weightcache.sources import is_digest_of
 from weightcache.verifying import Verifier
@@ -67,7 +82,7 @@ class World:
         self.counters = Counters()
         self.loading = False
         verifier = Verifier(threads, is_digest_of, self.counters)
-        disk, store = GatedDisk(threads, verifier), StoreTier(MemoryStore())
+        disk, store = GatedDisk(threads, verifier), tier_of(MemoryStore())
         self.writes, self.gate = disk.writes, disk.gate
         below = Fetcher((store,), verifier, self.counters)
         self.admissions = Admissions(arena, disk, below, store, self.counters, lambda: self.loading)
@@ -88,8 +103,7 @@ class World:
         self.arena.unpin(reservation.slabs)
 
     async def begun(self, count: int) -> None:
-        while len(self.writes) < count:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(self.writes) >= count)
 
 
 @asynccontextmanager
@@ -104,18 +118,10 @@ async def opened() -> AsyncIterator[World]:
             await arena.close()
 
 
-def run(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), opened() as world:
-            await scenario(world)
-
-    asyncio.run(main())
-
-
-def test_all_are_written() -> None:
+async def test_all_are_written() -> None:
     """In their order, two at a time, and the slabs are free afterwards."""
 
-    async def scenario(world: World) -> None:
+    async with opened() as world:
         await world.load("a", "b", "c")
         await world.begun(2)
         assert world.writes == ["a", "b"]
@@ -127,13 +133,11 @@ def test_all_are_written() -> None:
         assert world.arena.index.busy_count == 0
         assert world.counters.admitted_chunks == 3
 
-    run(scenario)
 
-
-def test_loads_come_first() -> None:
+async def test_loads_come_first() -> None:
     """While the disk is read, one is written at a time."""
 
-    async def scenario(world: World) -> None:
+    async with opened() as world:
         world.loading = True
         await world.load("a", "b")
         await world.begun(1)
@@ -143,13 +147,11 @@ def test_loads_come_first() -> None:
         await world.admissions.settle()
         assert world.writes == ["a", "b"]
 
-    run(scenario)
 
-
-def test_memory_that_is_needed() -> None:
+async def test_memory_that_is_needed() -> None:
     """A version that needs slabs of those that wait gets as many as it needs, of those that wait longest."""
 
-    async def scenario(world: World) -> None:
+    async with opened() as world:
         world.loading = True
         for name in ("a", "b", "c", "d"):
             await world.load(name, length=HUGE)
@@ -172,17 +174,113 @@ def test_memory_that_is_needed() -> None:
         assert world.counters.unkept_chunks == 3
         assert world.arena.index.busy_count == 0
 
-    run(scenario)
 
-
-def test_closing_ends_all() -> None:
+async def test_closing_ends_all() -> None:
     """What is written is cancelled, what waits is let go."""
 
-    async def scenario(world: World) -> None:
+    async with opened() as world:
         await world.load("a", "b", "c")
         await world.begun(2)
         await world.admissions.close()
         assert world.arena.index.busy_count == 0
         assert world.writes == ["a", "b"]
 
-    run(scenario)
+
+ONE = make_version(seed=1, pages=(4,), files=())
+(CHUNK,) = ONE.manifest.chunks
+
+
+async def ensured(cache: Cache) -> str | None:
+    """As a prefetch has it."""
+    return await cache.admissions.ensure(TENANT, CHUNK.digest, CHUNK.length)
+
+
+async def mended(cache: Cache) -> None:
+    await cache.admissions.mend(TENANT, CHUNK.digest)
+
+
+@pytest.mark.parametrize("write", [ensured, mended])
+async def test_eviction_waits_for_a_chunk_that_is_being_kept(
+    tmp_path: Path, write: Callable[[Cache], Coroutine[None, None, object]]
+) -> None:
+    """A chunk that is on its way to NVMe when the tier is evicted does not stay there."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        store.gate.clear()
+        writing = asyncio.create_task(write(cache))
+        await eventually(lambda: store.ranges)
+        evicting = asyncio.create_task(cache.evict("nvme", None, None))
+        for _ in range(10):
+            await asyncio.sleep(0)  # it has looked at what is there
+        store.gate.set()
+        await asyncio.gather(writing, evicting)
+        assert cache.counters.admitted_chunks == 1
+        assert cache.nvme.index.file_count == 0
+
+
+async def test_chunk_whose_load_fails_is_kept_all_the_same(tmp_path: Path) -> None:
+    """A chunk is on its way to memory when it is wanted on NVMe. That load is refused."""
+    store, lies = CountingStore(FileStore(tmp_path / "store")), [False, False]  # of the store's copy: it is read twice
+
+    def verify(data: memoryview, digest: str) -> bool:
+        return lies.pop() if lies else is_digest_of(data, digest)
+
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store, verify=verify) as cache:
+        store.gate.clear()
+        loading = asyncio.create_task(cache.residents.bring(TENANT, ONE.id, TIMEOUT_S, urgent=True))
+        await eventually(lambda: store.ranges)
+        keeping = asyncio.create_task(ensured(cache))
+        await asyncio.sleep(0)
+        store.gate.set()
+        with pytest.raises(Refused):
+            await loading
+        assert await keeping == "store"
+        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+
+
+async def test_chunk_whose_other_writer_fails_is_kept_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk is being written when a prefetch wants it there. The disk refuses that write, and takes the next one."""
+    write, held, go = ChunkFiles.write, threading.Event(), threading.Event()
+
+    def refuse_first(files: ChunkFiles, path: Path, data: bytes | memoryview, *, direct: bool) -> None:
+        if direct and not held.is_set():
+            held.set()
+            assert go.wait(TIMEOUT_S)
+            raise OSError(errno.ENOSPC, "no space")
+        write(files, path, data, direct=direct)
+
+    monkeypatch.setattr(ChunkFiles, "write", refuse_first)
+    store = FileStore(tmp_path / "store")
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        await cache.residents.bring(TENANT, ONE.id, TIMEOUT_S, urgent=True)
+        await asyncio.to_thread(held.wait, TIMEOUT_S)
+        keeping = asyncio.create_task(ensured(cache))
+        await asyncio.sleep(0)
+        go.set()
+        assert await keeping == "host"
+        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+        await cache.loader.settle()
+        assert (cache.counters.admitted_chunks, cache.counters.unadmitted_chunks) == (1, 1)
+
+
+async def test_prefetch_to_nvme_reads_the_store_in_turn(tmp_path: Path) -> None:
+    """No more ranges are read at once than `KELVIN_STORE_READS` allows, for memory and for NVMe together."""
+    store = CountingStore(FileStore(tmp_path / "store"))
+    other = make_version(seed=2, pages=(4,), files=())
+    for version in (ONE, other):
+        await publish(store, version)
+    async with cached(replace(settings_of(tmp_path), store_reads=1), store=store) as cache:
+        store.gate.clear()
+        loading = asyncio.create_task(cache.residents.bring(TENANT, other.id, TIMEOUT_S, urgent=True))
+        await eventually(lambda: store.ranges)
+        keeping = asyncio.create_task(ensured(cache))
+        await eventually(lambda: cache.fetcher.turns.queued["store"] or len(store.ranges) > 1)
+        assert (len(store.ranges), cache.fetcher.turns.running["store"]) == (1, 1)
+        store.gate.set()
+        await loading
+        assert await keeping == "store"

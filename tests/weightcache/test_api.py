@@ -1,38 +1,27 @@
 """The HTTP side tells what is held, evicts what may go, and says what may not."""
 
-import asyncio
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
 from contracts.errors import Refused, RemoteFailure
 from contracts.forecast import Whereabouts
-from service.client import ServiceClient
+from controlplane.dependencies import EVICTION
+from tests.weightcache.disks import forget, needs_a_disk
 from tests.weightcache.kit import HUGE, RunningAgent, make_version, running, settings_of
-from tests.weightcache.page_cache import forget, needs_a_disk
-from weightcache.app import HTTP_SOCKET
+from weightcache.cache import SETTLE_S
 
 VERSION = make_version(seed=1)
 OTHER = make_version(seed=2)
 COUNT = len(VERSION.digests)
 
 
-def call(agent: RunningAgent, method: str, path: str, body: object = None) -> None:
-    async def main() -> None:
-        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
-        try:
-            await client.call(method, path, type(None), body=body, timeout_s=10)
-        finally:
-            await client.close()
-
-    asyncio.run(main())
-
-
 def test_health(tmp_path: Path) -> None:
     """A running agent is healthy and ready."""
     with running(settings_of(tmp_path)) as agent:
-        call(agent, "GET", "/healthz")
-        call(agent, "GET", "/readyz")
+        agent.ask("GET", "/healthz", NoneType)
+        agent.ask("GET", "/readyz", NoneType)
 
 
 def test_state(tmp_path: Path) -> None:
@@ -50,15 +39,7 @@ def test_state(tmp_path: Path) -> None:
 
 
 def whereabouts(agent: RunningAgent, tenant: str, version: str) -> Whereabouts:
-    async def main() -> Whereabouts:
-        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
-        try:
-            path = f"/v1/whereabouts?tenant={tenant}&version={version}"
-            return await client.call("GET", path, Whereabouts, timeout_s=10)
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
+    return agent.ask("GET", f"/v1/whereabouts?tenant={tenant}&version={version}", Whereabouts)
 
 
 def test_whereabouts(tmp_path: Path) -> None:
@@ -68,8 +49,7 @@ def test_whereabouts(tmp_path: Path) -> None:
         agent.publish(VERSION)
         assert whereabouts(agent, "acme", VERSION.id).bytes_by_tier == {"host": 0, "nvme": 0, "peer": 0, "store": total}
         assert agent.state().chunk_reads == {}
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+        agent.keep(VERSION)
         found = whereabouts(agent, "acme", VERSION.id)
         assert (found.bytes_by_tier, found.bytes_s) == ({"host": total, "nvme": 0, "peer": 0, "store": 0}, 0.0)
         assert found.rates["store"].loads == 1
@@ -104,9 +84,7 @@ def test_ways(tmp_path: Path) -> None:
     needs_a_disk(tmp_path)
     total = len(VERSION.linear)
     with running(settings_of(tmp_path)) as agent:
-        agent.publish(VERSION)
-        agent.acquire(VERSION).close()
-        assert agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT).nvme.bytes_by_way == {}
+        assert agent.keep(VERSION).nvme.bytes_by_way == {}
     for chunk in VERSION.digests:
         forget(agent.chunk_file(chunk))
     with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION):
@@ -130,6 +108,11 @@ def test_evict_nvme(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent, agent.acquire(VERSION) as one, agent.acquire(OTHER) as two:
         assert one.chunks_by_tier["nvme"] == COUNT
         assert two.chunks_by_tier["store"] == len(OTHER.digests)
+
+
+def test_eviction_ends_before_its_caller_gives_up() -> None:
+    """However long loads take, the control plane hears what became of it."""
+    assert EVICTION.timeout_s > SETTLE_S
 
 
 def test_evict_host_in_use(tmp_path: Path) -> None:
@@ -161,6 +144,6 @@ def test_bad_wishes(tmp_path: Path, body: dict[str, str], status: int) -> None:
     """A wish that makes no sense is refused with its reason."""
     with running(settings_of(tmp_path)) as agent:
         with pytest.raises(Refused) as refused:
-            call(agent, "POST", "/v1/evict", body)
+            agent.ask("POST", "/v1/evict", NoneType, body)
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_status == status

@@ -5,8 +5,10 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import pytest
 
 from contracts.errors import Refused
 from contracts.manifest import PAGE
-from tests.weightcache.page_cache import refuse_direct
+from tests.weightcache.disks import fill, make_read_only, refuse_direct, refuse_removal
 from weightcache import libc, nvme, verifying
 from weightcache.counters import Counters
 from weightcache.files import ChunkFiles, Found, Kind, Way
 from weightcache.nvme import NvmeTier
 from weightcache.policy.disk import DiskIndex
 from weightcache.policy.healing import Outcome
+from weightcache.sources import Verify
 from weightcache.verifying import Tags, Verifier
 
 WRONG = 99  # the mark of a page that is not what its name says
@@ -37,45 +40,24 @@ def is_right(data: memoryview, digest: str) -> bool:
     return data[0] != WRONG
 
 
-def with_tier(
-    root: Path,
-    scenario: Callable[[NvmeTier], Awaitable[None]],
-    budget: int = 3 * PAGE,
-    verify: Callable[[memoryview, str], bool] = is_right,
-) -> None:
-    now = [1000.0]
-
-    def tick() -> float:
-        now[0] += 1
-        return now[0]
-
-    async def main() -> None:
-        with ThreadPoolExecutor(2) as threads:
-            verifier = Verifier(threads, verify, Counters(), Tags())
-            tier = NvmeTier(root, DiskIndex(budget), threads, tick, verifier, 6)
-            await tier.open()
-            try:
-                await scenario(tier)
-                tier.index.check_integrity()
-            finally:
-                tier.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def opened(root: Path, budget: int = 3 * PAGE, verify: Verify = is_right) -> AsyncIterator[NvmeTier]:
+    """The tier over a directory. Its clock goes on whenever it is looked at; its index is sound when the block ends."""
+    ticks = count(1001.0)
+    with ThreadPoolExecutor(2) as threads:
+        verifier = Verifier(threads, verify, Counters(), Tags())
+        tier = NvmeTier(root, DiskIndex(budget), threads, lambda: next(ticks), verifier, 6)
+        await tier.open()
+        try:
+            yield tier
+            tier.index.check_integrity()
+        finally:
+            tier.close()
 
 
 async def fetched(tier: NvmeTier, digest: str, tenant: str = "a") -> tuple[Outcome, int]:
     into = page(0)
     return await tier.fetch(tenant, digest, into), into[0]
-
-
-_open = os.open
-
-
-def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
-    """`os.open` of a file system that is mounted read-only."""
-    if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        raise OSError(errno.EROFS, "read-only")
-    return _open(path, flags, mode)
 
 
 def refuse_listing(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -94,38 +76,34 @@ def files_of(root: Path) -> set[str]:
     return {path.name for path in root.glob("[!.]*/??/*")}
 
 
-def test_admit_and_fetch(tmp_path: Path) -> None:
+async def test_admit_and_fetch(tmp_path: Path) -> None:
     """What was admitted is fetched; what was not, or is another tenant's, is absent."""
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         assert await tier.admit("a", NAMES[0], page(7))
         assert not await tier.admit("a", NAMES[0], page(7)), "it is there already"
         assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
         assert await fetched(tier, NAMES[1]) == (Outcome.ABSENT, 0)
         assert await fetched(tier, NAMES[0], "b") == (Outcome.ABSENT, 0)
 
-    with_tier(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
 @pytest.mark.parametrize(("mark", "want"), [(7, Outcome.VERIFIED), (WRONG, Outcome.DIGEST)], ids=["right", "wrong"])
-def test_what_is_fetched_is_verified(
+async def test_what_is_fetched_is_verified(
     tmp_path: Path, hot: bool, mark: int, want: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever way it came; and it is told which way that was."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(mark))
         assert await tier.fetch("a", NAMES[0], page(0)) is want
         assert sum(tier.bytes_by_way.values()) == PAGE
         assert tier.bytes_by_way[Way.CACHED] == (PAGE if hot else 0)
 
-    with_tier(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """From then on the bytes are recognised; others are seen, whatever the digest would say of them."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 0 if hot else 1)
     hashed: list[str] = []
@@ -134,7 +112,7 @@ def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytes
         hashed.append(digest)
         return True
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path, verify=verify) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
             assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
@@ -145,8 +123,6 @@ def test_a_digest_is_computed_once(tmp_path: Path, hot: bool, monkeypatch: pytes
             other.write(b"\x06")
         assert await fetched(tier, NAMES[0]) == (Outcome.DIGEST, 7)
         assert hashed == [NAMES[0]]
-
-    with_tier(tmp_path, scenario, verify=verify)
 
 
 @pytest.mark.parametrize(("hot", "where"), [(True, "read"), (False, "hash")], ids=["hot", "cold"])
@@ -174,20 +150,18 @@ async def test_no_reader_of_the_disk_compares(
     assert threads == [where, where]
 
 
-def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_too_long_for_a_tag_is_hashed_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library that makes tags has a limit; a chunk has none."""
     monkeypatch.setattr(verifying, "MAX_BYTES", PAGE - 1)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(2):
             assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
         assert tier.recognised_bytes == 0
 
-    with_tier(tmp_path, scenario)
 
-
-def test_whoever_looks_hashes(tmp_path: Path) -> None:
+async def test_whoever_looks_hashes(tmp_path: Path) -> None:
     """A scrub doesn't take a tag's word for it; what it found right is recognised."""
     hashed: list[str] = []
 
@@ -195,7 +169,7 @@ def test_whoever_looks_hashes(tmp_path: Path) -> None:
         hashed.append(digest)
         return is_right(data, digest)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path, verify=verify) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(2):
             assert await tier.look("a", NAMES[0], page(0)) is Outcome.VERIFIED
@@ -206,32 +180,28 @@ def test_whoever_looks_hashes(tmp_path: Path) -> None:
         assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 8), "another file, verified anew"
         assert hashed == [NAMES[0]] * 3
 
-    with_tier(tmp_path, scenario, verify=verify)
 
-
-def test_a_file_system_without_o_direct_is_told_once(
+async def test_a_file_system_without_o_direct_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An operator learns why the tier is slower than its disk, and how much was read so."""
     monkeypatch.setattr(libc, "missing_pages", lambda fd, length: 1)
     refuse_direct(monkeypatch)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         for _ in range(3):
             assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
         assert tier.bytes_by_way == {Way.BUFFERED: 3 * PAGE}
-
-    with_tier(tmp_path, scenario)
     assert [record.message for record in caplog.records if "O_DIRECT" in record.message] == [
         "the file system refuses O_DIRECT: what is cold is read through the page cache"
     ]
 
 
-def test_budget(tmp_path: Path) -> None:
+async def test_budget(tmp_path: Path) -> None:
     """The least recently read files are removed for new ones, on disk too; one over the whole budget isn't admitted."""
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         for number in range(3):
             await tier.admit("a", NAMES[number], page(number))
         await fetched(tier, NAMES[0])
@@ -239,31 +209,26 @@ def test_budget(tmp_path: Path) -> None:
         assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
         assert not await tier.admit("a", NAMES[4], memoryview(mmap.mmap(-1, 4 * PAGE)))
 
-    with_tier(tmp_path, scenario)
 
-
-def test_restart(tmp_path: Path) -> None:
+async def test_restart(tmp_path: Path) -> None:
     """The next agent knows the files and which were read last; a smaller budget removes the oldest."""
 
-    async def fill(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         for number in range(3):
             await tier.admit("a", NAMES[number], page(number))
             path = tmp_path / "a" / NAMES[number][:2] / NAMES[number]
             os.utime(path, (number, number))
 
-    async def look(tier: NvmeTier) -> None:
+    async with opened(tmp_path, budget=2 * PAGE) as tier:
         assert files_of(tmp_path) == {NAMES[1], NAMES[2]}
         assert await fetched(tier, NAMES[1]) == (Outcome.VERIFIED, 1)
         assert tier.index.total_bytes == 2 * PAGE
 
-    with_tier(tmp_path, fill)
-    with_tier(tmp_path, look, budget=2 * PAGE)
 
-
-def test_a_file_that_vanished(tmp_path: Path) -> None:
+async def test_a_file_that_vanished(tmp_path: Path) -> None:
     """A file that somebody removed is missing, and its bytes are free again; then it is absent."""
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         (tmp_path / "a" / NAMES[0][:2] / NAMES[0]).unlink()
         assert await fetched(tier, NAMES[0]) == (Outcome.MISSING, 0)
@@ -271,18 +236,13 @@ def test_a_file_that_vanished(tmp_path: Path) -> None:
         assert tier.index.total_bytes == 0
         assert await tier.admit("a", NAMES[0], page(7))
 
-    with_tier(tmp_path, scenario)
 
-
-def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that refuses a chunk or a manifest is no failure; nothing is counted as held."""
 
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "no space")
-
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwritev", full)
+            fill(patch)
             assert not await tier.admit("a", NAMES[0], page(7))
             await tier.keep_paper("a", "version", b"raw", Kind.MANIFESTS)
         assert tier.index.total_bytes == 0
@@ -290,23 +250,16 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await tier.try_read_paper("a", "version", Kind.MANIFESTS) is None
         assert await tier.admit("a", NAMES[0], page(7))
 
-    with_tier(tmp_path, scenario)
 
-
-def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that can't be written keeps a faulty file under its name; it is not offered, nor replaced, and no failure.
     Writable again, it takes the good one.
     """
 
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "read-only")
-
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         with monkeypatch.context() as patch:
-            for call in ("rename", "unlink"):
-                patch.setattr(os, call, refuse)
-            patch.setattr(os, "open", read_only)
+            make_read_only(patch, tmp_path)
             await tier.quarantine("a", NAMES[0])
             await tier.quarantine_paper("a", "version", Kind.MANIFESTS)
             assert await fetched(tier, NAMES[0]) == (Outcome.ABSENT, 0)
@@ -316,23 +269,19 @@ def test_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert await tier.admit("a", NAMES[0], page(8))
         assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 8)
 
-    with_tier(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("fault", ["mounted read-only", "removes nothing", "one bad inode", "one bad directory"])
-def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+async def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """What can be read is served, though leftovers stay, the budget shrank, or something can't be looked at."""
 
-    async def keep(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], start=1):
             assert await tier.admit("a", name, page(mark))
             os.utime(tmp_path / "a" / name[:2] / name, (mark, mark))
-
-    with_tier(tmp_path, keep)
     (tmp_path / ".staging" / "left").write_bytes(b"half")
 
     def refuse(path: Path, *_: object, **__: object) -> None:
-        raise OSError(errno.EROFS if fault == "mounted read-only" else errno.EIO, "refused", str(path))
+        raise OSError(errno.EIO, "refused", str(path))
 
     bad = NAMES[0]
     stat = Path.stat
@@ -340,22 +289,22 @@ def test_start_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(Path, "stat", lambda path, **more: refuse(path) if path.name == bad else stat(path, **more))
     elif fault == "one bad directory":
         refuse_listing(monkeypatch, tmp_path / "a" / bad[:2])
-    else:
+    elif fault == "removes nothing":
         monkeypatch.setattr(Path, "unlink", refuse)
-    if fault == "mounted read-only":
-        monkeypatch.setattr(os, "open", read_only)
+    else:
+        make_read_only(monkeypatch, tmp_path)
 
-    async def read(tier: NvmeTier) -> None:
+    async with opened(tmp_path, budget=2 * PAGE) as tier:
         found = [await fetched(tier, name) for name in NAMES[:3]]
-        assert found == [(Outcome.ABSENT, 0), (Outcome.VERIFIED, 2), (Outcome.VERIFIED, 3)]
+        first = (Outcome.ABSENT, 0) if fault.startswith("one bad") else (Outcome.VERIFIED, 1)
+        assert found == [first, (Outcome.VERIFIED, 2), (Outcome.VERIFIED, 3)]
+        assert await tier.strangers() == ()
 
-    with_tier(tmp_path, read, budget=2 * PAGE)
 
-
-def test_cancelled_admission(tmp_path: Path) -> None:
+async def test_cancelled_admission(tmp_path: Path) -> None:
     """A cancelled admission ends with its thread, and leaves neither a file nor reserved bytes."""
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         admission = asyncio.create_task(tier.admit("a", NAMES[0], page(7)))
         await asyncio.sleep(0)
         admission.cancel()
@@ -364,14 +313,12 @@ def test_cancelled_admission(tmp_path: Path) -> None:
         assert files_of(tmp_path) == set()
         assert tier.index.total_bytes == 0
 
-    with_tier(tmp_path, scenario)
 
-
-def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may go between the look at the disk and the one at the index; one that was never known is told."""
     scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         loop = asyncio.get_running_loop()
 
         def slow(files: ChunkFiles) -> Iterator[Found]:
@@ -386,10 +333,8 @@ def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(ChunkFiles, "scan", slow)
         assert await tier.strangers() == (("a", NAMES[5]),)
 
-    with_tier(tmp_path, scenario)
 
-
-def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no stranger, and not kept anew before it is gone: the new file would go in its place."""
     remove, may_go = ChunkFiles.remove, threading.Event()
 
@@ -397,7 +342,7 @@ def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest
         assert may_go.wait(30)
         remove(files, paths)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         await tier.admit("a", NAMES[0], page(7))
         monkeypatch.setattr(ChunkFiles, "remove", late)
         evicting = asyncio.create_task(tier.evict("a", None, None))
@@ -411,24 +356,15 @@ def test_a_chunk_whose_file_is_being_removed(tmp_path: Path, monkeypatch: pytest
         assert await tier.admit("a", NAMES[0], page(7))
         assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
 
-    with_tier(tmp_path, scenario)
 
-
-def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other files go, and the caller hears of it. Once the disk lets go of the file, a second call removes it."""
-    stuck = tmp_path / "a" / NAMES[0][:2] / NAMES[0]
-    unlink = Path.unlink
 
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path == stuck:
-            raise OSError(errno.EIO, "refused", str(path))
-        unlink(path, missing_ok)
-
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path) as tier:
         for mark, name in enumerate(NAMES[:3], 1):
             assert await tier.admit("a", name, page(mark))
         with monkeypatch.context() as disk:
-            disk.setattr(Path, "unlink", refuse)
+            refuse_removal(disk, tmp_path / "a" / NAMES[0][:2] / NAMES[0])
             with pytest.raises(Refused):
                 await tier.evict("a", None, None)
         assert files_of(tmp_path) == {NAMES[0]}
@@ -437,13 +373,26 @@ def test_evict_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.Monk
         await tier.evict("a", None, None)
         assert files_of(tmp_path) == set()
 
-    with_tier(tmp_path, scenario)
+
+async def test_admit_beside_a_file_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that was to make room goes on counting, and is no stranger. The next admission removes another one."""
+    refuse_removal(monkeypatch, tmp_path / "a" / NAMES[0][:2] / NAMES[0])
+
+    async with opened(tmp_path) as tier:
+        for mark, name in enumerate(NAMES[:3], 1):
+            assert await tier.admit("a", name, page(mark))
+        assert not await tier.admit("a", NAMES[3], page(4))
+        assert await tier.strangers() == ()
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 1)
+        assert await tier.admit("a", NAMES[3], page(4))
+        assert files_of(tmp_path) == {NAMES[0], NAMES[2], NAMES[3]}
+        assert tier.index.total_bytes == 3 * PAGE
 
 
-def test_evict(tmp_path: Path) -> None:
+async def test_evict(tmp_path: Path) -> None:
     """A version's chunks and manifest go, or a tenant's, or all."""
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path, budget=9 * PAGE) as tier:
         for tenant in ("a", "b"):
             for number in range(3):
                 await tier.admit(tenant, NAMES[number], page(number))
@@ -465,14 +414,12 @@ def test_evict(tmp_path: Path) -> None:
         assert (tier.index.file_count, files_of(tmp_path)) == (0, set())
         assert await tier.try_read_paper("b", "one", Kind.MANIFESTS) is None
 
-    with_tier(tmp_path, scenario, budget=9 * PAGE)
 
-
-def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were used least recently go. A tenant that makes versions for years fills no disk with manifests."""
     monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 30)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path, budget=1) as tier:
         for number in range(5):
             await tier.keep_paper("a", f"v{number}", bytes(10), Kind.MANIFESTS)
             os.utime(tmp_path / "a" / "manifests" / f"v{number}", (number, number))
@@ -483,17 +430,15 @@ def test_papers_stay_within_their_bound(tmp_path: Path, monkeypatch: pytest.Monk
         await tier.keep_paper("a", "large", bytes(100), Kind.ATTESTATIONS)
         assert await tier.try_read_paper("a", "large", Kind.ATTESTATIONS) == bytes(100)
 
-    with_tier(tmp_path, scenario, budget=1)
-
 
 @pytest.mark.parametrize("fault", ["one bad directory", "one bad inode"])
-def test_papers_that_cannot_be_looked_at_keep_no_others(
+async def test_papers_that_cannot_be_looked_at_keep_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """The bound of the others holds, and they can be evicted."""
     monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 10)
 
-    async def scenario(tier: NvmeTier) -> None:
+    async with opened(tmp_path, budget=1) as tier:
         await tier.keep_paper("a", "bad", bytes(10), Kind.MANIFESTS)
         if fault == "one bad directory":
             refuse_listing(monkeypatch, tmp_path / "a" / "manifests")
@@ -512,4 +457,77 @@ def test_papers_that_cannot_be_looked_at_keep_no_others(
         await tier.evict(None, None, None)
         assert await tier.try_read_paper("b", "v2", Kind.MANIFESTS) is None
 
-    with_tier(tmp_path, scenario, budget=1)
+
+async def test_paper_that_stays_keeps_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that the disk does not let go of is beyond the bound. Older ones go all the same."""
+
+    async with opened(tmp_path, budget=1) as tier:
+        for number, name in enumerate(("old", "stuck")):
+            await tier.keep_paper("a", name, bytes(10), Kind.MANIFESTS)
+            os.utime(tmp_path / "a" / "manifests" / name, (number, number))
+        refuse_removal(monkeypatch, tmp_path / "a" / "manifests" / "stuck")
+        monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 10)
+        await tier.keep_paper("a", "new", bytes(10), Kind.MANIFESTS)
+        assert await tier.try_read_paper("a", "old", Kind.MANIFESTS) is None
+        assert await tier.try_read_paper("a", "new", Kind.MANIFESTS) is not None
+
+
+class HeldVerify:
+    """Says what is right, but the first look waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.held, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, data: memoryview, digest: str) -> bool:
+        wrong = data[0] == WRONG
+        if wrong and not self.held.is_set():
+            self.held.set()
+            assert self.go.wait(30)
+        return not wrong
+
+
+@pytest.mark.parametrize("how", ["fetch", "look"])
+@pytest.mark.parametrize("again", [True, False], ids=["kept anew", "gone"])
+async def test_verdict_on_an_old_file_spares_the_new_one(tmp_path: Path, how: str, again: bool) -> None:
+    """Two look at one damaged file. The slower one finds it replaced by then, and says nothing of the new file."""
+    verify = HeldVerify()
+
+    async with opened(tmp_path, verify=verify) as tier:
+        key = ("a", NAMES[0])
+        assert await tier.admit(*key, page(WRONG))
+        slow = asyncio.create_task(tier.look(*key, page(0)) if how == "look" else tier.fetch(*key, page(0)))
+        await asyncio.to_thread(verify.held.wait, 30)
+        assert await tier.look(*key, page(0)) is Outcome.DIGEST
+        await tier.quarantine(*key)
+        if again:
+            assert await tier.admit(*key, page(7))
+        verify.go.set()
+        assert await slow is Outcome.ABSENT
+        assert tier.index.holds(key) is again
+        if again:
+            assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)
+
+
+async def test_nothing_is_written_where_a_file_is_being_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that is admitted while its faulty file goes aside is not kept: the new file would go in its place."""
+    held, go = threading.Event(), threading.Event()
+    quarantine = ChunkFiles.quarantine
+
+    def slowly(self: ChunkFiles, path: Path, name: str) -> None:
+        held.set()
+        assert go.wait(30)
+        quarantine(self, path, name)
+
+    monkeypatch.setattr(ChunkFiles, "quarantine", slowly)
+
+    async with opened(tmp_path) as tier:
+        assert await tier.admit("a", NAMES[0], page(WRONG))
+        aside = asyncio.create_task(tier.quarantine("a", NAMES[0]))
+        await asyncio.to_thread(held.wait, 30)
+        assert not await tier.admit("a", NAMES[0], page(7))
+        go.set()
+        await aside
+        assert await tier.admit("a", NAMES[0], page(7))
+        assert await fetched(tier, NAMES[0]) == (Outcome.VERIFIED, 7)

@@ -22,6 +22,7 @@ from tests.weightcache.kit import (
     TIMEOUT_S,
     CountingStore,
     attest,
+    cached,
     describe,
     make_version,
     publish,
@@ -29,9 +30,8 @@ from tests.weightcache.kit import (
     settings_of,
 )
 from weightcache import residents
-from weightcache.cache import open_cache
 from weightcache.client import Lease
-from weightcache.resident import Resident
+from weightcache.resident import Filling, Resident
 from weightcache.wire import SOCKET, LeaseRequest
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
@@ -144,11 +144,7 @@ def test_one_who_gives_up_does_not_take_the_others_along(tmp_path: Path) -> None
 async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the very instant in which the flight has arrived for nobody: what is lent is pinned, once, and given back."""
 
-    store = FileStore(tmp_path / "store")
-    async with open_cache(settings_of(tmp_path), store) as cache:
-        await publish(store, VERSION)
-        await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
-        await cache.loader.settle()
+    async with cached(settings_of(tmp_path), VERSION) as cache:
         index = cache.arena.index
         later: list[asyncio.Task[None]] = []
 
@@ -169,6 +165,20 @@ async def test_one_who_comes_as_the_last_gives_up(tmp_path: Path, monkeypatch: p
         assert index.busy_count == 0
 
 
+async def test_timeout_beside_a_load_is_not_its_deadline(tmp_path: Path) -> None:
+    """A client that does not read what it is told is gone. It is not refused as if its version came too late."""
+
+    async def tell(_: Filling) -> None:
+        raise TimeoutError
+
+    await publish(FileStore(tmp_path / "store"), VERSION)
+    async with cached(settings_of(tmp_path)) as cache:
+        with pytest.raises(TimeoutError):
+            await cache.residents.pinned(TENANT, VERSION.id, TIMEOUT_S, early=tell).__aenter__()
+        await cache.loader.settle()
+        assert cache.arena.index.busy_count == 0
+
+
 def test_deadline(tmp_path: Path) -> None:
     """A client's wait has an end."""
     store = CountingStore(FileStore(tmp_path / "store"))
@@ -184,10 +194,8 @@ def test_deadline(tmp_path: Path) -> None:
 def test_hot(tmp_path: Path) -> None:
     """An attested version in memory is answered without a look at disk or store."""
     with running(settings_of(tmp_path)) as agent:
-        agent.publish(VERSION)
         asyncio.run(attest(agent.store, VERSION.id))
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
+        agent.keep(VERSION)
         for kind in ("manifests", "attestations", "packs", "index"):
             (agent.settings.data / "store" / TENANT / kind).rename(tmp_path / f"gone-{kind}")
         (agent.settings.cache / TENANT).rename(tmp_path / "gone-cache")
@@ -220,13 +228,8 @@ async def test_version_too_large_for_a_lease_evicts_nothing(tmp_path: Path, monk
     kept = [describe([bytes([mark]) * HUGE, bytes([mark + 1]) * HUGE], HUGE) for mark in (1, 3)]
     wide = describe([bytes([mark]) * HUGE for mark in (5, 6, 7)], HUGE)
 
-    store = FileStore(tmp_path / "store")
-    async with open_cache(settings_of(tmp_path, slabs=4), store) as cache:
-        await publish(store, wide, "other")
-        for version in kept:
-            await publish(store, version)
-            await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=True)
-        await cache.loader.settle()
+    await publish(FileStore(tmp_path / "store"), wide, "other")
+    async with cached(settings_of(tmp_path, slabs=4), *kept) as cache:
         with pytest.raises(Refused, match="slabs of a lease: needs 3, has 2"):
             await cache.residents.bring("other", wide.id, TIMEOUT_S, urgent=True)
         assert all(cache.residents.try_hot(TENANT, version.id) for version in kept)
@@ -245,10 +248,9 @@ async def test_refused_reservation_leaves_nothing_on_its_way(
     def refuse(*_: object) -> Resident:
         raise OSError(errno.EMFILE, "too many open files")
 
-    store = FileStore(tmp_path / "store")
-    async with open_cache(settings_of(tmp_path), store) as cache:
-        for version in (base, wide):
-            await publish(store, version)
+    for version in (base, wide):
+        await publish(FileStore(tmp_path / "store"), version)
+    async with cached(settings_of(tmp_path)) as cache:
         with monkeypatch.context() as patch:
             if why == "too many slabs":
                 patch.setattr(residents, "MAX_SLABS", 2)
