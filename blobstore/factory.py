@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import Retry, RetryingStore
-from blobstore.s3_place import CONNECTIONS, parse_place
+from blobstore.s3_place import CONNECTIONS, SETTING, parse_place
 from blobstore.store import BlobStore, BlobUnavailable, StoreFull
 from contracts.settings import BadSetting
 
@@ -21,42 +21,40 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def open_store(url: str, *, setting: str = "KELVIN_STORE") -> BlobStore:
+def open_store(url: str) -> BlobStore:
     """Open `file:///absolute/path` (made where missing), `s3://bucket/prefix` or `memory:`. No call goes to S3 yet.
 
-    Raises `BadSetting` naming `setting`, also for a directory that can't be one or that this user may not use, and
-    OSError where the disk fails.
+    Raises `BadSetting`, also for a directory that can't be one or that this user may not use, and OSError where the
+    disk fails.
     """
-    parts = _split(url, setting)
+    parts = _split(url)
     if url == "memory:":
         return MemoryStore()
     if parts.scheme == "s3":
-        return RetryingStore(_s3(url, setting))
+        return RetryingStore(_s3(url))
     if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise BadSetting(setting, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
+        raise BadSetting(SETTING, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
     try:
         return RetryingStore(FileStore(Path(unquote(parts.path))))
     except (NotADirectoryError, PermissionError) as error:
-        raise BadSetting(setting, url, f"must be a directory that can be used: {error.strerror}") from error
+        raise BadSetting(SETTING, url, f"must be a directory that can be used: {error.strerror}") from error
 
 
 @asynccontextmanager
-async def opened(
-    url: str, *, writes: bool, setting: str = "KELVIN_STORE", connections: int = CONNECTIONS
-) -> AsyncIterator[BlobStore]:
+async def opened(url: str, *, writes: bool, connections: int = CONNECTIONS) -> AsyncIterator[BlobStore]:
     """The store for as long as the block lasts, after it was asked whether it can be used. A store that does not answer
     is handed out all the same: it may come. Whoever `writes` also needs conditional puts, and clears leftovers. There
     are so many connections where the URL does not say.
 
     Raises `BadSetting` where directory, bucket, credentials or endpoint are such that nothing will ever work.
     """
-    if _split(url, setting).scheme != "s3":
-        yield open_store(url, setting=setting)
+    if _split(url).scheme != "s3":
+        yield open_store(url)
         return
-    inner = _s3(url, setting, connections)
+    inner = _s3(url, connections)
     clearing: asyncio.Task[None] | None = None
     try:
-        await _check(inner, setting, writes=writes)
+        await _check(inner, writes=writes)
         if writes:
             clearing = asyncio.create_task(_clear(inner), name="leftovers of uploads")
         yield RetryingStore(inner)
@@ -67,16 +65,16 @@ async def opened(
         await inner.close()
 
 
-def _split(url: str, setting: str) -> SplitResult:
+def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:  # brackets that don't match, characters that normalise to a delimiter
-        raise BadSetting(setting, "(not shown)", "is no URL") from None
+        raise BadSetting(SETTING, "(not shown)", "is no URL") from None
 
 
-def _s3(url: str, setting: str, connections: int = CONNECTIONS) -> "S3Store":
+def _s3(url: str, connections: int = CONNECTIONS) -> "S3Store":
     """boto3 is imported here: it costs a quarter of a second and 30 MB, which processes with files never pay."""
-    place = parse_place(url, setting, connections=connections)
+    place = parse_place(url, connections=connections)
     try:
         from blobstore.s3 import S3Store
         from blobstore.s3_client import make_client
@@ -84,18 +82,18 @@ def _s3(url: str, setting: str, connections: int = CONNECTIONS) -> "S3Store":
         if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
             raise
         rule = "S3 needs boto3: install the extra, as in pip install 'kelvin-serving[s3]'"
-        raise BadSetting(setting, str(place), rule) from error
+        raise BadSetting(SETTING, str(place), rule) from error
     try:
         return S3Store(place, make_client(place))
     except BlobUnavailable as unavailable:
-        raise BadSetting(setting, str(place), unavailable.reason) from unavailable
+        raise BadSetting(SETTING, str(place), unavailable.reason) from unavailable
 
 
-async def _check(store: "S3Store", setting: str, *, writes: bool) -> None:
+async def _check(store: "S3Store", *, writes: bool) -> None:
     retry = Retry()
     try:
         if (fault := await retry(lambda: store.fault(writes=writes))) is not None:
-            raise BadSetting(setting, str(store.place), fault)
+            raise BadSetting(SETTING, str(store.place), fault)
     except BlobUnavailable as unavailable:
         log.warning("the store does not answer yet", extra={"store": str(store.place), "reason": unavailable.reason})
 

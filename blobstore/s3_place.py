@@ -15,6 +15,7 @@ from contracts import settings
 from contracts.settings import BadSetting
 
 CONNECTIONS: Final = 16
+SETTING: Final = "KELVIN_STORE"  # that names the place
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")  # S3's rule for general purpose buckets
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}")
 _PREFIX_LIMIT: Final = 120  # with the longest key below S3's 1024 bytes
@@ -39,31 +40,31 @@ class S3Place:
         return f"s3://{self.bucket}/{self.prefix}{at}"
 
 
-def parse_place(url: str, setting: str, *, connections: int = CONNECTIONS) -> S3Place:
+def parse_place(url: str, *, connections: int = CONNECTIONS) -> S3Place:
     """With so many connections where the URL does not say. Raises `BadSetting`, in which nothing of `url` is repeated
     that might be a secret.
     """
     try:
         parts = urlsplit(url)
     except ValueError:  # brackets that don't match, characters that normalise to a delimiter
-        raise BadSetting(setting, "s3://…", "is no URL") from None
+        raise BadSetting(SETTING, "s3://…", "is no URL") from None
     if "@" in parts.netloc:
-        raise BadSetting(setting, "s3://…", "must hold no credentials: they come from the environment, see operations")
+        raise BadSetting(SETTING, "s3://…", "must hold no credentials: they come from the environment, see operations")
     shown = f"s3://{parts.netloc}{parts.path}"
     if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
         raise BadSetting(
-            setting, shown, "must be s3://BUCKET/PREFIX with a bucket's name of 3 to 63 of a-z, 0-9, . and -"
+            SETTING, shown, "must be s3://BUCKET/PREFIX with a bucket's name of 3 to 63 of a-z, 0-9, . and -"
         )
-    given = _parameters(parts.query, setting, shown)
+    given = _parameters(parts.query, shown)
     endpoint, region = given.get("endpoint"), given.get("region")
     if endpoint is not None and not _is_endpoint(endpoint):
-        raise BadSetting(setting, shown, "its endpoint must be http://HOST[:PORT] or https://HOST[:PORT]")
+        raise BadSetting(SETTING, shown, "its endpoint must be http://HOST[:PORT] or https://HOST[:PORT]")
     if region is not None and not _REGION.fullmatch(region):
-        raise BadSetting(setting, shown, "its region must be of a-z, 0-9 and -")
+        raise BadSetting(SETTING, shown, "its region must be of a-z, 0-9 and -")
     try:
         return S3Place(
             bucket=parts.netloc,
-            prefix=_prefix(parts.path, setting, shown),
+            prefix=_prefix(parts.path, shown),
             endpoint=endpoint,
             region=region,
             path_style=_flag(given, endpoint is not None),
@@ -72,14 +73,14 @@ def parse_place(url: str, setting: str, *, connections: int = CONNECTIONS) -> S3
             connections=settings.integer(given, "connections", connections, low=1, high=256),
         )
     except BadSetting as bad:
-        raise BadSetting(setting, shown, str(bad)) from None
+        raise BadSetting(SETTING, shown, str(bad)) from None
 
 
-def _parameters(query: str, setting: str, shown: str) -> dict[str, str]:
+def _parameters(query: str, shown: str) -> dict[str, str]:
     pairs = parse_qsl(query, keep_blank_values=True)
     given = dict(pairs)
     if given.keys() - _PARAMETERS or len(given) < len(pairs):
-        raise BadSetting(setting, shown, f"takes each of {', '.join(sorted(_PARAMETERS))} once, and nothing else")
+        raise BadSetting(SETTING, shown, f"takes each of {', '.join(sorted(_PARAMETERS))} once, and nothing else")
     return given
 
 
@@ -93,13 +94,13 @@ def _is_endpoint(text: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and plain and port != 0
 
 
-def _prefix(path: str, setting: str, shown: str) -> str:
+def _prefix(path: str, shown: str) -> str:
     prefix = path.strip("/")
     try:
         if prefix and (len(check_key(prefix)) > _PREFIX_LIMIT):
-            raise BadSetting(setting, shown, f"its prefix must have at most {_PREFIX_LIMIT} characters")
+            raise BadSetting(SETTING, shown, f"its prefix must have at most {_PREFIX_LIMIT} characters")
     except BadKey as bad:
-        raise BadSetting(setting, shown, bad.failure.message) from None
+        raise BadSetting(SETTING, shown, bad.failure.message) from None
     return f"{prefix}/" if prefix else ""
 
 

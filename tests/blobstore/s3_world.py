@@ -38,7 +38,7 @@ class World:
     @property
     def place(self) -> S3Place:
         """The bucket of this test, through the proxy."""
-        return parse_place(self.url(), "KELVIN_STORE")
+        return parse_place(self.url())
 
     def url(self, **parameters: object) -> str:
         """Likewise, as a setting."""
@@ -88,7 +88,7 @@ class World:
 def worlds(buckets: Buckets) -> Iterator[World]:
     """With a proxy and a patient client until the block ends."""
     with FaultProxy(buckets.host, buckets.port) as proxy:
-        place = parse_place(buckets.url("any", port=proxy.port, read_s=60, connections=8), "KELVIN_STORE")
+        place = parse_place(buckets.url("any", port=proxy.port, read_s=60, connections=8))
         client = make_client(place)
         yield World(buckets, proxy, client)
         client.close()

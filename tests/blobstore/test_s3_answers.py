@@ -14,7 +14,7 @@ from blobstore.s3_place import parse_place
 from blobstore.store import BlobShort, BlobUnavailable, StoreFull
 from contracts.errors import CapacityExceeded
 
-PLACE = parse_place("s3://bucket/p", "KELVIN_STORE")
+PLACE = parse_place("s3://bucket/p")
 
 
 def refused(code: str, status: int) -> ClientError:

@@ -33,7 +33,7 @@ from contracts.settings import BadSetting
 )
 def test_places(url: str, place: S3Place) -> None:
     """What a URL means."""
-    assert parse_place(url, "KELVIN_STORE") == place
+    assert parse_place(url) == place
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_places(url: str, place: S3Place) -> None:
 def test_refused(url: str, said: str) -> None:
     """One line with setting and rule."""
     with pytest.raises(BadSetting) as bad:
-        parse_place(url, "KELVIN_STORE")
+        parse_place(url)
     assert str(bad.value).startswith("KELVIN_STORE=s3://")
     assert said in str(bad.value)
 
@@ -78,5 +78,5 @@ def test_refused(url: str, said: str) -> None:
 def test_no_secret_is_repeated(url: str) -> None:
     """Whoever puts one where it does not belong is not betrayed by the refusal."""
     with pytest.raises(BadSetting) as bad:
-        parse_place(url, "KELVIN_STORE")
+        parse_place(url)
     assert "sesame" not in str(bad.value)

@@ -199,7 +199,7 @@ READERS: Final[tuple[Callable[[str], Any], ...]] = (
     _naming(parse_rate),
     parse_reference,
     month_bounds_us,
-    lambda text: parse_place(text, "KELVIN_STORE"),
+    lambda text: parse_place(text),
     lambda text: settings.integer({"X": text}, "X", 1, low=-5, high=1 << 40),
     lambda text: settings.number({"X": text}, "X", 1.0, low=0, high=10),
     lambda text: settings.choice({"X": text}, "X", "a", ("a", "b")),

@@ -120,7 +120,7 @@ CONTROLS: Final[dict[str, Patch]] = {
     "prediction-request": _without(runtime.open_inference, "find_misfit"),
     "backup": _without(controlplane.archive, "_skip_padding", lambda archive, size, _: archive.read(-size % 512)),
     "journal-entry": _without(controlplane.usage_batches, "decoder", msgspec.json.Decoder),
-    "lines": _without(messages, "parse_place", lambda text, setting: urlsplit(text)),
+    "lines": _without(messages, "parse_place", urlsplit),
 }
 
 
