@@ -23,8 +23,8 @@ from pathlib import Path
 from blobstore.files import FileStore
 from contracts.manifest import CHUNK_BYTES
 from service.unix import SocketDirectory
-from tests.weightcache.kit import TENANT, Version, attest, describe, evict, make_pack, state_of, wait_for
-from tests.weightcache.page_cache import forget
+from tests.weightcache.disks import forget
+from tests.weightcache.kit import TENANT, Version, attest, describe, evict, put_pack, state_of, wait_for
 from weightcache import libc
 from weightcache.client import acquire
 from weightcache.files import open_direct
@@ -64,9 +64,7 @@ def version_of(mib: int) -> Version:
 async def put_packs(store: FileStore, version: Version, tenant: str = TENANT) -> None:
     """The version's chunks, `PACK_CHUNKS` to a pack, and its manifest after them."""
     for first in range(0, len(version.chunks), PACK_CHUNKS):
-        digest, body, table = make_pack(version.chunks[first : first + PACK_CHUNKS])
-        await store.put_if_absent(f"{tenant}/packs/{digest}", body)
-        await store.put_if_absent(f"{tenant}/index/{digest}", table)
+        await put_pack(store, version.chunks[first : first + PACK_CHUNKS], tenant)
     await store.put_if_absent(f"{tenant}/manifests/{version.id}", version.raw)
 
 

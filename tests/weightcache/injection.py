@@ -27,7 +27,7 @@ from blobstore.store import BlobShort, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.problem import code_of
-from tests.weightcache.kit import HUGE, TENANT, make_pack, settings_of
+from tests.weightcache.kit import HUGE, TENANT, put_pack, settings_of
 from weightcache.cache import Cache, open_cache
 from weightcache.policy.healing import Outcome
 from weightcache.sources import Verify
@@ -204,9 +204,7 @@ class Rig:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["Rig"]:
-        pack, body, table = make_pack([each.right for each in self.bodies])
-        await self.store.put_if_absent(f"{TENANT}/packs/{pack}", body)
-        await self.store.put_if_absent(f"{TENANT}/index/{pack}", table)
+        await put_pack(self.store, [each.right for each in self.bodies])
         end = 0
         for each in self.bodies:
             self._offsets[each.digest], end = end, end + len(each.right)

@@ -3,19 +3,18 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from blobstore.factory import opened
 from contracts.wire import encode
-from service.unix import SocketDirectory
 from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.faults.faults import Late
 from tests.faults.proxy import FaultProxy
-from tests.weightcache.kit import TENANT, make_version, publish, state_of, wait_for
-from tests.weightcache.test_main import started, wait_up
-from weightcache.client import acquire
+from tests.weightcache.kit import TENANT, make_version, publish
+from tests.weightcache.processes import started
 from weightcache.wire import SOCKET, LeaseRequest
 
 pytestmark = pytest.mark.deep
@@ -50,44 +49,34 @@ def url(buckets: Buckets, proxy: FaultProxy) -> str:
 @pytest.mark.parametrize("reads", [1, 5])
 def test_so_many_at_once(tmp_path: Path, proxy: FaultProxy, url: str, reads: int) -> None:
     """`KELVIN_STORE_READS` ranges are asked for while none is answered; the next ones as they come."""
-    directory = SocketDirectory(tmp_path / "run")
-    more = {**ENVIRONMENT, "KELVIN_STORE": url, "KELVIN_STORE_READS": str(reads)}
-    with started(tmp_path, **more):
-        wait_up(directory)
+    with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_STORE_READS=str(reads), **ENVIRONMENT) as agent:
+        agent.wait_up()
         proxy.inject(Late(), method="GET", holding="/packs/", times=None)
-        client = directory.connect(SOCKET, socket.SOCK_SEQPACKET)
-        client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))
-        proxy.wait_until_seen(reads, "GET", "/packs/")
-        state = asyncio.run(state_of(directory))
-        assert state.reads_running == {"nvme": 0, "store": reads}
-        assert state.chunks_queued == {"nvme": 0, "store": len(SECOND.digests) - reads}
-        assert proxy.count("GET", "/packs/") == reads
-        proxy.lift()
-        with acquire(directory, TENANT, SECOND.id, 30.0) as lease:
-            assert lease.view(0, lease.total_bytes) == SECOND.linear
-        client.close()
-    directory.close()
+        with closing(agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)) as client:
+            client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))
+            proxy.wait_until_seen(reads, "GET", "/packs/")
+            state = agent.state()
+            assert state.reads_running == {"nvme": 0, "store": reads}
+            assert state.chunks_queued == {"nvme": 0, "store": len(SECOND.digests) - reads}
+            assert proxy.count("GET", "/packs/") == reads
+            proxy.lift()
+            with agent.acquire(SECOND) as lease:
+                assert lease.view(0, lease.total_bytes) == SECOND.linear
 
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_one_that_is_late(tmp_path: Path, proxy: FaultProxy, url: str, percent: int) -> None:
     """With `KELVIN_HEDGE_PERCENT` another answer is taken; with none of it, all wait for the late one."""
-    directory = SocketDirectory(tmp_path / "run")
-    more = {**ENVIRONMENT, "KELVIN_STORE": url, "KELVIN_HEDGE_PERCENT": str(percent)}
-    with started(tmp_path, **more):
-        wait_up(directory)
-        acquire(directory, TENANT, FIRST.id, 30.0).close()  # shows how long reads take
+    with started(tmp_path, slabs=8, KELVIN_STORE=url, KELVIN_HEDGE_PERCENT=str(percent), **ENVIRONMENT) as agent:
+        agent.wait_up()
+        agent.acquire(FIRST).close()  # shows how long reads take
         proxy.inject(Late(), method="GET", holding="/packs/")
-        client = directory.connect(SOCKET, socket.SOCK_SEQPACKET)
-        client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))
-        count = len(SECOND.digests)
-        if not percent:
-            asyncio.run(wait_for(directory, "one is missing", lambda state: state.reads_running["store"] == 1))
-            proxy.lift()
-        state = asyncio.run(
-            wait_for(directory, "all came", lambda state: state.chunk_reads.get("store", 0) == 40 + count)
-        )
-        assert (state.hedges_won > 0) == (percent > 0)
-        assert (state.hedges > 0) == (percent > 0)
-        client.close()
-    directory.close()
+        with closing(agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)) as client:
+            client.send(encode(LeaseRequest(tenant=TENANT, version=SECOND.id)))
+            count = len(SECOND.digests)
+            if not percent:
+                agent.wait_for("one is missing", lambda state: state.reads_running["store"] == 1)
+                proxy.lift()
+            state = agent.wait_for("all came", lambda state: state.chunk_reads.get("store", 0) == 40 + count)
+            assert (state.hedges_won > 0) == (percent > 0)
+            assert (state.hedges > 0) == (percent > 0)

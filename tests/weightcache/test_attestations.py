@@ -227,8 +227,7 @@ def warmed(tmp_path: Path, store: Away, policy: Policy = Policy.REQUIRE) -> None
     seal(store, tmp_path)
     sign(store, BY_ROOT)
     with running(settings(tmp_path, policy), store) as agent:
-        agent.acquire(VERSION).close()
-        agent.wait_for("all chunks are on NVMe", lambda state: state.nvme.chunks == len(VERSION.digests))
+        agent.keep(VERSION)
 
 
 @pytest.mark.parametrize("hangs", [pytest.param(False, id="fails"), pytest.param(True, id="never answers")])

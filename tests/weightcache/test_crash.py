@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
@@ -19,10 +18,9 @@ from blake3 import blake3
 
 from blobstore.files import FileStore
 from contracts.errors import Refused
-from service.unix import SocketDirectory
-from tests.weightcache.kit import HUGE, TENANT, make_version, publish, running, settings_of
+from tests.weightcache.kit import TENANT, make_version, publish, running, settings_of
+from tests.weightcache.processes import START, started
 from weightcache import files
-from weightcache.client import acquire
 
 VERSION = make_version(seed=5, pages=(40, 3, 17), chunk_pages=4)
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "8"))
@@ -67,7 +65,6 @@ os.pwritev = dying(os.pwritev, always, half)
 os.fdatasync = dying(os.fdatasync, always, lambda *_: None)
 os.rename = dying(os.rename, moved, lambda *_: None)
 """
-START = "from weightcache.__main__ import main\nmain()\n"
 CARELESS = """
 def write(self, path, data, *, direct):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,27 +78,15 @@ files.ChunkFiles.write = write
 
 def kill_while_admitting(data: Path, script: str, at: int, when: str) -> None:
     """Start an agent that dies so, and lease from it until it does."""
-    settings = settings_of(data)
-    env = os.environ | {
-        "KELVIN_DATA": str(data),
-        "KELVIN_SLAB_BYTES": str(HUGE),
-        "KELVIN_HOST_BYTES": str(settings.host_bytes),
-    }
-    agent = subprocess.Popen([sys.executable, "-c", script, str(at), when], env=env, stderr=subprocess.DEVNULL)
-    directory = SocketDirectory(settings.run)
-    try:
-        while agent.poll() is None:
+    with started(data, script, str(at), when) as agent:
+        while agent.process.poll() is None:
             try:
-                acquire(directory, TENANT, VERSION.id, 30.0).close()
+                agent.acquire(VERSION).close()
                 break
             except Refused:  # not up yet, or dead already
                 with suppress(subprocess.TimeoutExpired):
-                    agent.wait(0.02)
-        assert agent.wait(60) == -signal.SIGKILL
-    finally:
-        agent.kill()
-        agent.wait(60)
-        directory.close()
+                    agent.process.wait(0.02)
+        assert agent.process.wait(60) == -signal.SIGKILL
 
 
 def torn_chunks(data: Path) -> list[str]:
@@ -124,8 +109,7 @@ def admitted(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("admitted") / "data"
     shutil.copytree(published, data)
     with running(settings_of(data)) as agent:
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
+        agent.keep(VERSION)
     shutil.rmtree(data / "run")
     return data
 

@@ -8,17 +8,16 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
 from blobstore.files import FileStore
-from tests.weightcache.kit import HUGE, make_version, publish
+from tests.weightcache.kit import make_version, publish
+from tests.weightcache.processes import START, AgentProcess, Talking, started, talking
 from tests.weightcache.test_crash import torn_chunks
 
 VERSIONS = tuple(make_version(seed=n, pages=(300, 30, 17), chunk_pages=128) for n in range(6))  # a slab each
@@ -28,7 +27,6 @@ READERS = 2
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "3"))
 PATIENCE_S = 120.0
 
-AGENT = "from weightcache.__main__ import main\nmain()\n"
 # Overwrites what it lent before it dies, as a cache would that shared memory which is not its readers' own.
 CARELESS = """
 import os, signal
@@ -115,57 +113,17 @@ for number in itertools.count():
 )
 
 
-class Talking:
-    """A process that answers lines with lines."""
-
-    def __init__(self, script: str, *arguments: str) -> None:
-        command = [sys.executable, "-c", script, *arguments]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-
-    def say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        print(line, file=self.process.stdin, flush=True)
-
-    def hear(self) -> list[list[str]]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith("["), line or "it is dead"
-        heard: list[list[str]] = json.loads(line)
-        return heard
-
-    def end(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)  # with the child that just asks for a lease
-        self.process.communicate(timeout=PATIENCE_S)
+def heard(process: Talking) -> list[list[str]]:
+    line = process.hear()
+    assert line.startswith("["), line or "it is dead"
+    found: list[list[str]] = json.loads(line)
+    return found
 
 
-@contextmanager
-def talking(script: str, *arguments: str) -> Iterator[Talking]:
-    one = Talking(script, *arguments)
-    try:
-        yield one
-    finally:
-        one.end()
-
-
-@contextmanager
-def agent(data: Path, script: str = AGENT) -> Iterator[subprocess.Popen[bytes]]:
+def agent(data: Path, script: str = START) -> AbstractContextManager[AgentProcess]:
     """An agent whose tiers are too small for all versions at once."""
     room = sum(len(version.linear) for version in VERSIONS)
-    env = os.environ | {
-        "KELVIN_DATA": str(data),
-        "KELVIN_SLAB_BYTES": str(HUGE),
-        "KELVIN_HOST_BYTES": str(SLABS * HUGE),
-        "KELVIN_NVME_BYTES": str(room * 2 // 3),
-        "KELVIN_LOG_LEVEL": "error",
-    }
-    process = subprocess.Popen([sys.executable, "-c", script], env=env, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(PATIENCE_S)
+    return started(data, script, slabs=SLABS, KELVIN_NVME_BYTES=str(room * 2 // 3), KELVIN_LOG_LEVEL="error")
 
 
 def wrong(seen: Sequence[Sequence[str]]) -> list[str]:
@@ -197,16 +155,16 @@ def test_killed_under_load(data: Path) -> None:
                 for reader in readers:
                     reader.say(source.choice(VERSIONS).id)
                 for reader in readers:
-                    assert wrong(reader.hear()) == [], f"at kill {kill}"
+                    assert wrong(heard(reader)) == [], f"at kill {kill}"
                 for _ in range(source.randint(1, 8)):
-                    version, digest = source.choice(churns).hear()
+                    version, digest = heard(source.choice(churns))
                     assert wrong([(str(version), str(digest))]) == [], f"at kill {kill}"
-                living.send_signal(signal.SIGKILL)
-                assert living.wait(PATIENCE_S) == -signal.SIGKILL
+                living.process.send_signal(signal.SIGKILL)
+                assert living.process.wait(PATIENCE_S) == -signal.SIGKILL
             for reader in readers:
                 reader.say("")
             for reader in readers:
-                seen = reader.hear()
+                seen = heard(reader)
                 assert seen
                 assert wrong(seen) == [], f"after kill {kill}"
             assert torn_chunks(data) == [], f"after kill {kill}"
@@ -215,10 +173,10 @@ def test_killed_under_load(data: Path) -> None:
 @pytest.mark.deep
 def test_control(data: Path) -> None:
     """Negative control: an agent that overwrites what it lent before it dies is found out."""
-    with talking(READER, str(data / "run")) as reader, agent(data, CARELESS + AGENT) as dying:
+    with talking(READER, str(data / "run")) as reader, agent(data, CARELESS + START) as dying:
         reader.say(VERSIONS[0].id)
-        assert wrong(reader.hear()) == []
-        dying.send_signal(signal.SIGUSR1)
-        assert dying.wait(PATIENCE_S) == -signal.SIGKILL
+        assert wrong(heard(reader)) == []
+        dying.process.send_signal(signal.SIGUSR1)
+        assert dying.process.wait(PATIENCE_S) == -signal.SIGKILL
         reader.say("")
-        assert wrong(reader.hear()) == [VERSIONS[0].id]
+        assert wrong(heard(reader)) == [VERSIONS[0].id]

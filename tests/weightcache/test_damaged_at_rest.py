@@ -28,10 +28,8 @@ def damage(path: Path, how: str) -> None:
 def filled(tmp_path: Path) -> None:
     """A store with a sealed version, and a cache that has all of it on NVMe."""
     with running(settings_of(tmp_path)) as agent:
-        agent.publish(VERSION)
         asyncio.run(attest(agent.store, VERSION.id))
-        agent.acquire(VERSION).close()
-        agent.wait_for("all of it is on NVMe", lambda state: state.nvme.chunks == len(VERSION.digests))
+        agent.keep(VERSION)
 
 
 def check_lease(agent: RunningAgent) -> None:

@@ -3,7 +3,6 @@
 The negative control runs the same damage through an agent whose verifier says yes to everything.
 """
 
-import errno
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import Refused, RemoteFailure
 from contracts.manifest import PAGE
+from tests.weightcache.disks import fill, make_read_only
 from tests.weightcache.kit import TENANT, RunningAgent, Version, make_version, running, settings_of
 from weightcache.files import QUARANTINE
 from weightcache.sources import Verify, is_digest_of
@@ -80,9 +80,7 @@ def damage_file(path: Path, damage: Damage) -> None:
 def on_nvme(data: Path) -> None:
     """All chunks of the version on NVMe, as a lease leaves them."""
     with running(settings_of(data)) as agent:
-        agent.publish(VERSION)
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(set(VERSION.digests)))
+        agent.keep(VERSION)
 
 
 def refused(agent: RunningAgent, version: Version = VERSION) -> RemoteFailure:
@@ -151,42 +149,18 @@ def test_nvme_control(tmp_path: Path, damage: Damage) -> None:
             assert lease.view(0, lease.total_bytes) != VERSION.linear
 
 
-def full(fd: int, parts: list[memoryview], offset: int) -> int:
-    """`os.pwritev` on a disk without room."""
-    raise OSError(errno.ENOSPC, "no space")
-
-
-def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
-    """`os.open` on a disk that became read-only, as far as the cache's files are concerned."""
-    if flags & (os.O_WRONLY | os.O_CREAT) and "cache" in Path(path).parts:
-        raise OSError(errno.EROFS, "read-only")
-    return _open(path, flags, mode)
-
-
-def immovable(*_: object, **__: object) -> None:
-    """`os.rename`, `os.unlink` and `os.utime` there."""
-    raise OSError(errno.EROFS, "read-only")
-
-
-_open = os.open
-FULL = {"pwritev": full}
-READ_ONLY = {"open": read_only, "rename": immovable, "unlink": immovable, "utime": immovable}
-
-
-@pytest.mark.parametrize(
-    "broken", [pytest.param(FULL, id="the disk is full"), pytest.param(READ_ONLY, id="the disk became read-only")]
-)
-def test_healed_without_the_disk(
-    tmp_path: Path, broken: dict[str, Callable[..., object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_full", [True, False], ids=["the disk is full", "the disk became read-only"])
+def test_healed_without_the_disk(tmp_path: Path, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes nothing is no obstacle: bytes go from the store into memory. Once it works, it heals too."""
     on_nvme(tmp_path)
     digest = VERSION.digests[VICTIM]
     with running(settings_of(tmp_path)) as agent:
         damage_file(agent.chunk_file(digest), flip)
         with monkeypatch.context() as patch:
-            for name, call in broken.items():
-                patch.setattr(os, name, call)
+            if is_full:
+                fill(patch)
+            else:
+                make_read_only(patch, agent.settings.cache)
             with agent.acquire(VERSION) as lease:
                 assert lease.view(0, lease.total_bytes) == VERSION.linear
                 assert lease.chunks_by_tier["store"] == 1

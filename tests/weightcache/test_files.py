@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from contracts.errors import Refused, Unavailable
 from contracts.manifest import PAGE
-from tests.weightcache.page_cache import needs_a_disk, refuse_direct
+from tests.weightcache.disks import fill, make_read_only, needs_a_disk, refuse_direct
 from weightcache import files
 from weightcache.files import MAX_QUARANTINED, ChunkFiles, Way
 from weightcache.policy.healing import Outcome
@@ -158,24 +158,18 @@ def test_a_look_is_at_the_medium(tier: ChunkFiles, tmp_path: Path) -> None:
     assert bytes(into) == BODY
 
 
-def test_a_disk_that_became_read_only_is_read(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_became_read_only_is_read(
+    tier: ChunkFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Recency can't be kept then; the bytes are there all the same."""
     path = written(tier)
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EROFS, "read-only")
-
-    monkeypatch.setattr(os, "utime", refuse)
+    make_read_only(monkeypatch, tmp_path)
     assert read(tier, path) == (Outcome.WHOLE, BODY)
 
 
 def test_failed_write_leaves_nothing(tier: ChunkFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk leaves neither the file nor its beginning."""
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(os, "pwritev", full)
+    fill(monkeypatch)
     with pytest.raises(OSError, match="no space"):
         written(tier)
     path = tier.chunk("a", DIGEST)

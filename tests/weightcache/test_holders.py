@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import pytest
 
+from tests.eventually import eventually
 from weightcache import holders
 from weightcache.holders import Holder, Holders, _may_see
 
@@ -117,9 +118,7 @@ class Scene:
     async def answered(self, *, count: int) -> None:
         """The kernel has said its word, and the table heard it."""
         self.kernel.answers.set()
-        async with asyncio.timeout(30):
-            while self.table.count != count or self.table.asking:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: self.table.count == count and not self.table.asking)
 
 
 @pytest.fixture
@@ -149,9 +148,7 @@ async def test_the_loop_does_not_wait_for_the_kernel(kernel: Kernel) -> None:
         kernel.asked.clear()
         kernel.answers.clear()
         with hung_up(kernel) as scene:
-            async with asyncio.timeout(30):
-                while not kernel.asked.is_set():
-                    await asyncio.sleep(0)
+            await eventually(kernel.asked.is_set)
             assert (scene.table.count, scene.forgotten) == (1, [])
             await scene.answered(count=int(kernel.sees))
             assert scene.forgotten == ([] if kernel.sees else [scene.holder.number])
@@ -185,19 +182,13 @@ async def test_who_has_a_lease_again_stays(kernel: Kernel) -> None:
         await scene.table.close()
 
 
-def test_closed_while_the_kernel_is_asked(kernel: Kernel) -> None:
+async def test_closed_while_the_kernel_is_asked(kernel: Kernel) -> None:
     """No task is left, nobody is forgotten a second time, and no descriptor stays open."""
-
-    async def main() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        with hung_up(kernel) as scene:
-            async with asyncio.timeout(30):
-                while not kernel.asked.is_set():
-                    await asyncio.sleep(0)
-            await scene.table.close()
-            assert (scene.table.asking, scene.forgotten) == (0, [])
-            kernel.answers.set()
-        assert len(asyncio.all_tasks()) == 1
-        assert len(os.listdir("/proc/self/fd")) <= before
-
-    asyncio.run(main())
+    descriptors, tasks = len(os.listdir("/proc/self/fd")), asyncio.all_tasks()
+    with hung_up(kernel) as scene:
+        await eventually(kernel.asked.is_set)
+        await scene.table.close()
+        assert (scene.table.asking, scene.forgotten) == (0, [])
+        kernel.answers.set()
+    assert asyncio.all_tasks() == tasks
+    assert len(os.listdir("/proc/self/fd")) <= descriptors

@@ -4,8 +4,6 @@ The product's composition over a file store and over S3. Each byte of the file b
 padding of the index, its end): harmed, what a chunk needs is healed from a copy or refused by name, all else is served.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,18 +15,12 @@ from blobstore.store import BlobStore
 from contracts.errors import Refused
 from contracts.problem import code_of
 from tests.faults.buckets import ENVIRONMENT, Buckets
-from tests.weightcache.kit import HUGE, TENANT, Version, make_pack, publish_kept, settings_of
-from weightcache.cache import Cache, open_cache
+from tests.weightcache.kit import TENANT, Version, cached, publish_kept, put_pack, settings_of
+from weightcache.cache import Cache
 from weightcache.sources import Verify, is_digest_of
 
 TIMEOUT_S = 60.0
 SIZES = (100, 5000, 30_000, 7, 12_288, 1)
-
-
-@asynccontextmanager
-async def cache_over(root: Path, store: BlobStore, verify: Verify = is_digest_of) -> AsyncIterator[Cache]:
-    async with open_cache(settings_of(root, slabs=4, slab_bytes=HUGE), store, verify=verify) as cache:
-        yield cache
 
 
 async def served(cache: Cache, version: Version) -> bytes | str:
@@ -51,7 +43,7 @@ async def served(cache: Cache, version: Version) -> bytes | str:
 
 async def from_scratch(root: Path, store: BlobStore, version: Version, verify: Verify = is_digest_of) -> bytes | str:
     """Restored with nothing above the store."""
-    async with cache_over(root, store, verify) as cache:
+    async with cached(settings_of(root, slabs=4), store=store, verify=verify) as cache:
         await cache.evict("nvme", None, None)
         return await served(cache, version)
 
@@ -61,7 +53,7 @@ async def test_the_same_bytes(tmp_path: Path) -> None:
 
     store = FileStore(tmp_path / "store")
     version, pack = await publish_kept(store, 1, SIZES, attested=True)
-    async with cache_over(tmp_path, store) as cache:
+    async with cached(settings_of(tmp_path, slabs=4), store=store) as cache:
         assert await served(cache, version) == version.linear
         await cache.loader.settle()
         assert cache.counters.admitted_chunks == len(version.chunks)
@@ -104,9 +96,7 @@ async def test_every_class_of_bytes(tmp_path: Path, how: str, copied: bool) -> N
     path = tmp_path / "store" / TENANT / "packs" / pack
     index = decode_file_index(await store.read(f"{TENANT}/index/{pack}"), pack)
     if copied:
-        digest, body, table = make_pack(version.chunks)
-        await store.put_if_absent(f"{TENANT}/packs/{digest}", body)
-        await store.put_if_absent(f"{TENANT}/index/{digest}", table)
+        await put_pack(store, version.chunks)
     whole = path.read_bytes()
     for name, (at, is_needed) in classes(index).items():
         harmed(path, at, how)

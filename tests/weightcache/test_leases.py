@@ -2,15 +2,12 @@
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,76 +17,19 @@ from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.wire import decode
 from tests.weightcache.kit import HUGE, TIMEOUT_S, RunningAgent, make_version, running, settings_of
+from tests.weightcache.processes import leasing
 from weightcache import leases
 from weightcache.leases import MAX_CONNECTIONS, PAUSE_S
 from weightcache.wire import SOCKET, LeaseReply
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 
-# Leases, says so, gives the lease or its connection alone back where told to, and answers other lines with a digest of
-# what it sees.
-RECEIVER = """
-import sys
-from pathlib import Path
-from blake3 import blake3
-from service.unix import SocketDirectory
-from weightcache.client import acquire
-
-directory = SocketDirectory(Path(sys.argv[1]))
-lease = acquire(directory, "acme", sys.argv[2], 30.0)
-print("leased", flush=True)
-for line in sys.stdin:
-    if line == "hang up\\n":
-        lease._sock.close()  # the connection alone: the mapping stays
-        print("hung up", flush=True)
-    elif line == "close\\n":
-        lease.close()
-        print("closed", flush=True)
-    elif line == "again\\n":
-        lease = acquire(directory, "acme", sys.argv[2], 30.0)
-        print("leased", flush=True)
-    else:
-        from weightcache import libc
-        print(blake3(libc.view(lease.address, lease.total_bytes)).hexdigest(), flush=True)
-"""
-
-
-class Receiver:
-    """A process that leased a version."""
-
-    def __init__(self, run: Path, version: str) -> None:
-        command = [sys.executable, "-c", RECEIVER, str(run), version]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._line() == "leased"
-
-    def say(self, line: str) -> str:
-        assert self.process.stdin is not None
-        print(line, file=self.process.stdin, flush=True)
-        return self._line()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=30)
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-
-@contextmanager
-def receiver(agent: RunningAgent, version: str = VERSION.id) -> Iterator[Receiver]:
-    one = Receiver(agent.settings.run, version)
-    try:
-        yield one
-    finally:
-        one.kill()
-
 
 def test_the_end_of_a_process_ends_its_lease(tmp_path: Path) -> None:
     """A killed process has no lease any more and holds no slab."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        with receiver(agent) as one:
+        with leasing(agent, VERSION) as one:
             state = agent.state()
             assert (state.leases, state.holders, state.host.slabs_busy) == (1, 1, 1)
             one.kill()
@@ -102,17 +42,17 @@ def test_the_end_of_a_connection_ends_the_lease_and_keeps_the_slab(tmp_path: Pat
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
         agent.publish(another, tenant="other")
-        with receiver(agent) as one:
+        with leasing(agent, VERSION) as one:
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
-            seen = one.say("digest")
-            assert one.say("hang up") == "hung up"
+            seen = one.ask("digest")
+            assert one.ask("hang up") == "hung up"
             state = agent.wait_for("the lease ended", lambda state: state.leases == 0)
             assert (state.holders, state.host.slabs_busy) == (1, 1)
             with pytest.raises(Refused, match="in use by living processes"):
                 agent.evict("host")
             with pytest.raises(Refused, match="is full"):
                 agent.acquire(another, tenant="other")
-            assert one.say("digest") == seen
+            assert one.ask("digest") == seen
             one.kill()
             agent.wait_for("it is forgotten", lambda state: state.holders == 0)
         with agent.acquire(another, tenant="other") as lease:
@@ -128,9 +68,9 @@ def test_who_unmapped_its_slabs_and_lives_holds_none(tmp_path: Path) -> None:
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
         agent.publish(another, tenant="other")
-        with receiver(agent) as one:
+        with leasing(agent, VERSION) as one:
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(VERSION.digests))
-            assert one.say("close") == "closed"
+            assert one.ask("close") == "closed"
             state = agent.wait_for("it is forgotten", lambda state: state.holders == 0)
             assert (state.leases, state.host.slabs_busy, state.host.slabs_used) == (0, 0, 1)
             agent.evict("host")
@@ -143,13 +83,13 @@ def test_who_leases_again_holds_again(tmp_path: Path) -> None:
     """As a runtime that wakes: the same bytes, the same process, held until it dies."""
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(VERSION)
-        with receiver(agent) as one:
-            seen = one.say("digest")
+        with leasing(agent, VERSION) as one:
+            seen = one.ask("digest")
             for _ in range(3):
-                assert one.say("close") == "closed"
+                assert one.ask("close") == "closed"
                 agent.wait_for("it is forgotten", lambda state: state.holders == 0)
-                assert one.say("again") == "leased"
-                assert one.say("digest") == seen
+                assert one.ask("again") == "leased"
+                assert one.ask("digest") == seen
                 state = agent.state()
                 assert (state.leases, state.holders, state.host.slabs_busy) == (1, 1, 1)
                 with pytest.raises(Refused, match="in use by living processes"):
@@ -165,7 +105,7 @@ def test_a_recycled_slab_holds_nothing_of_its_last_tenant(tmp_path: Path) -> Non
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(big)
         agent.publish(small, tenant="other")
-        with receiver(agent, big.id):
+        with leasing(agent, big):
             agent.wait_for("all admitted", lambda state: state.nvme.chunks == len(big.digests))
         agent.wait_for("it is forgotten", lambda state: state.holders == 0)
         sock = agent.directory.connect(SOCKET, socket.SOCK_SEQPACKET)
@@ -288,12 +228,12 @@ def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:
     """The process that connected is the one that counts: a child that leases after its fork holds its own lease."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        with receiver(agent) as one, receiver(agent) as two:
+        with leasing(agent, VERSION) as one, leasing(agent, VERSION) as two:
             assert agent.state().holders == 2
-            os.kill(one.process.pid, signal.SIGKILL)
+            one.kill()
             state = agent.wait_for("one is forgotten", lambda state: state.holders == 1)
             assert state.host.slabs_busy == 1
-            assert len(two.say("digest")) == 64
+            assert len(two.ask("digest")) == 64
 
 
 # Connects as another user, from inside the directory: the way to it is its owner's alone. Prints what it is answered.

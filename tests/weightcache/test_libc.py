@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.weightcache.page_cache import forget, needs_a_disk
+from tests.weightcache.disks import forget, needs_a_disk
 from weightcache import libc
 from weightcache.policy.extents import HUGE_PAGE
 

@@ -4,19 +4,19 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from blobstore.files import FileStore
 from contracts.errors import NotFound, Refused
 from contracts.traffic_errors import Overloaded
 from service.node_tls import NodeTls
+from tests.eventually import eventually
 from tests.loops import HOST
-from tests.weightcache.kit import HUGE, TENANT, make_version, publish, settings_of
+from tests.weightcache.kit import HUGE, TENANT, cached, make_version, settings_of
 from tests.weightcache.peer_kit import SECRET
-from weightcache.cache import Cache, open_cache
+from weightcache.cache import Cache
 from weightcache.peer_group import PeerGroup
 from weightcache.peer_server import PeerServer, Shelf
 from weightcache.peer_wire import chunk_path
@@ -29,16 +29,9 @@ SMALL = min(VERSION.manifest.chunks, key=lambda chunk: chunk.length)
 TLS = NodeTls([SECRET])
 
 
-@asynccontextmanager
-async def held(tmp_path: Path) -> AsyncIterator[Cache]:
+def held(tmp_path: Path) -> AbstractAsyncContextManager[Cache]:
     """A cache that has the version in memory and on disk."""
-    store = FileStore(tmp_path / "store")
-    await publish(store, VERSION)
-    async with open_cache(settings_of(tmp_path, slab_bytes=8 * HUGE), store) as cache:
-        async with cache.residents.pinned(TENANT, VERSION.id, 30.0):
-            pass
-        await cache.loader.settle()
-        yield cache
+    return cached(settings_of(tmp_path, slab_bytes=8 * HUGE), VERSION)
 
 
 def shelf_of(cache: Cache, **bounds: int) -> Shelf:
@@ -71,9 +64,7 @@ async def test_a_slow_reader_is_cut(tmp_path: Path) -> None:
         with await asyncio.to_thread(TLS.client().wrap_socket, sock) as secure:
             wish = f"GET {chunk_path(TENANT, LARGE.digest)} HTTP/1.1\r\nhost: x\r\n\r\n"
             await asyncio.to_thread(secure.sendall, wish.encode())
-            async with asyncio.timeout(30):
-                while not cache.counters.peer_cuts or server._shelf.out or server.connections:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: cache.counters.peer_cuts and not server._shelf.out and not server.connections)
         assert server._shelf.out_bytes == 0
         assert cache.arena.evict(None, None) == 0, "nothing stays pinned"
 
@@ -84,20 +75,16 @@ async def test_connections_are_bounded(tmp_path: Path) -> None:
 
     async with held(tmp_path) as cache, port(cache, max_connections=2) as (server, number):
         two = [await asyncio.open_connection(HOST, number, ssl=TLS.client()) for _ in range(2)]
-        async with asyncio.timeout(30):
-            while len(server._server.connections) < 2:  # a client is through with its handshake first
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(server._server.connections) == 2)  # a client is through with its handshake first
         with pytest.raises((OSError, ssl.SSLError)):
             await asyncio.open_connection(HOST, number, ssl=TLS.client())
         assert cache.counters.peer_refusals == 1
         two[0][1].close()
-        async with asyncio.timeout(30):
-            while server.connections > 1:
-                await asyncio.sleep(0.01)
-            reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
-            path = chunk_path(TENANT, SMALL.digest)
-            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
-            assert b"200 OK" in await reader.readline()
+        await eventually(lambda: server.connections == 1)
+        reader, writer = await asyncio.open_connection(HOST, number, ssl=TLS.client())
+        path = chunk_path(TENANT, SMALL.digest)
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert b"200 OK" in await reader.readline()
         for each in (two[1][1], writer):
             each.close()
             with suppress(OSError):
@@ -137,7 +124,7 @@ async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
     path = tmp_path / "cache" / TENANT / SMALL.digest[:2] / SMALL.digest
     path.parent.mkdir(parents=True)
     path.touch()
-    async with open_cache(settings_of(tmp_path), FileStore(tmp_path / "store")) as cache:
+    async with cached(settings_of(tmp_path)) as cache:
         assert cache.nvme.index.holds((TENANT, SMALL.digest))
         with pytest.raises(Refused) as refused:
             async with shelf_of(cache).taken(TENANT, SMALL.digest):

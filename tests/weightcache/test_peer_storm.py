@@ -12,7 +12,7 @@ from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
 from tests.eventually import wait
 from tests.weightcache.kit import Version, attest, make_version, publish
-from tests.weightcache.peer_processes import PATIENT, WITHOUT_TURNS, Waiters, nodes
+from tests.weightcache.processes import PATIENT, WITHOUT_TURNS, Waiters, nodes
 from tests.weightcache.throttled_s3 import throttled
 
 NODES = 8

@@ -1,6 +1,5 @@
 """Agents give verified chunks to one another: from memory and disk, to nodes only, and never at the cost of a start."""
 
-import asyncio
 import socket
 import ssl
 from contextlib import ExitStack
@@ -11,38 +10,21 @@ import pytest
 from aiohttp import web
 
 from blobstore.files import FileStore
-from service.client import ServiceClient
 from service.node_tls import NodeTls
 from tests.loops import HOST
 from tests.ports import free_ports
-from tests.weightcache.kit import TENANT, TIMEOUT_S, RunningAgent, make_version, running, settings_of
+from tests.weightcache.kit import TENANT, make_version, running, settings_of
 from tests.weightcache.peer_kit import SECRET, ask, node, pretender
-from weightcache.app import HTTP_SOCKET
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
 
 VERSION = make_version(seed=11, pages=(8, 16, 3))
 COUNT = len(VERSION.digests)
 
 
-def prefetched(agent: RunningAgent, wish: dict[str, object]) -> None:
-    """Ask for it; it has begun when this returns."""
-
-    async def main() -> None:
-        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
-        try:
-            await client.call("POST", "/v1/prefetch", type(None), body=wish, timeout_s=TIMEOUT_S)
-        finally:
-            await client.close()
-
-    asyncio.run(main())
-
-
 def stock(root: Path, store: Path) -> None:
     """The version is on the node's disk, and in nobody's memory."""
     with running(settings_of(root), FileStore(store)) as agent:
-        agent.publish(VERSION)
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda now: now.nvme.chunks == COUNT)
+        agent.keep(VERSION)
 
 
 def test_from_memory(tmp_path: Path) -> None:
@@ -65,14 +47,8 @@ def test_from_memory(tmp_path: Path) -> None:
         two.wait_for("they are kept on its disk", lambda now: now.nvme.chunks == COUNT)
 
 
-@pytest.mark.parametrize(
-    "wish",
-    [
-        pytest.param({"tier": "host"}, id="to memory"),
-        pytest.param({"tier": "nvme"}, id="to the disk"),
-    ],
-)
-def test_a_prefetch(tmp_path: Path, wish: dict[str, object]) -> None:
+@pytest.mark.parametrize("tier", [pytest.param("host", id="to memory"), pytest.param("nvme", id="to the disk")])
+def test_a_prefetch(tmp_path: Path, tier: str) -> None:
     """It takes what another node has from there, and nothing from the store; what it has not, from the store alone."""
     ports = free_ports(2)
     other = make_version(seed=12)
@@ -84,17 +60,16 @@ def test_a_prefetch(tmp_path: Path, wish: dict[str, object]) -> None:
         one.publish(other)
         one.acquire(VERSION).close()
         before = len(first.ranges)
-        wanted = {**wish, "tenant": TENANT}
-        prefetched(two, {**wanted, "version": VERSION.id})
+        two.prefetch(VERSION, tier)
         state = two.wait_for("it is here", lambda now: now.prefetches.done == 1)
         assert (second.ranges, state.chunk_reads) == ([], {"peer": COUNT})
-        prefetched(two, {**wanted, "version": other.id})
+        two.prefetch(other, tier)
         state = two.wait_for("so is the other", lambda now: now.prefetches.done == 2)
         assert state.chunk_reads == {"peer": COUNT, "store": len(other.digests)}
         assert len(first.ranges) == before
         with two.acquire(VERSION) as lease:
             assert lease.view(0, lease.total_bytes) == VERSION.linear
-            assert lease.chunks_by_tier[str(wish["tier"])] == COUNT
+            assert lease.chunks_by_tier[tier] == COUNT
 
 
 def test_prefetches_of_all_at_once(tmp_path: Path) -> None:
@@ -111,7 +86,7 @@ def test_prefetches_of_all_at_once(tmp_path: Path) -> None:
         for _, store in nodes:
             store.gate.clear()
         for agent, _ in nodes:
-            prefetched(agent, {"tenant": TENANT, "version": VERSION.id})
+            agent.prefetch(VERSION)
         for agent, _ in nodes:
             agent.wait_for("it begins", lambda now: now.prefetches.running == 1)
         for _, store in nodes:

@@ -1,17 +1,17 @@
 """A version that is asked for ahead is there before its lease, costs no byte twice, and never keeps a lease waiting."""
 
 import asyncio
-import errno
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
 from blobstore.files import FileStore
 from contracts.errors import Refused, RemoteFailure
 from contracts.manifest import PAGE
-from service.client import ServiceClient
+from tests.weightcache.disks import fill
 from tests.weightcache.kit import (
     HUGE,
     TENANT,
@@ -25,36 +25,11 @@ from tests.weightcache.kit import (
     settings_of,
 )
 from weightcache.api import State
-from weightcache.app import HTTP_SOCKET
-from weightcache.files import ChunkFiles
 from weightcache.prefetch import MAX_UNDER_WAY
 
 VERSION = make_version(seed=1, pages=(40, 20), chunk_pages=8)
 LARGE = make_version(seed=2, pages=(200,), chunk_pages=4)
 COUNT = len(VERSION.digests)
-
-
-def wish(agent: RunningAgent, body: object) -> None:
-    async def main() -> None:
-        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
-        try:
-            await client.call("POST", "/v1/prefetch", type(None), body=body, timeout_s=TIMEOUT_S)
-        finally:
-            await client.close()
-
-    asyncio.run(main())
-
-
-def prefetch(
-    agent: RunningAgent,
-    version: Version | str,
-    tier: str = "host",
-    *,
-    urgent: bool = False,
-    tenant: str = TENANT,
-) -> None:
-    named = version if isinstance(version, str) else version.id
-    wish(agent, {"tenant": tenant, "version": named, "tier": tier, "urgent": urgent})
 
 
 def settled(agent: RunningAgent) -> State:
@@ -69,7 +44,7 @@ def test_it_is_there_before_its_lease(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(other)
-        prefetch(agent, VERSION)
+        agent.prefetch(VERSION)
         state = settled(agent)
         assert (state.prefetches.done, state.host.chunks) == (1, COUNT)
         agent.wait_for("nothing is pinned", lambda state: state.host.slabs_busy == 0)
@@ -88,7 +63,7 @@ def test_it_is_one_flight_with_its_repeats_and_with_leases(tmp_path: Path) -> No
         agent.publish(VERSION)
         store.gate.clear()
         for _ in range(5):
-            prefetch(agent, VERSION)
+            agent.prefetch(VERSION)
         state = agent.wait_for("it loads", lambda state: state.host.loading > 0)
         assert (state.prefetches.running, state.prefetches.waiting) == (1, 0)
         with ThreadPoolExecutor(1) as threads:
@@ -109,7 +84,7 @@ def test_it_gives_way_to_a_lease(tmp_path: Path, urgent: bool) -> None:
         agent.publish(VERSION)
         agent.publish(LARGE)
         store.gate.clear()
-        prefetch(agent, LARGE, urgent=urgent)
+        agent.prefetch(LARGE, urgent=urgent)
         agent.wait_for("it loads", lambda state: state.host.loading == len(LARGE.digests))
         with ThreadPoolExecutor(1) as threads:
             leasing = threads.submit(agent.acquire, VERSION)
@@ -131,7 +106,7 @@ def test_the_lease_of_an_urgent_one_is_told_where_its_bytes_came_from(tmp_path: 
         for version, urgent in ((VERSION, True), (LARGE, False)):
             agent.publish(version)
             asyncio.run(attest(agent.store, version.id))
-            prefetch(agent, version, urgent=urgent)
+            agent.prefetch(version, urgent=urgent)
         settled(agent)
         with agent.acquire(VERSION) as first, agent.acquire(VERSION) as second, agent.acquire(LARGE) as other:
             assert first.chunks_by_tier["store"] == COUNT
@@ -144,31 +119,13 @@ def test_to_nvme_alone(tmp_path: Path) -> None:
     """Its chunks are files, and none is in memory; a lease finds them there."""
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
-        prefetch(agent, VERSION, "nvme")
+        agent.prefetch(VERSION, "nvme")
         state = settled(agent)
         assert (state.nvme.chunks, state.host.chunks) == (COUNT, 0)
         with agent.acquire(VERSION) as lease:
             assert lease.chunks_by_tier["nvme"] == COUNT
-        prefetch(agent, VERSION, "nvme")
+        agent.prefetch(VERSION, "nvme")
         assert settled(agent).chunk_reads == {"store": COUNT, "nvme": COUNT}
-
-
-def test_a_lease_waits_for_the_chunk_that_is_on_its_way_to_nvme(tmp_path: Path) -> None:
-    """No byte leaves the store twice for it."""
-    store = CountingStore(FileStore(tmp_path / "store"))
-    with running(settings_of(tmp_path), store) as agent:
-        agent.publish(VERSION)
-        store.gate.clear()
-        prefetch(agent, VERSION, "nvme")
-        agent.wait_for("it is being read", lambda _: len(store.ranges) == 1)
-        with ThreadPoolExecutor(1) as threads:
-            leasing = threads.submit(agent.acquire, VERSION)
-            agent.wait_for("it is leased", lambda state: state.host.loading > 0)
-            store.gate.set()
-            with leasing.result(TIMEOUT_S) as lease:
-                assert lease.view(0, lease.total_bytes) == VERSION.linear
-        settled(agent)
-        assert len(store.ranges) == len(set(store.ranges)) == COUNT
 
 
 def test_two_that_bring_the_same_to_nvme(tmp_path: Path) -> None:
@@ -177,9 +134,9 @@ def test_two_that_bring_the_same_to_nvme(tmp_path: Path) -> None:
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
-        prefetch(agent, VERSION, "nvme")
+        agent.prefetch(VERSION, "nvme")
         agent.wait_for("it is being read", lambda _: len(store.ranges) == 1)
-        prefetch(agent, VERSION, "nvme", urgent=True)
+        agent.prefetch(VERSION, "nvme", urgent=True)
         agent.wait_for("both run", lambda state: state.prefetches.running == 2)
         with ThreadPoolExecutor(1) as threads:
             leasing = threads.submit(agent.acquire, VERSION)
@@ -197,7 +154,7 @@ def test_what_does_not_fit_the_host_tier_comes_to_nvme(tmp_path: Path) -> None:
     huge = make_version(seed=8, pages=(2 * HUGE // PAGE,), chunk_pages=128, files=())
     with running(settings_of(tmp_path, slabs=1)) as agent:
         agent.publish(huge)
-        prefetch(agent, huge)
+        agent.prefetch(huge)
         state = settled(agent)
         assert (state.prefetches.done, state.nvme.chunks, state.host.chunks) == (1, len(huge.digests), 0)
 
@@ -215,7 +172,7 @@ def test_a_tenants_quota(tmp_path: Path) -> None:
         with pytest.raises(Refused, match=r"one tenant may have \(KELVIN_HOST_QUOTA\): needs 2, has 1"):
             agent.acquire(huge)
         for version, tenant in ((theirs, "other"), (mine, TENANT), (more, TENANT)):
-            prefetch(agent, version, tenant=tenant)
+            agent.prefetch(version, tenant=tenant)
             settled(agent)
             agent.wait_for("nothing is pinned", lambda state: state.host.slabs_busy == 0)
         state = agent.state()
@@ -239,7 +196,7 @@ def test_demand_elsewhere_gets_the_place(tmp_path: Path) -> None:
         agent.publish(ahead)
         agent.publish(wanted)
         store.gate.clear()
-        prefetch(agent, ahead)
+        agent.prefetch(ahead)
         agent.wait_for("it loads", lambda state: state.reads_running.get("store", 0) > 0)
         with ThreadPoolExecutor(1) as threads:
             leasing = threads.submit(agent.acquire, wanted)
@@ -253,8 +210,8 @@ def test_demand_elsewhere_gets_the_place(tmp_path: Path) -> None:
 def test_a_failure_is_counted_by_its_code(tmp_path: Path) -> None:
     """Nobody waits for it, so nobody is told."""
     with running(settings_of(tmp_path)) as agent:
-        prefetch(agent, "0" * 64)
-        prefetch(agent, "0" * 64, "nvme")
+        agent.prefetch("0" * 64)
+        agent.prefetch("0" * 64, "nvme")
         assert settled(agent).prefetches.failed == {"manifest_missing": 2}
 
 
@@ -264,11 +221,11 @@ def test_they_are_bounded(tmp_path: Path) -> None:
     with running(settings_of(tmp_path), store) as agent:
         agent.publish(VERSION)
         store.gate.clear()
-        prefetch(agent, VERSION)
+        agent.prefetch(VERSION)
         for number in range(1, MAX_UNDER_WAY):
-            prefetch(agent, f"{number:064x}")
+            agent.prefetch(f"{number:064x}")
         with pytest.raises(Refused, match="the queue of prefetches is full") as refused:
-            prefetch(agent, f"{MAX_UNDER_WAY:064x}")
+            agent.prefetch(f"{MAX_UNDER_WAY:064x}")
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_status == 503
         state = agent.state()
@@ -290,7 +247,7 @@ def test_bad_wishes(tmp_path: Path, body: dict[str, object]) -> None:
     """A wish that makes no sense is refused with its reason."""
     with running(settings_of(tmp_path)) as agent:
         with pytest.raises(Refused) as refused:
-            wish(agent, body)
+            agent.ask("POST", "/v1/prefetch", NoneType, body)
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_status == 400
 
@@ -303,14 +260,14 @@ def test_what_nvme_cannot_keep_is_not_fetched(tmp_path: Path, monkeypatch: pytes
     with running(settings) as agent:
         if why == "what others keep":
             agent.publish(LARGE, "umbrella")
-            prefetch(agent, LARGE, "nvme", tenant="umbrella")
+            agent.prefetch(LARGE, "nvme", tenant="umbrella")
             assert settled(agent).prefetches.done == 1
         before = agent.state().chunk_reads.get("store", 0)
         if why == "the disk is full":
-            monkeypatch.setattr(ChunkFiles, "write", refuse_write)
+            fill(monkeypatch)
         agent.publish(LARGE)
         for _ in range(3):
-            prefetch(agent, LARGE, "nvme")
+            agent.prefetch(LARGE, "nvme")
             state = settled(agent)
         reads = state.chunk_reads.get("store", 0) - before
         if why == "the disk is full":
@@ -319,7 +276,3 @@ def test_what_nvme_cannot_keep_is_not_fetched(tmp_path: Path, monkeypatch: pytes
         else:
             assert reads == 0
             assert state.prefetches.failed == {"capacity_exceeded": 3}
-
-
-def refuse_write(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "no space left on device")

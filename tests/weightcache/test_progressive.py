@@ -2,7 +2,6 @@
 in the middle, and whatever can't be had, leaves nothing behind.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +14,8 @@ from blobstore.files import FileStore
 from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded
-from service.client import ServiceClient
 from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_version, running, settings_of
 from tests.weightcache.lanes import LANES, LateLane
-from weightcache.app import HTTP_SOCKET
 from weightcache.client import Lease
 from weightcache.device import Lane, copy_to_device
 from weightcache.examine import Report
@@ -139,7 +136,7 @@ def test_what_was_told_and_is_found_wrong_is_brought_elsewhere(tmp_path: Path) -
     with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
         all_but(LATE, lease)
         before, view = lease.extents, lease.view(*_place(first))
-        found = asyncio.run(_checked(agent)).faults
+        found = agent.ask("POST", "/v1/check", Report).faults
         assert [(fault.tier, fault.chunk) for fault in found] == [("host", first)]
         checks.release.set()
         lease.until_whole()
@@ -152,14 +149,6 @@ def test_what_was_told_and_is_found_wrong_is_brought_elsewhere(tmp_path: Path) -
 def _place(digest: str) -> tuple[int, int]:
     begin, end = PLACES[digest][0]
     return begin, end - begin
-
-
-async def _checked(agent: RunningAgent) -> Report:
-    client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
-    try:
-        return await client.call("POST", "/v1/check", Report, timeout_s=TIMEOUT_S)
-    finally:
-        await client.close()
 
 
 def test_whoever_hangs_up_in_the_middle(tmp_path: Path) -> None:

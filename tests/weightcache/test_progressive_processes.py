@@ -1,22 +1,19 @@
 """Progressive leases between processes: an agent that is held in the middle of a version, readers that die there."""
 
-import asyncio
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from blobstore.files import FileStore
-from service.unix import SocketDirectory
-from tests.weightcache.kit import TENANT, make_version, publish, wait_for
-from tests.weightcache.test_main import environment, wait_up
-from weightcache.client import acquire
+from tests.weightcache.kit import make_version
+from tests.weightcache.processes import AgentProcess, Talking, started
 from weightcache.policy.spans import Spans
 
 VERSION = make_version(seed=1, pages=(300, 30, 17), chunk_pages=16)
@@ -75,53 +72,37 @@ print("read", flush=True)
 """
 
 
-class Held:
-    """An agent process, and the gate before the second half of each pack."""
+@dataclass(frozen=True)
+class Held(AgentProcess):
+    """An agent whose store has the version, and the gate before the second half of each pack."""
 
-    def __init__(self, data: Path) -> None:
-        self.run = data / "run"
-        self.gate = data / "gate"
-        self.gate.touch()
-        asyncio.run(publish(FileStore(data / "store"), VERSION))
-        command = [sys.executable, "-c", HELD, str(HALF), str(self.gate)]
-        self.process = subprocess.Popen(command, env=environment(data, KELVIN_LOG_LEVEL="error"))
-        self.directory = SocketDirectory(self.run)
+    gate: Path
 
     def open_gate(self) -> None:
         self.gate.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(60)
-        self.directory.close()
-
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Held]:
-    agent = Held(tmp_path)
-    try:
-        wait_up(agent.directory)
-        yield agent
-    finally:
-        agent.close()
+    gate = tmp_path / "gate"
+    gate.touch()
+    with started(tmp_path, HELD, str(HALF), str(gate), KELVIN_LOG_LEVEL="error") as agent:
+        agent.publish(VERSION)
+        agent.wait_up()
+        yield Held(agent.settings, agent.directory, agent.store, agent.process, gate)
 
 
-class Reader:
+class Reader(Talking):
     """A process that leases the version."""
 
     def __init__(self, agent: Held, how: str) -> None:
-        command = [sys.executable, "-c", READER, str(agent.run), VERSION.id, how]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        super().__init__(READER, str(agent.settings.run), VERSION.id, how)
         self.told = Spans(TOTAL)
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
 
     def read(self, end: int) -> str:
         """Take in what it says until all before `end` was read, or it is over; that last line."""
         while not self.told.covers(0, end):
-            first, _, rest = (line := self.line()).partition(" ")
+            first, _, rest = (line := self.hear()).partition(" ")
             if not first.isdigit():
                 return line
             last, digest = rest.split()
@@ -134,10 +115,6 @@ class Reader:
         assert self.process.stdout is not None
         return select.select([self.process.stdout], [], [], 0)[0] == []
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=60)
-
 
 @contextmanager
 def reading(agent: Held, how: str = "progressive") -> Iterator[Reader]:
@@ -145,7 +122,7 @@ def reading(agent: Held, how: str = "progressive") -> Iterator[Reader]:
     try:
         yield one
     finally:
-        one.end()
+        one.kill()
 
 
 def test_the_first_parts_are_read_while_the_last_are_missing(held: Held) -> None:
@@ -154,16 +131,16 @@ def test_the_first_parts_are_read_while_the_last_are_missing(held: Held) -> None
     """
     with reading(held) as early, reading(held, "whole") as late:
         early.read(HALF)
-        state = asyncio.run(wait_for(held.directory, "both are there", lambda state: state.connections == 2))
+        state = held.wait_for("both are there", lambda state: state.connections == 2)
         assert (state.leases, state.leases_granted, state.holders) == (1, 0, 1)
         assert state.host.loading == len(VERSION.digests) - state.host.chunks > 0
         assert not early.told.is_whole
         assert late.is_silent
         held.open_gate()
         early.read(TOTAL)
-        assert early.line() == "whole"
+        assert early.hear() == "whole"
         late.read(TOTAL)
-        assert late.line() == "whole"
+        assert late.hear() == "whole"
 
 
 @pytest.mark.deep
@@ -171,15 +148,11 @@ def test_a_reader_that_is_killed_in_the_middle(held: Held) -> None:
     """Its lease, what it waited for and its slabs are given back; the next one is served."""
     with reading(held) as early:
         early.read(HALF)
-        early.end()
-        asyncio.run(wait_for(held.directory, "it is forgotten", lambda state: (state.leases, state.holders) == (0, 0)))
+        early.kill()
+        held.wait_for("it is forgotten", lambda state: (state.leases, state.holders) == (0, 0))
         held.open_gate()
-        asyncio.run(
-            wait_for(
-                held.directory, "all is given back", lambda state: state.host.slabs_busy == state.host.loading == 0
-            )
-        )
-    with acquire(held.directory, TENANT, VERSION.id, 60.0) as lease:
+        held.wait_for("all is given back", lambda state: state.host.slabs_busy == state.host.loading == 0)
+    with held.acquire(VERSION) as lease:
         assert lease.view(0, TOTAL) == VERSION.linear
 
 
@@ -197,7 +170,7 @@ def test_an_agent_that_is_killed_in_the_middle(held: Held) -> None:
 @pytest.mark.parametrize("first", ["told", "not told"])
 def test_what_was_not_told_can_not_be_read(held: Held, first: str) -> None:
     """It is not a matter of being careful: the process that tries ends, and reads nothing."""
-    command = [sys.executable, "-c", HASTY, str(held.run), VERSION.id, first]
+    command = [sys.executable, "-c", HASTY, str(held.settings.run), VERSION.id, first]
     died = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert died.returncode == -signal.SIGSEGV
     assert "read" not in died.stdout
@@ -208,7 +181,7 @@ def test_what_was_not_told_can_not_be_read(held: Held, first: str) -> None:
 def test_what_was_told_can_be_read_control(held: Held) -> None:
     """Negative control: the same process, with all of it told, reads the last byte."""
     held.open_gate()
-    acquire(held.directory, TENANT, VERSION.id, 60.0).close()
-    command = [sys.executable, "-c", HASTY, str(held.run), VERSION.id, "told"]
+    held.acquire(VERSION).close()
+    command = [sys.executable, "-c", HASTY, str(held.settings.run), VERSION.id, "told"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\nread\n"

@@ -1,12 +1,13 @@
 """Reads of the store: in ranges, hedged; whatever is cancelled or fails, nothing writes to the chunk's memory later."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from blobstore.store import BlobUnavailable
+from tests.eventually import eventually
 from weightcache.counters import Counters
 from weightcache.policy.hedging import ENOUGH, HedgeRule, Hedging
 from weightcache.policy.line import TELLING_BYTES, Line
@@ -49,8 +50,7 @@ class Held:
         self.reads[number][1].set_exception(BlobUnavailable("made up"))
 
     async def asked(self, count: int) -> None:
-        while len(self.reads) < count:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(self.reads) >= count)
 
 
 class World:
@@ -80,20 +80,19 @@ class World:
         return self.counters.hedges, self.counters.hedges_won
 
 
-def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30):
-            await scenario()
-        assert len(asyncio.all_tasks()) == 1, "nothing is left under way"
-
-    asyncio.run(main())
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """No task of the block's outlives it."""
+    before = asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() == before
 
 
 @pytest.mark.parametrize("winner", [0, 1], ids=["the first answers first", "the second answers first"])
-def test_the_first_right_answer_counts(winner: int) -> None:
+async def test_the_first_right_answer_counts(winner: int) -> None:
     """The other one is ended before the read is."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World()
         read = world.read()
         await world.store.asked(2)
@@ -103,13 +102,11 @@ def test_the_first_right_answer_counts(winner: int) -> None:
         assert world.store.writing == 0
         assert world.counted == (1, winner)
 
-    run(scenario)
 
-
-def test_the_loser_writes_nothing_afterwards() -> None:
+async def test_the_loser_writes_nothing_afterwards() -> None:
     """One that goes on writing after it was cancelled is waited for before the bytes are put there."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World()
         world.store.stubborn = True
         read = world.read()
@@ -119,16 +116,14 @@ def test_the_loser_writes_nothing_afterwards() -> None:
         assert world.store.writing == 0
         assert bytes(world.into) == BODY[:NBYTES]
 
-    run(scenario)
-
 
 @pytest.mark.parametrize(
     ("failing", "well"), [pytest.param(0, 1, id="the first fails"), pytest.param(1, 0, id="the second fails")]
 )
-def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
+async def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
     """A wrong answer is none."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World()
         read = world.read()
         await world.store.asked(2)
@@ -139,13 +134,11 @@ def test_one_that_fails_leaves_the_other(failing: int, well: int) -> None:
         await read
         assert bytes(world.into) == BODY[:NBYTES]
 
-    run(scenario)
 
-
-def test_both_fail() -> None:
+async def test_both_fail() -> None:
     """It is told once."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World()
         read = world.read()
         await world.store.asked(2)
@@ -154,14 +147,12 @@ def test_both_fail() -> None:
         with pytest.raises(BlobUnavailable):
             await read
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("asked", [1, 2], ids=["alone", "beside a second one"])
-def test_cancelled(asked: int) -> None:
+async def test_cancelled(asked: int) -> None:
     """Both are ended, and a slot for a second one is free again."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World() if asked == 2 else World(HedgeRule(share=0.0))
         world.store.stubborn = True
         for _ in range(5):
@@ -173,13 +164,11 @@ def test_cancelled(asked: int) -> None:
             assert read.cancelled()
             assert world.store.writing == 0
 
-    run(scenario)
 
-
-def test_a_store_that_is_slow_for_all() -> None:
+async def test_a_store_that_is_slow_for_all() -> None:
     """Second ones stay within the budget."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World(HedgeRule(share=0.05, floor_s=0.001, at_once=2))
         reads = [world.read() for _ in range(60)]
         await world.store.asked(60 + 2)
@@ -189,8 +178,6 @@ def test_a_store_that_is_slow_for_all() -> None:
             world.store.end(number)
         await asyncio.gather(*reads)
         assert world.counters.hedges <= 0.05 * (60 + ENOUGH)
-
-    run(scenario)
 
 
 class InParts:
@@ -210,10 +197,10 @@ class InParts:
         self.came_bytes += nbytes
 
 
-def test_ranges_side_by_side() -> None:
+async def test_ranges_side_by_side() -> None:
     """A chunk is several reads at once, as its turn has it; the first that fails ends the others."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         turn = InParts()
         world = World(HedgeRule(share=0.0), turn)
         read = world.read(offset=7)
@@ -232,13 +219,11 @@ def test_ranges_side_by_side() -> None:
         assert world.store.writing == 0
         assert turn.came_bytes == NBYTES, "of a read that failed nothing came"
 
-    run(scenario)
 
-
-def test_the_line_hears_of_reads() -> None:
+async def test_the_line_hears_of_reads() -> None:
     """How many there are at once, and what they brought; a turn that is waited for is no read."""
 
-    async def scenario() -> None:
+    async with nothing_left():
         world = World(HedgeRule(share=0.0), InParts(waiting=True))
         world.into = bytearray(TELLING_BYTES)
         read = world.read()
@@ -251,8 +236,9 @@ def test_the_line_hears_of_reads() -> None:
         await world.store.asked(1)
         await asyncio.sleep(0.01)
         assert not world.measured
-        world.store.reads[0][1].set_exception(BlobUnavailable("made up"))
-        await asyncio.wait({read})
+        world.store.fail(0)
+        with pytest.raises(BlobUnavailable):
+            await read
         assert not world.measured
         world.store.body = bytes(TELLING_BYTES)
         read = world.read()
@@ -261,5 +247,3 @@ def test_the_line_hears_of_reads() -> None:
         world.store.end(1)
         await read
         assert 0 < (world.line.rate or 0) < TELLING_BYTES / 0.005
-
-    run(scenario)

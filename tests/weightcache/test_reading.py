@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from contracts.manifest import PAGE
-from tests.weightcache.page_cache import forget, needs_a_disk, refuse_direct
+from tests.weightcache.disks import forget, needs_a_disk, refuse_direct
 from weightcache import libc
 from weightcache.files import Way, fill
 

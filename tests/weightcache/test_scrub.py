@@ -3,35 +3,29 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from blobstore.files import FileStore
-from service.client import ServiceClient
 from tests.weightcache.flips import flipped
 from tests.weightcache.kit import (
     TENANT,
     TIMEOUT_S,
     CountingStore,
-    RunningAgent,
     Version,
+    cached,
     make_version,
-    publish,
     running,
     settings_of,
 )
-from weightcache.app import HTTP_SOCKET
-from weightcache.cache import Cache, open_cache
-from weightcache.examine import BUSY_S, BYTES_PER_S, Scrubber
+from tests.weightcache.processes import leasing
+from weightcache.cache import Cache
+from weightcache.examine import BUSY_S, BYTES_PER_S, Fault, Report, Scrubber
 from weightcache.policy.healing import Outcome
 from weightcache.sources import is_digest_of
 
@@ -40,16 +34,9 @@ OTHER = make_version(seed=2, pages=(8,), chunk_pages=8)
 COUNT = len(VERSION.digests)
 
 
-@asynccontextmanager
-async def opened(root: Path) -> AsyncIterator[Cache]:
+def opened(root: Path) -> AbstractAsyncContextManager[Cache]:
     """A cache that holds both versions, in memory and on NVMe."""
-    store = FileStore(root / "store")
-    async with open_cache(settings_of(root), store) as cache:
-        for version in (VERSION, OTHER):
-            await publish(store, version)
-            await cache.residents.bring(TENANT, version.id, TIMEOUT_S, urgent=False)
-        await cache.loader.settle()
-        yield cache
+    return cached(settings_of(root), VERSION, OTHER)
 
 
 async def flip(cache: Cache, digest: str) -> None:
@@ -122,10 +109,7 @@ async def test_two_looks_at_one_wrong_chunk_in_memory(tmp_path: Path) -> None:
         return right
 
     store = CountingStore(FileStore(tmp_path / "store"))
-    async with open_cache(settings_of(tmp_path), store, verify=verify) as cache:
-        await publish(store, VERSION)
-        await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=False)
-        await cache.loader.settle()
+    async with cached(settings_of(tmp_path), VERSION, store=store, verify=verify) as cache:
         await cache.evict("nvme", None, None)
         await flip(cache, bad)
         scrub = asyncio.create_task(cache.examiner.examine("host", TENANT, bad))
@@ -239,62 +223,25 @@ async def test_defect_over_one_chunk_stops_no_pass(tmp_path: Path, monkeypatch: 
         assert len(examined) == 2 * (COUNT + len(OTHER.digests))
 
 
-def ask(agent: RunningAgent) -> Any:
-    async def main() -> Any:
-        client = ServiceClient(agent.directory, HTTP_SOCKET, "the weight cache")
-        try:
-            async with client.open("POST", "/v1/check", timeout_s=TIMEOUT_S) as answer:
-                return json.loads(await answer.read())
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
-
-
 def test_check(tmp_path: Path) -> None:
     """On demand all is looked at, in memory and on disk; what is wrong is named, dropped, and right at the next look.
     Who has wrong memory mapped is named, until he is dead.
     """
     with running(settings_of(tmp_path)) as agent:
-        agent.publish(VERSION)
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+        agent.keep(VERSION)
         whole = {"host": COUNT, "nvme": COUNT}
         size = {"host": len(VERSION.linear), "nvme": len(VERSION.linear)}
-        assert ask(agent) == {"chunks": whole, "bytes": size, "faults": [], "contradictions": []}
+        assert agent.ask("POST", "/v1/check", Report) == Report(whole, size, (), ())
         damage(agent.chunk_file(VERSION.digests[0]))
         stray = tmp_path / "cache" / TENANT / "00" / ("0" * 64)
         stray.parent.mkdir(exist_ok=True)
         stray.write_bytes(b"")
-        found = ask(agent)
-        fault = {"tier": "nvme", "tenant": TENANT, "chunk": VERSION.digests[0], "kind": "digest"}
-        assert found["faults"] == [fault]
-        assert found["contradictions"] == [f"{TENANT}/{'0' * 64}: a file that is in no index"]
+        found = agent.ask("POST", "/v1/check", Report)
+        assert found.faults == (Fault("nvme", TENANT, VERSION.digests[0], "digest"),)
+        assert found.contradictions == (f"{TENANT}/{'0' * 64}: a file that is in no index",)
         stray.unlink()
-        assert ask(agent)["faults"] == []
+        assert agent.ask("POST", "/v1/check", Report).faults == ()
         assert agent.state().damaged == ()
-
-
-READER = """
-import sys
-from pathlib import Path
-from service.unix import SocketDirectory
-from weightcache.client import acquire
-lease = acquire(SocketDirectory(Path(sys.argv[1])), sys.argv[2], sys.argv[3], 30.0)
-print("leased", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def reader(agent: RunningAgent, version: Version) -> Iterator[int]:
-    """Another process that has a lease of the version, while the block runs; its number."""
-    words = [sys.executable, "-c", READER, str(agent.settings.run), TENANT, version.id]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"leased\n"
-        yield process.pid
-        process.kill()
 
 
 def test_who_has_wrong_memory_is_named(tmp_path: Path) -> None:
@@ -304,23 +251,21 @@ def test_who_has_wrong_memory_is_named(tmp_path: Path) -> None:
     with running(settings_of(tmp_path)) as agent:
         agent.publish(VERSION)
         agent.publish(OTHER)
-        with reader(agent, VERSION) as first, reader(agent, OTHER):
+        with leasing(agent, VERSION) as first, leasing(agent, OTHER):
             flipped(os.getpid(), VERSION.chunks[3], 100)
-            (fault,) = ask(agent)["faults"]
-            assert (fault["tier"], fault["chunk"]) == ("host", VERSION.digests[3])
+            (fault,) = agent.ask("POST", "/v1/check", Report).faults
+            assert (fault.tier, fault.chunk) == ("host", VERSION.digests[3])
             with agent.acquire(VERSION) as lease:
                 assert lease.view(0, lease.total_bytes) == VERSION.linear
                 (told,) = agent.state().damaged
-                assert (told.tenant, told.chunk, told.pids) == (TENANT, VERSION.digests[3], (first,))
+                assert (told.tenant, told.chunk, told.pids) == (TENANT, VERSION.digests[3], (first.process.pid,))
         agent.wait_for("it is dead", lambda state: state.damaged == ())
 
 
 def test_an_agent_scrubs_by_itself(tmp_path: Path) -> None:
     """With `KELVIN_SCRUB_S`, a wrong file is found though nobody asks."""
     with running(replace(settings_of(tmp_path), scrub_s=0.05)) as agent:
-        agent.publish(VERSION)
-        agent.acquire(VERSION).close()
-        agent.wait_for("all admitted", lambda state: state.nvme.chunks == COUNT)
+        agent.keep(VERSION)
         damage(agent.chunk_file(VERSION.digests[0]))
         state = agent.wait_for("it was found", lambda state: "nvme" in state.chunk_faults)
         assert state.chunk_faults == {"nvme": {"digest": 1}}

@@ -1,16 +1,15 @@
 """What an agent for several pods refuses: who can't be told from others, and whoever is not of its tenant."""
 
-import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
 from contracts.errors import Refused
 from contracts.settings import BadSetting
-from service.client import ServiceClient
-from tests.weightcache.kit import RunningAgent, make_version, running, settings_of
+from tests.weightcache.kit import make_version, running, settings_of
 from weightcache import leases
 from weightcache.settings import read_settings
 
@@ -48,15 +47,7 @@ def test_an_agent_of_one_tenant_lends_nothing_of_others(tmp_path: Path) -> None:
                 ("POST", "/v1/prefetch", {"tenant": "other", "version": VERSION.id}),
             ):
                 with pytest.raises(Refused, match="does not exist"):
-                    asyncio.run(called(agent, method, path, body))
-
-
-async def called(agent: RunningAgent, method: str, path: str, body: object) -> None:
-    client = ServiceClient(agent.directory, "cache.sock", "the agent")
-    try:
-        await client.call(method, path, type(None), body=body, timeout_s=30.0)
-    finally:
-        await client.close()
+                    agent.ask(method, path, NoneType, body)
 
 
 def test_a_tenant_is_a_name(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
 from contracts.errors import Refused
+from tests.eventually import eventually
 from weightcache import libc
 from weightcache.slabs import Slab, SlabPool
 
@@ -150,36 +151,27 @@ def test_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def pooled(
-    scenario: Callable[[SlabPool], Awaitable[None]],
-    make: Callable[[int], Slab] = Slab,
-    limit: int = 2,
-    spare: int = 1,
-    at_once: int = 1,
-    quiet_s: float = 0.0,
-) -> None:
-    async def main() -> None:
-        with ThreadPoolExecutor(at_once) as executor:
-            pool = SlabPool(HUGE, limit, executor, make, spare=spare, at_once=at_once, quiet_s=quiet_s)
-            try:
-                async with asyncio.timeout(30):
-                    await scenario(pool)
-            finally:
-                await pool.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def pooled(
+    make: Callable[[int], Slab] = Slab, limit: int = 2, spare: int = 1, at_once: int = 1, quiet_s: float = 0.0
+) -> AsyncIterator[SlabPool]:
+    with ThreadPoolExecutor(at_once) as executor:
+        pool = SlabPool(HUGE, limit, executor, make, spare=spare, at_once=at_once, quiet_s=quiet_s)
+        try:
+            yield pool
+        finally:
+            await pool.close()
 
 
 async def free(pool: SlabPool, count: int) -> None:
-    """Until so many are ready; the scenario has a deadline."""
-    while pool.counts["free"] != count:
-        await asyncio.sleep(0.001)
+    """Until so many are ready."""
+    await eventually(lambda: pool.counts["free"] == count)
 
 
-def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
+async def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
     """A spare is made when one is taken, never more than the limit in all; who wants more waits for a return."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled() as pool:
         first = await pool.take("a", 10)
         second = await pool.take("a", 10)
         assert first is not second
@@ -190,25 +182,21 @@ def test_pool_makes_ahead_and_stops_at_its_limit() -> None:
         assert await third is first
         assert pool.counts["used"] == 2
 
-    pooled(scenario)
 
-
-def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
+async def test_a_slab_that_comes_back_to_a_closed_pool_is_let_be() -> None:
     """What is freed in the instant of the end was unmapped with all others."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled() as pool:
         slab = await pool.take("a", 10)
         await pool.close()
         pool.give_back(slab)
         assert pool.counts == {"used": 0, "free": 0, "huge": 0}
 
-    pooled(scenario)
 
-
-def test_pool_keeps_a_spare() -> None:
+async def test_pool_keeps_a_spare() -> None:
     """As many as are to be ready are made in the background, one after another, never more than the limit."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(limit=4, spare=3, quiet_s=0.0) as pool:
         pool.ensure_spare()
         await free(pool, 3)
         await pool.take("a", 10)
@@ -216,23 +204,19 @@ def test_pool_keeps_a_spare() -> None:
         await free(pool, 2)
         assert pool.counts["used"] == 2
 
-    pooled(scenario, limit=4, spare=3, quiet_s=0.0)
 
-
-def test_pool_waits_for_quiet() -> None:
+async def test_pool_waits_for_quiet() -> None:
     """What a restore took is not made up for while it may still run, but whoever waits is served at once."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(limit=8, spare=2, quiet_s=3600.0) as pool:
         pool.ensure_spare()
         await free(pool, 2)
         for _ in range(3):
             await pool.take("a", 10)
         assert pool.counts == {"used": 3, "free": 0, "huge": pool.counts["huge"]}
 
-    pooled(scenario, limit=8, spare=2, quiet_s=3600.0)
 
-
-def test_pool_makes_several_at_once_for_those_who_wait() -> None:
+async def test_pool_makes_several_at_once_for_those_who_wait() -> None:
     """Two that are waited for are in the making together: each waits for the other here."""
     both = threading.Barrier(2, timeout=30)
 
@@ -240,17 +224,15 @@ def test_pool_makes_several_at_once_for_those_who_wait() -> None:
         both.wait()
         return Slab(length)
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(make, limit=2, at_once=2) as pool:
         first, second = await asyncio.gather(pool.take("a", 20), pool.take("a", 20))
         assert first is not second
 
-    pooled(scenario, make, limit=2, at_once=2)
 
-
-def test_pool_zeroes_between_tenants() -> None:
+async def test_pool_zeroes_between_tenants() -> None:
     """The next tenant gets zero bytes; the same tenant isn't made to wait for them."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(limit=1) as pool:
         slab = await pool.take("a", 10)
         slab.view(HUGE - 6, 6)[:] = b"secret"
         pool.give_back(slab)
@@ -260,13 +242,11 @@ def test_pool_zeroes_between_tenants() -> None:
         assert await pool.take("b", 10) is slab
         assert bytes(slab.view(0, HUGE)) == bytes(HUGE)
 
-    pooled(scenario, limit=1)
 
-
-def test_pool_zeroing_cancelled() -> None:
+async def test_pool_zeroing_cancelled() -> None:
     """A taker that is cancelled while its slab is being zeroed leaves the slab to the next."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(limit=1) as pool:
         slab = await pool.take("a", 10)
         slab.view(0, 6)[:] = b"secret"
         pool.give_back(slab)
@@ -278,10 +258,8 @@ def test_pool_zeroing_cancelled() -> None:
         assert await pool.take("c", 10) is slab
         assert bytes(slab.view(0, 6)) == bytes(6)
 
-    pooled(scenario, limit=1)
 
-
-def test_pool_without_memory() -> None:
+async def test_pool_without_memory() -> None:
     """Where no slab can be made the taker is told, and the next one tries again."""
     failing = [True]
 
@@ -290,22 +268,18 @@ def test_pool_without_memory() -> None:
             raise OSError(errno.ENOMEM, "none")
         return Slab(length)
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(make) as pool:
         with pytest.raises(Refused, match="memory for the weight cache"):
             await pool.take("a", 10)
         failing.append(False)
         failing.append(False)
         assert (await pool.take("a", 10)).length == HUGE
 
-    pooled(scenario, make)
 
-
-def test_pool_deadline() -> None:
+async def test_pool_deadline() -> None:
     """Waiting for a slab has an end."""
 
-    async def scenario(pool: SlabPool) -> None:
+    async with pooled(limit=1) as pool:
         await pool.take("a", 10)
         with pytest.raises(Refused, match="memory for the weight cache"):
             await pool.take("a", 0.01)
-
-    pooled(scenario, limit=1)

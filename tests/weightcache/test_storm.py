@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 from blobstore.memory import MemoryStore
 from contracts.manifest import PAGE
 from tests.eventually import eventually
-from tests.weightcache.kit import TENANT, Version, describe, publish, settings_of
+from tests.weightcache.kit import TENANT, Version, cached, describe, publish, settings_of
 from weightcache import turns
-from weightcache.cache import Cache, open_cache
+from weightcache.cache import Cache
 from weightcache.policy import sharing
 from weightcache.policy.sharing import Key, Sharing, Wants
 
@@ -83,12 +83,9 @@ def made_up(seed: int, chunks: int) -> Version:
     return describe([source.randbytes(PAGE) for _ in range(chunks)], PAGE)
 
 
-@asynccontextmanager
-async def cache_over(root: Path, store: MemoryStore) -> AsyncIterator[Cache]:
-    """The product's composition, without a disk to keep things on."""
-    settings = replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE)
-    async with asyncio.timeout(LIMIT_S), open_cache(settings, store) as cache:
-        yield cache
+def cache_over(root: Path, store: MemoryStore) -> AbstractAsyncContextManager[Cache]:
+    """A cache without a disk to keep things on."""
+    return cached(replace(settings_of(root, slabs=24, nvme_bytes=0), store_reads=AT_ONCE), store=store)
 
 
 def in_line(cache: Cache) -> int:
@@ -123,23 +120,23 @@ SMALL = (3 * AT_ONCE,) * 30  # the first could begin a third of its chunks befor
 
 
 @pytest.mark.parametrize("sizes", [SIZES, SMALL], ids=["of many turns", "of few"])
-def test_thirty_versions_share_the_line(tmp_path: Path, sizes: Sequence[int]) -> None:
+async def test_thirty_versions_share_the_line(tmp_path: Path, sizes: Sequence[int]) -> None:
     """Thirty versions that are missed at once finish within 20 % of what is fair."""
-    ended = asyncio.run(storm(tmp_path, sizes))
+    ended = await storm(tmp_path, sizes)
     assert all(0.8 <= each <= 1.2 for each in ended), ended
 
 
-def test_control_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it doesn't count, and nothing is made up for, the first keeps what it began before the others queued."""
     monkeypatch.setattr(turns, "Sharing", Forgetful)
     monkeypatch.setattr(sharing, "MADE_UP_BYTES", 0)
-    assert min(asyncio.run(storm(tmp_path, SMALL))) < 0.8
+    assert min(await storm(tmp_path, SMALL)) < 0.8
 
 
-def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_first_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of asking, the first are far ahead of their share."""
     monkeypatch.setattr(turns, "Sharing", FirstCome)
-    ended = asyncio.run(storm(tmp_path, SIZES[:10]))
+    ended = await storm(tmp_path, SIZES[:10])
     assert min(ended) < 0.3
     assert not all(0.8 <= each <= 1.2 for each in ended)
 
@@ -177,15 +174,15 @@ async def count_reads(
     return store.ranges, len(version.digests)
 
 
-def test_a_thousand_waiters(tmp_path: Path) -> None:
+async def test_a_thousand_waiters(tmp_path: Path) -> None:
     """Each range leaves the store once."""
-    ranges, count = asyncio.run(count_reads(tmp_path, a_thousand_wait))
+    ranges, count = await count_reads(tmp_path, a_thousand_wait)
     assert len(ranges) == len(set(ranges)) == count
 
 
-def test_control_without_single_flight(tmp_path: Path) -> None:
+async def test_control_without_single_flight(tmp_path: Path) -> None:
     """Who reads for himself reads it again: the count above would show it."""
-    ranges, count = asyncio.run(count_reads(tmp_path, twenty_read))
+    ranges, count = await count_reads(tmp_path, twenty_read)
     assert len(set(ranges)) == count
     assert len(ranges) == 20 * count
 
@@ -214,7 +211,7 @@ async def _enter(leases: AsyncExitStack, lease: AbstractAsyncContextManager[obje
     await leases.enter_async_context(lease)
 
 
-def test_what_nobody_waits_for_yet(tmp_path: Path) -> None:
+async def test_what_nobody_waits_for_yet(tmp_path: Path) -> None:
     """It has a small share beside a start, until somebody waits for it as well: from then on an equal one."""
-    assert asyncio.run(beside_a_prefetch(tmp_path / "alone", wanted=False)) < 0.7
-    assert asyncio.run(beside_a_prefetch(tmp_path / "wanted", wanted=True)) > 0.9
+    assert await beside_a_prefetch(tmp_path / "alone", wanted=False) < 0.7
+    assert await beside_a_prefetch(tmp_path / "wanted", wanted=True) > 0.9

@@ -1,7 +1,6 @@
 """Turns: as many as a source allows, a queue for each source, and nobody who gives up keeps a slot or a place."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -55,33 +54,21 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30):
-            await scenario()
-
-    asyncio.run(main())
-
-
 def wants(*names: str) -> dict[Key, int]:
     return {key(name): position for position, name in enumerate(names)}
 
 
-def test_a_slow_source_keeps_nobody_from_another() -> None:
+async def test_a_slow_source_keeps_nobody_from_another() -> None:
     """Its slots are full and its queue is long; the disk's chunk begins at once. And the other way round."""
-
-    async def scenario() -> None:
-        for slow, quick in (("store", "nvme"), ("nvme", "store")):
-            world = World(nvme=Limit(1), store=Limit(1))
-            world.turns.enter("v", wants("a", "b", "c"))
-            for name in "ab":
-                await world.read(slow, name)
-            await world.read(quick, "c")
-            assert world.begun == ["a", "c"]
-            assert world.turns.running == {"nvme": 1, "store": 1}
-            assert world.turns.queued == {slow: 1, quick: 0}
-
-    run(scenario)
+    for slow, quick in (("store", "nvme"), ("nvme", "store")):
+        world = World(nvme=Limit(1), store=Limit(1))
+        world.turns.enter("v", wants("a", "b", "c"))
+        for name in "ab":
+            await world.read(slow, name)
+        await world.read(quick, "c")
+        assert world.begun == ["a", "c"]
+        assert world.turns.running == {"nvme": 1, "store": 1}
+        assert world.turns.queued == {slow: 1, quick: 0}
 
 
 @dataclass
@@ -126,167 +113,135 @@ async def in_parts_of_40() -> tuple[Turns, Reader, Reader]:
     return turns, one, two
 
 
-def test_in_parts() -> None:
+async def test_in_parts() -> None:
     """Two chunks take turns part by part, within the room that there is; all of it is free again at the end."""
-
-    async def scenario() -> None:
-        turns, one, two = await in_parts_of_40()
-        assert (one.parts, two.parts) == ([40], [])
-        for reader, other in ((one, two), (two, one)) * 2:
-            already = list(other.parts)
-            await reader.came(20)
-            assert other.parts == already, "half a part is none"
-            await reader.came(20)
-            assert len(other.parts) == len(already) + 1, "it is the other's turn"
-        assert (one.parts, two.parts) == ([40, 40, 20], [40, 40, 20])
-        assert (turns.running, turns.queued) == ({"store": 2}, {"store": 0})
-        for reader in (one, two):
-            reader.gate.set()
-            await reader.task
-        assert turns.running == {"store": 0}
-
-    run(scenario)
+    turns, one, two = await in_parts_of_40()
+    assert (one.parts, two.parts) == ([40], [])
+    for reader, other in ((one, two), (two, one)) * 2:
+        already = list(other.parts)
+        await reader.came(20)
+        assert other.parts == already, "half a part is none"
+        await reader.came(20)
+        assert len(other.parts) == len(already) + 1, "it is the other's turn"
+    assert (one.parts, two.parts) == ([40, 40, 20], [40, 40, 20])
+    assert (turns.running, turns.queued) == ({"store": 2}, {"store": 0})
+    for reader in (one, two):
+        reader.gate.set()
+        await reader.task
+    assert turns.running == {"store": 0}
 
 
-def test_less_than_a_part() -> None:
+async def test_less_than_a_part() -> None:
     """What of the first part there is nothing to read for is given back at once."""
-
-    async def scenario() -> None:
-        turns = Turns({"store": InParts(60)})
-        for flow in "ab":
-            turns.enter(flow, wants(flow))
-        one = Reader(turns, "a", nbytes=20)
-        two = Reader(turns, "b")
-        await settled()
-        assert (one.parts, two.parts) == ([20], [40])
-        for reader in (one, two):
-            reader.task.cancel()
-            await asyncio.wait({reader.task})
-        assert turns.running == {"store": 0}
-
-    run(scenario)
+    turns = Turns({"store": InParts(60)})
+    for flow in "ab":
+        turns.enter(flow, wants(flow))
+    one = Reader(turns, "a", nbytes=20)
+    two = Reader(turns, "b")
+    await settled()
+    assert (one.parts, two.parts) == ([20], [40])
+    for reader in (one, two):
+        reader.task.cancel()
+        await asyncio.wait({reader.task})
+    assert turns.running == {"store": 0}
 
 
-def test_what_has_begun_runs_to_its_end() -> None:
+async def test_what_has_begun_runs_to_its_end() -> None:
     """A chunk of which a part is here is read to the end, out of turn, when nobody wants it any more."""
-
-    async def scenario() -> None:
-        turns, one, two = await in_parts_of_40()
-        assert (one.parts, two.parts) == ([40], [])
-        turns.leave("a")
-        await settled()
-        assert (one.parts, two.parts) == ([40, 40, 20], [])
-        await one.came(100)
-        assert two.parts == [40]
-        turns.leave("b")
-        for reader in (one, two):
-            reader.gate.set()
-            await reader.task
-        assert two.parts == [40, 40, 20]
-        assert (turns.running, turns.queued) == ({"store": 0}, {"store": 0})
-
-    run(scenario)
+    turns, one, two = await in_parts_of_40()
+    assert (one.parts, two.parts) == ([40], [])
+    turns.leave("a")
+    await settled()
+    assert (one.parts, two.parts) == ([40, 40, 20], [])
+    await one.came(100)
+    assert two.parts == [40]
+    turns.leave("b")
+    for reader in (one, two):
+        reader.gate.set()
+        await reader.task
+    assert two.parts == [40, 40, 20]
+    assert (turns.running, turns.queued) == ({"store": 0}, {"store": 0})
 
 
 @pytest.mark.parametrize("moment", ["queued", "its part has just begun"])
-def test_cancelled_between_parts(moment: str) -> None:
+async def test_cancelled_between_parts(moment: str) -> None:
     """All that it had is free again, and its place is another's."""
-
-    async def scenario() -> None:
-        turns, one, two = await in_parts_of_40()
-        if moment == "its part has just begun":
-            turns.leave("b")
-            await asyncio.wait({two.task})
-            assert one.turn is not None
-            one.turn.came(40)  # it has yet to hear of its next one
-        one.task.cancel()
-        await asyncio.wait({one.task})
-        assert one.task.cancelled()
-        await settled()
-        assert two.parts == ([40] if moment == "queued" else [])
-        assert turns.running == {"store": len(two.parts)}
-        two.task.cancel()
+    turns, one, two = await in_parts_of_40()
+    if moment == "its part has just begun":
+        turns.leave("b")
         await asyncio.wait({two.task})
-        assert (turns.running, turns.queued) == ({"store": 0}, {"store": 0})
+        assert one.turn is not None
+        one.turn.came(40)  # it has yet to hear of its next one
+    one.task.cancel()
+    await asyncio.wait({one.task})
+    assert one.task.cancelled()
+    await settled()
+    assert two.parts == ([40] if moment == "queued" else [])
+    assert turns.running == {"store": len(two.parts)}
+    two.task.cancel()
+    await asyncio.wait({two.task})
+    assert (turns.running, turns.queued) == ({"store": 0}, {"store": 0})
 
-    run(scenario)
 
-
-def test_versions_take_turns() -> None:
+async def test_versions_take_turns() -> None:
     """The second version's first chunk does not wait for all of the first's."""
-
-    async def scenario() -> None:
-        world = World(store=Limit(1))
-        world.turns.enter("v", wants("a0", "a1", "a2"))
-        world.turns.enter("w", wants("b0", "b1"))
-        for name in ("a0", "a1", "a2", "b0", "b1"):
-            await world.read("store", name)
-        for name in ("a0", "b0", "a1", "b1", "a2"):
-            assert world.begun[-1] == name
-            await world.end(name)
-
-    run(scenario)
+    world = World(store=Limit(1))
+    world.turns.enter("v", wants("a0", "a1", "a2"))
+    world.turns.enter("w", wants("b0", "b1"))
+    for name in ("a0", "a1", "a2", "b0", "b1"):
+        await world.read("store", name)
+    for name in ("a0", "b0", "a1", "b1", "a2"):
+        assert world.begun[-1] == name
+        await world.end(name)
 
 
-def test_nobody_wants_it_any_more() -> None:
+async def test_nobody_wants_it_any_more() -> None:
     """What waits is refused, what has begun goes on; what another wants too keeps its place."""
-
-    async def scenario() -> None:
-        world = World(store=Limit(1))
-        world.turns.enter("v", wants("a", "b", "both"))
-        world.turns.enter("w", wants("both"))
-        for name in ("a", "b", "both"):
-            await world.read("store", name)
-        world.turns.leave("v")
-        await settled()
-        assert world.refused == ["b"]
-        await world.read("store", "late")  # nobody ever wanted it
-        assert world.refused == ["b", "late"]
-        await world.end("a")
-        assert world.begun == ["a", "both"]
-
-    run(scenario)
+    world = World(store=Limit(1))
+    world.turns.enter("v", wants("a", "b", "both"))
+    world.turns.enter("w", wants("both"))
+    for name in ("a", "b", "both"):
+        await world.read("store", name)
+    world.turns.leave("v")
+    await settled()
+    assert world.refused == ["b"]
+    await world.read("store", "late")  # nobody ever wanted it
+    assert world.refused == ["b", "late"]
+    await world.end("a")
+    assert world.begun == ["a", "both"]
 
 
-def test_wanted_again_in_the_same_instant() -> None:
+async def test_wanted_again_in_the_same_instant() -> None:
     """The last one leaves, another comes before the chunk has heard of it: it is queued, not refused."""
-
-    async def scenario() -> None:
-        world = World(store=Limit(1))
-        world.turns.enter("v", wants("a", "b"))
-        for name in ("a", "b"):
-            await world.read("store", name)
-        world.turns.leave("v")
-        world.turns.enter("w", wants("b"))
-        await settled()
-        assert world.refused == []
-        await world.end("a")
-        assert world.begun == ["a", "b"]
-
-    run(scenario)
+    world = World(store=Limit(1))
+    world.turns.enter("v", wants("a", "b"))
+    for name in ("a", "b"):
+        await world.read("store", name)
+    world.turns.leave("v")
+    world.turns.enter("w", wants("b"))
+    await settled()
+    assert world.refused == []
+    await world.end("a")
+    assert world.begun == ["a", "b"]
 
 
 @pytest.mark.parametrize("moment", ["queued", "its turn has just come", "its turn comes just then"])
-def test_cancelled(moment: str) -> None:
+async def test_cancelled(moment: str) -> None:
     """Neither slot nor place is lost, whenever it happens."""
-
-    async def scenario() -> None:
-        world = World(store=Limit(1))
-        world.turns.enter("v", wants("a", "b", "c"))
-        for name in "abc":
-            await world.read("store", name)
-        if moment == "its turn has just come":
-            world.gates["a"].set()
-            await asyncio.sleep(0)  # `a` has ended, `b` has yet to hear of its turn
-        world.tasks["b"].cancel()
-        if moment == "its turn comes just then":
-            world.turns.enter("w", {})
-            world.turns.leave("w")  # looks for the next, while `b` has yet to hear of its end
-        await settled()
-        assert world.tasks["b"].cancelled()
-        await world.end("a")
-        assert world.begun == ["a", "c"]
-        await world.end("c")
-        assert (world.turns.running, world.turns.queued) == ({"store": 0}, {"store": 0})
-
-    run(scenario)
+    world = World(store=Limit(1))
+    world.turns.enter("v", wants("a", "b", "c"))
+    for name in "abc":
+        await world.read("store", name)
+    if moment == "its turn has just come":
+        world.gates["a"].set()
+        await asyncio.sleep(0)  # `a` has ended, `b` has yet to hear of its turn
+    world.tasks["b"].cancel()
+    if moment == "its turn comes just then":
+        world.turns.enter("w", {})
+        world.turns.leave("w")  # looks for the next, while `b` has yet to hear of its end
+    await settled()
+    assert world.tasks["b"].cancelled()
+    await world.end("a")
+    assert world.begun == ["a", "c"]
+    await world.end("c")
+    assert (world.turns.running, world.turns.queued) == ({"store": 0}, {"store": 0})

@@ -50,25 +50,21 @@ async def test_it_gives_way() -> None:
     assert await waiting.try_run(work, ONE) is True
 
 
-def test_what_it_raises_is_raised() -> None:
+async def test_what_it_raises_is_raised() -> None:
     """And whoever cancels the whole leaves nothing running."""
+    waiting, before = Waiting(), asyncio.all_tasks()
 
-    async def main() -> None:
-        waiting = Waiting()
+    async def fails() -> None:
+        raise ZeroDivisionError
 
-        async def fails() -> None:
-            raise ZeroDivisionError
+    async def lasts() -> None:
+        await asyncio.Event().wait()
 
-        async def lasts() -> None:
-            await asyncio.Event().wait()
-
-        with pytest.raises(ZeroDivisionError):
-            await waiting.try_run(fails, ONE)
-        running = asyncio.ensure_future(waiting.try_run(lasts, ONE))
-        await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    with pytest.raises(ZeroDivisionError):
+        await waiting.try_run(fails, ONE)
+    running = asyncio.ensure_future(waiting.try_run(lasts, ONE))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert asyncio.all_tasks() == before

@@ -1,0 +1,225 @@
+"""The world in processes: agents, alone or as nodes that know one another; processes that lease from them, one that
+answers what it is told or many that wait at once.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.files import FileStore
+from contracts.errors import Refused
+from service.unix import SocketDirectory
+from tests.loops import HOST
+from tests.ports import free_ports
+from tests.weightcache.kit import HUGE, TENANT, RunningAgent, Version, settings_of, until_ready
+from tests.weightcache.peer_kit import SECRET, url_of
+
+START = "from weightcache.__main__ import main\nmain()\n"
+# Each node by itself: who has a chunk is asked, but nobody waits for a turn.
+WITHOUT_TURNS = """
+from weightcache import peer_group
+from weightcache.policy.ownership import Standing
+
+def choose(me, digest, others, busy):
+    return next((node for node, said in others.items() if said is Standing.READY), None)
+
+peer_group.choose = choose
+"""
+# Each waits for the others as long as the test lasts: on a busy machine none takes another one for dead or hung.
+PATIENT = """
+from weightcache import peer_client, peer_group
+
+peer_client.CONNECT_S = peer_client.ANSWER_S = peer_client.SILENCE_S = 120.0
+peer_group.STALL_S = peer_group.PATIENCE_S = 120.0
+"""
+WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class AgentProcess(RunningAgent):
+    """An agent in a process of its own."""
+
+    process: "subprocess.Popen[str]"
+
+    def wait_up(self) -> None:
+        asyncio.run(until_ready(self.directory, lambda: self.process.poll() is None))
+        assert self.process.poll() is None, "it did not start"
+
+
+def environment(data: Path, slabs: int = 8, **more: str) -> dict[str, str]:
+    small = {"KELVIN_SLAB_BYTES": str(HUGE), "KELVIN_HOST_BYTES": str(slabs * HUGE)}
+    return os.environ | {"KELVIN_DATA": str(data)} | small | more
+
+
+@contextmanager
+def started(
+    data: Path, script: str | None = None, *arguments: str, within: Sequence[str] = (), slabs: int = 8, **more: str
+) -> Iterator[AgentProcess]:
+    """`python -m weightcache`, or this script, over the directory, where its log is: from its start until it is killed,
+    when the block ends.
+    """
+    words = ("-m", "weightcache") if script is None else ("-c", script, *arguments)
+    fds = [int(more["KELVIN_LIFELINE_FD"])] if "KELVIN_LIFELINE_FD" in more else []
+    settings = settings_of(data, slabs=slabs)
+    with closing(SocketDirectory(settings.run)) as directory, (data / "log").open("a") as log:
+        process = subprocess.Popen(
+            [*within, sys.executable, *words],
+            env=environment(data, slabs, **more), stderr=log, text=True, pass_fds=fds,
+        )  # fmt: skip
+        try:
+            yield AgentProcess(settings, directory, FileStore(data / "store"), process)
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+@contextmanager
+def nodes(
+    root: Path, count: int, store_url: str, *, peers: bool = True, before: str = ""
+) -> Iterator[list[AgentProcess]]:
+    """So many agents over one store, which know one another by a list that is the same for all of them."""
+    ports = free_ports(count)
+    root.mkdir(exist_ok=True)
+    key = root / "peers.key"
+    key.write_bytes(SECRET + b"\n")
+    key.chmod(0o600)
+    with ExitStack() as stack:
+        agents = []
+        for number, port in enumerate(ports):
+            more = {
+                "KELVIN_STORE": store_url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y",
+                "KELVIN_HEDGE_PERCENT": "0",
+            }  # fmt: skip
+            if peers:
+                more |= {
+                    "KELVIN_PEER_LISTEN": f"{HOST}:{port}", "KELVIN_PEER_KEY": str(key),
+                    "KELVIN_PEERS": ",".join(map(url_of, ports)),
+                }  # fmt: skip
+            agents.append(stack.enter_context(started(root / f"node{number}", before + START, slabs=16, **more)))
+        for agent in agents:
+            agent.wait_up()
+        yield agents
+
+
+class Talking:
+    """A process that says lines, and is told some."""
+
+    def __init__(self, script: str, *arguments: str) -> None:
+        command = [sys.executable, "-c", script, *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def hear(self) -> str:
+        """Its next line; nothing where it has ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, line: str) -> str:
+        self.say(line)
+        return self.hear()
+
+    def kill(self) -> None:
+        """It and its children."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate(timeout=WAIT_S)
+
+
+@contextmanager
+def talking(script: str, *arguments: str) -> Iterator[Talking]:
+    one = Talking(script, *arguments)
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+# Leases, says so, gives the lease or its connection alone back where told to, and answers other lines with a digest of
+# what it sees.
+LEASING = """
+import sys
+from pathlib import Path
+from blake3 import blake3
+from service.unix import SocketDirectory
+from weightcache import libc
+from weightcache.client import acquire
+
+directory = SocketDirectory(Path(sys.argv[1]))
+lease = acquire(directory, sys.argv[2], sys.argv[3], 30.0)
+print("leased", flush=True)
+for line in sys.stdin:
+    if line == "hang up\\n":
+        lease._sock.close()  # the connection alone: the mapping stays
+        print("hung up", flush=True)
+    elif line == "close\\n":
+        lease.close()
+        print("closed", flush=True)
+    elif line == "again\\n":
+        lease = acquire(directory, sys.argv[2], sys.argv[3], 30.0)
+        print("leased", flush=True)
+    else:
+        print(blake3(libc.view(lease.address, lease.total_bytes)).hexdigest(), flush=True)
+"""
+
+
+@contextmanager
+def leasing(agent: RunningAgent, version: Version) -> Iterator[Talking]:
+    """Another process that has a lease of the version."""
+    with talking(LEASING, str(agent.settings.run), TENANT, version.id) as one:
+        assert one.hear() == "leased"
+        yield one
+
+
+class Waiters:
+    """Threads that lease the version, one each, from the nodes in turn. All begin at once."""
+
+    def __init__(self, agents: Sequence[AgentProcess], version: Version, count: int) -> None:
+        self.count = count
+        self.by_tier: Counter[str] = Counter()
+        self._version = version
+        self._lock = threading.Lock()
+        threading.stack_size(256 << 10)
+        self._threads = ThreadPoolExecutor(count)
+        self._outcomes: list[tuple[int, Future[bool]]] = [
+            (number % len(agents), self._threads.submit(self._lease, agents[number % len(agents)], number))
+            for number in range(count)
+        ]
+
+    def _lease(self, agent: AgentProcess, number: int) -> bool:
+        """Whether the bytes are right: all of them for some, a page for the rest. Raises `Refused`."""
+        with agent.acquire(self._version, timeout_s=WAIT_S) as lease:
+            with self._lock:
+                self.by_tier.update(lease.bytes_by_tier)
+            whole = self._version.linear
+            if number % 97 == 0:
+                return lease.view(0, lease.total_bytes) == whole
+            at = number * 7919 * 4096 % (len(whole) - 4096)
+            return lease.view(at, 4096) == whole[at : at + 4096]
+
+    def right(self) -> Counter[int]:
+        """How many got the right bytes, by node; all have ended. Refused ones are not counted."""
+        found: Counter[int] = Counter()
+        for at, outcome in self._outcomes:
+            try:
+                right = outcome.result(WAIT_S)
+            except Refused:
+                continue
+            assert right, "wrong bytes"
+            found[at] += 1
+        self._threads.shutdown()
+        threading.stack_size(0)
+        return found
