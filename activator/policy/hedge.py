@@ -5,12 +5,12 @@ By that very measure one in twenty is asked twice, so a second request costs lit
 whole wait counts, or each hedge would make the next one earlier.
 """
 
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from contracts.quantile import SlidingQuantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,6 @@ class HedgeLimits:
 LIMITS: Final = HedgeLimits()
 
 
-@dataclass(slots=True)
-class Window:
-    """The latest times, as they came and in order."""
-
-    came: deque[float] = field(default_factory=deque)
-    ranked: list[float] = field(default_factory=list)
-
-    def add(self, seconds: float, size: int) -> None:
-        """The oldest of more than `size` is forgotten."""
-        if len(self.came) >= size:
-            del self.ranked[bisect_left(self.ranked, self.came.popleft())]
-        self.came.append(seconds)
-        insort(self.ranked, seconds)
-
-    def percentile(self, share: float) -> float:
-        """That so much of them do not exceed (nearest rank). There is one at least."""
-        return self.ranked[ceil(len(self.ranked) * share) - 1]
-
-
 Of = TypeVar("Of", bound=Hashable)
 
 
@@ -54,7 +35,7 @@ class FirstFrames(Generic[Of]):
 
     def __init__(self, limits: HedgeLimits = LIMITS) -> None:
         self._limits = limits
-        self._windows: OrderedDict[Of, Window] = OrderedDict()
+        self._windows: OrderedDict[Of, SlidingQuantile] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<FirstFrames kinds={len(self._windows)}>"
@@ -65,24 +46,24 @@ class FirstFrames(Generic[Of]):
         if window is None:
             if len(self._windows) >= self._limits.versions:
                 self._windows.popitem(last=False)
-            window = self._windows[kind] = Window()
+            window = self._windows[kind] = SlidingQuantile(self._limits.window)
         else:
             self._windows.move_to_end(kind)
-        window.add(seconds, self._limits.window)
+        window.add(seconds)
 
     def late_after_s(self, kind: Of) -> float | None:
         """From when on one is late; None while too little is known."""
         window, limits = self._windows.get(kind), self._limits
-        if window is None or len(window.came) < limits.samples:
+        if window is None or len(window) < limits.samples:
             return None
-        return max(limits.least_s, window.percentile(limits.share))
+        return max(limits.least_s, window.of(limits.share))
 
     def check_integrity(self) -> None:
-        """Both orders hold the same; all is bounded."""
+        """Every window is sound; all is bounded."""
         assert len(self._windows) <= self._limits.versions
         for window in self._windows.values():
-            assert sorted(window.came) == window.ranked
-            assert 1 <= len(window.ranked) <= self._limits.window
+            window.check_integrity()
+            assert len(window) >= 1
 
 
 def hedge_after_s(late_after_s: float | None, remaining_s: float, *, is_cold: bool) -> float | None:

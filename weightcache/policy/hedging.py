@@ -4,10 +4,10 @@ After Dean and Barroso, "The tail at scale" (2013): the limit comes from what re
 budget keeps a store that is slow altogether from being asked twice for all.
 """
 
-from bisect import bisect_left, insort
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
+
+from contracts.quantile import SlidingQuantile
 
 WINDOW: Final = 200  # reads of a size that are remembered
 ENOUGH: Final = 20  # from so many on, there is a limit
@@ -27,29 +27,12 @@ class HedgeRule:
     at_once: int = 4
 
 
-@dataclass(slots=True)
-class _Recent:
-    """Seconds of the last reads: as they came, and sorted."""
-
-    came: deque[float] = field(default_factory=deque)
-    ordered: list[float] = field(default_factory=list)
-
-    def add(self, seconds: float) -> None:
-        self.came.append(seconds)
-        insort(self.ordered, seconds)
-        if len(self.came) > WINDOW:
-            del self.ordered[bisect_left(self.ordered, self.came.popleft())]
-
-    def quantile(self, part: float) -> float:
-        return self.ordered[min(len(self.ordered) - 1, int(part * len(self.ordered)))]
-
-
 class Hedging:
     """Call `began` for each read, `took` once it is known how long it took, or that it took longer than that."""
 
     def __init__(self, rule: HedgeRule) -> None:
         self.rule = rule
-        self._recent: dict[int, _Recent] = {}  # by the number of bits of the size: within a factor of two
+        self._recent: dict[int, SlidingQuantile] = {}  # by the number of bits of the size: within a factor of two
         self._saved = 0.0
         self._running = 0
 
@@ -60,13 +43,13 @@ class Hedging:
         """After how many seconds a read of so many bytes is late; None where too little is known."""
         self._saved = min(float(self.rule.burst), self._saved + self.rule.share)
         recent = self._recent.get(nbytes.bit_length())
-        if recent is None or len(recent.came) < ENOUGH:
+        if recent is None or len(recent) < ENOUGH:
             return None
-        return max(self.rule.floor_s, self.rule.factor * recent.quantile(self.rule.quantile))
+        return max(self.rule.floor_s, self.rule.factor * recent.of(self.rule.quantile))
 
     def took(self, nbytes: int, seconds: float) -> None:
         """A read came to its end, or was given up after so long."""
-        self._recent.setdefault(nbytes.bit_length(), _Recent()).add(seconds)
+        self._recent.setdefault(nbytes.bit_length(), SlidingQuantile(WINDOW)).add(seconds)
 
     def try_hedge(self) -> bool:
         """Whether one may be asked again now; then `ended` follows."""
