@@ -1,7 +1,7 @@
 """Pods that the cluster doesn't call ready yet: each is asked itself, and used from its first right answer on.
 
 Knative's own activator does so, and so uses a pod some seconds before its probes have gone round by the API server.
-Source: knative/serving, pkg/activator/net/revision_backends.go (98e5ef9). How often is `policy/proving`'s to say.
+Source: knative/serving, pkg/activator/net/revision_backends.go (98e5ef9).
 """
 
 import asyncio
@@ -15,7 +15,6 @@ from typing import Final
 import msgspec
 
 from activator import dependencies
-from activator.policy.proving import pause_s
 from activator.upstream_http import Client
 from contracts.control import Feed, ReplicaRow
 from contracts.roles import Role
@@ -29,7 +28,17 @@ TIMEOUT_S: Final = dependencies.POD.timeout_s
 AT_ONCE: Final = 64  # probes under way
 PATH: Final = "/healthz"
 QUEUE: Final = b"queue"  # what is asked for and read back: queue-proxy's name, and that of a runtime without one
+FIRST_S: Final = 0.025  # until it is asked again, at first
+LAST_S: Final = 1.0  # so that no start is seen to be over much later
+SHARE: Final = 0.02  # of the time that it has been asked for
 FIELDS: Final = (("k-network-probe", QUEUE.decode()), ("user-agent", "Knative-Activator-Probe"))
+
+
+def pause_s(asked_s: float) -> float:
+    """Until the next time, of one that has been asked for so long: a start is seen to be over 2 % late, on a short one
+    25 ms. Seconds.
+    """
+    return min(LAST_S, max(FIRST_S, asked_s * SHARE))
 
 
 @dataclass(slots=True, eq=False)

@@ -1,15 +1,17 @@
 """Pods that the cluster doesn't call ready: asked over real HTTP, used once they answer, forgotten when they go."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from activator import proving
-from activator.proving import Proving
+from activator.proving import Proving, pause_s
 from activator.upstream_http import Answer, Client, Fields
 from contracts.control import Feed, ReplicaRow
 from service.unix import SocketDirectory
@@ -66,7 +68,7 @@ def heard(*rows: ReplicaRow, full: bool = False, removed: tuple[str, ...] = ()) 
 
 
 @asynccontextmanager
-async def placed(run: Path, *, listens: bool) -> AsyncIterator[tuple[Told, FakePod]]:
+async def placed(run: Path, *, listens: bool = True) -> AsyncIterator[tuple[Told, FakePod]]:
     """A pod that isn't ready; in the end nobody asks it any more, and it was asked rightly."""
     told, pod = Told(run), FakePod()
     try:
@@ -81,14 +83,6 @@ async def placed(run: Path, *, listens: bool) -> AsyncIterator[tuple[Told, FakeP
     assert pod.wrong == []
 
 
-def play(tmp_path: Path, scenario: Callable[[Told, FakePod], Awaitable[None]], *, listens: bool = True) -> None:
-    async def main() -> None:
-        async with placed(tmp_path, listens=listens) as (told, pod):
-            await scenario(told, pod)
-
-    asyncio.run(main())
-
-
 async def asked(pod: FakePod, more: int = 1) -> None:
     """So many probes more were answered."""
     wanted = len(pod.probes) + more
@@ -98,10 +92,9 @@ async def asked(pod: FakePod, more: int = 1) -> None:
             await pod.probed.wait()
 
 
-def test_it_is_used_from_its_first_right_answer_on(tmp_path: Path) -> None:
+async def test_it_is_used_from_its_first_right_answer_on(tmp_path: Path) -> None:
     """Not before; then as a ready one, and asked no more. What the feed says of it meanwhile counts."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         told.hear(heard(row_of(pod)))
         await asked(pod, 3)
         assert not told.used
@@ -117,27 +110,22 @@ def test_it_is_used_from_its_first_right_answer_on(tmp_path: Path) -> None:
         assert told.used["p"].max_streams == 8
         assert repr(told.proving) == "<Proving asking=0 proven=1 used=1>"
 
-    play(tmp_path, scenario)
 
-
-def test_nobody_listens_yet(tmp_path: Path) -> None:
+async def test_nobody_listens_yet(tmp_path: Path) -> None:
     """A container that has not begun refuses connections: asked on, at the same place."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path, listens=False) as (told, pod):
         told.hear(heard(row_of(pod)))
         await asyncio.sleep(0.05)
         pod.is_ready = True
         await pod.start()
         await told.until_used("p")
 
-    play(tmp_path, scenario, listens=False)
 
-
-def test_an_answer_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its time, then it is asked anew."""
     monkeypatch.setattr(proving, "TIMEOUT_S", 0.05)
 
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         pod.is_hung = True
         told.hear(heard(row_of(pod)))
         await asyncio.wait_for(pod.probed.wait(), 30)
@@ -145,20 +133,15 @@ def test_an_answer_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatc
         pod.is_hung, pod.is_ready = False, True
         await told.until_used("p")
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("body", [b"", b"queued", b"activator", b"queue" * 10_000])
-def test_another_word_proves_nothing(tmp_path: Path, body: bytes) -> None:
+async def test_another_word_proves_nothing(tmp_path: Path, body: bytes) -> None:
     """Whoever answers 200 to everything is no pod of ours that takes requests."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         pod.is_ready, pod.body = True, body
         told.hear(heard(row_of(pod)))
         await asked(pod, 3)
         assert not told.used
-
-    play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +153,9 @@ def test_another_word_proves_nothing(tmp_path: Path, body: bytes) -> None:
         pytest.param(lambda pod: heard(row_of(pod, draining=True)), False, id="it ends"),
     ],
 )
-def test_asking_ends(tmp_path: Path, line: Callable[[FakePod], Feed], is_used: bool) -> None:
+async def test_asking_ends(tmp_path: Path, line: Callable[[FakePod], Feed], is_used: bool) -> None:
     """With the feed's own word, whatever that is; what it is told last holds."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         told.hear(heard(row_of(pod)))
         await asked(pod)
         told.hear(line(pod))
@@ -185,13 +167,10 @@ def test_asking_ends(tmp_path: Path, line: Callable[[FakePod], Feed], is_used: b
         assert len(pod.probes) <= probes + 1, "one may have been on its way"
         assert ("p" in told.used) is is_used
 
-    play(tmp_path, scenario)
 
-
-def test_one_that_is_ready_no_more_is_proven_anew(tmp_path: Path) -> None:
+async def test_one_that_is_ready_no_more_is_proven_anew(tmp_path: Path) -> None:
     """The cluster called it ready, and takes that back: it is used again once it answers."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         told.hear(heard(row_of(pod, unproven=False)))
         assert told.used
         assert not pod.probes, "whom the cluster calls ready is not asked"
@@ -203,13 +182,10 @@ def test_one_that_is_ready_no_more_is_proven_anew(tmp_path: Path) -> None:
         told.hear(heard(row_of(pod, draining=True)))
         assert told.used["p"].draining, "what it has it finishes"
 
-    play(tmp_path, scenario)
 
-
-def test_another_address_is_another_pod(tmp_path: Path) -> None:
+async def test_another_address_is_another_pod(tmp_path: Path) -> None:
     """What was proven was proven of the place."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         other = FakePod()
         await other.start()
         pod.is_ready = True
@@ -223,23 +199,17 @@ def test_another_address_is_another_pod(tmp_path: Path) -> None:
         assert told.used["p"].address == other.url
         await other.stop()
 
-    play(tmp_path, scenario)
 
-
-def test_a_line_without_pods_is_handed_on_as_it_is(tmp_path: Path) -> None:
+async def test_a_line_without_pods_is_handed_on_as_it_is(tmp_path: Path) -> None:
     """No copy, no task."""
-
-    async def scenario(told: Told, _: FakePod) -> None:
+    async with placed(tmp_path) as (told, _):
         line = heard(replica_row("a"), replica_row("b"), full=True)
         assert told.proving.take(line) is line
 
-    play(tmp_path, scenario)
 
-
-def test_one_that_can_t_be_reached_so_is_never_used(tmp_path: Path) -> None:
+async def test_one_that_can_t_be_reached_so_is_never_used(tmp_path: Path) -> None:
     """Where pods are not spoken to plainly, an http:// is not followed."""
-
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         pod.is_ready = True
         strict = Proving(Ways(told.directory), told.used.setdefault, Page("activator"))  # type: ignore[arg-type]
         strict.take(heard(row_of(pod)))
@@ -249,10 +219,8 @@ def test_one_that_can_t_be_reached_so_is_never_used(tmp_path: Path) -> None:
         assert "asking=0" in repr(strict)
         await strict.close()
 
-    play(tmp_path, scenario)
 
-
-def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked anew when the feed tells of it again, and used once it answers rightly."""
     send, raised = Client.send, list[int]()
 
@@ -264,7 +232,7 @@ def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Client, "send", garbled)
 
-    async def scenario(told: Told, pod: FakePod) -> None:
+    async with placed(tmp_path) as (told, pod):
         pod.is_ready = True
         told.hear(heard(row_of(pod)))
         async with asyncio.timeout(30):
@@ -274,4 +242,27 @@ def test_an_answer_that_nobody_foresaw_ends_the_asking(tmp_path: Path, monkeypat
         told.hear(heard(row_of(pod)))
         await told.until_used("p")
 
-    play(tmp_path, scenario)
+
+@pytest.mark.parametrize(
+    ("asked_s", "want_s"),
+    [
+        pytest.param(0.0, 0.025, id="at first"),
+        pytest.param(1.0, 0.025, id="a short start"),
+        pytest.param(2.0, 0.04, id="a fiftieth of a longer one"),
+        pytest.param(30.0, 0.6, id="and of a long one"),
+        pytest.param(3600.0, 1.0, id="once a second, however long"),
+    ],
+)
+def test_pauses(asked_s: float, want_s: float) -> None:
+    """By how long it has been asked."""
+    assert pause_s(asked_s) == pytest.approx(want_s)
+
+
+@given(st.floats(0.0, 600.0))
+def test_a_start_is_seen_to_be_over_soon(ready_s: float) -> None:
+    """Whenever it is ready: within 25 ms or 2 % of the start, and of ten minutes' asking there are few."""
+    at_s, asked = 0.0, 1
+    while at_s < ready_s:
+        at_s, asked = at_s + pause_s(at_s), asked + 1
+    assert at_s - ready_s <= max(0.025, 0.02 * ready_s) + 1e-9
+    assert asked <= 900
