@@ -106,8 +106,10 @@ class HeldQuotas(ABC, Generic[A]):
         def decide(is_asking: bool) -> Cover | None:
             nonlocal has_waited
             kept = self._kept.get(tenant)
-            if has_waited and kept is not None and kept.account is not account:
-                return Cover.AWAY  # the tenant has another account since: two that take turns would ask for ever
+            if has_waited and (kept is None or kept.account is not account):
+                # The tenant was removed, and may be back with another account. Nobody tells this one any more what is
+                # known of its use, and two that take turns would ask for ever.
+                return Cover.AWAY
             has_waited = True
             return self._decide(tenant, account, limit, units, is_asking)
 
@@ -147,9 +149,9 @@ class HeldQuotas(ABC, Generic[A]):
         return Cover.SPENT if now_s < quota.quiet_until_s else None
 
     def _renew(self, tenant: str) -> Coroutine[Any, Any, None] | None:
-        if not self._store.is_up:
+        kept = self._kept.get(tenant)  # None: it was forgotten while another tenant's lease was renewed
+        if kept is None or not self._store.is_up:
             return None
-        kept = self._kept[tenant]
         use = self._use(tenant, kept.account)
         if kept.quota.is_idle(use):
             del self._kept[tenant]

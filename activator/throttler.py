@@ -329,7 +329,7 @@ class Throttler:
         try:
             self.slots.grant_later(key, line)
             if line.is_asleep:
-                self.breakers.enter(key, waiter, waiter.came_s)
+                self.breakers.enter(key, waiter, self._clock())
                 self._waker.ensure(key)
             async with asyncio.timeout(max(0.0, waiter.until_s - self._clock())):
                 if again_by_s is not None:

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -61,17 +62,18 @@ def version_row(tenant: str, model: str, version: str, max_body_bytes: int = 1 <
     return VersionRow(tenant=tenant, model=model, version=version, limits=limits, created_at_s=1)
 
 
-def replica_row(name: str, max_streams: int = 8, *, draining: bool = False, version: str = VERSION) -> ReplicaRow:
-    """A replica of the default tenant's model."""
-    return ReplicaRow(
-        runtime_id=name, tenant="default", model="m", version=version, address=f"rt-{name}.sock",
-        max_streams=max_streams, draining=draining, restore=RESTORE,
+def replica_row(name: str, max_streams: int = 8, **other: Any) -> ReplicaRow:
+    """A replica of the default tenant's model, with other values for some fields."""
+    row = ReplicaRow(
+        runtime_id=name, tenant="default", model="m", version=VERSION, address=f"rt-{name}.sock",
+        max_streams=max_streams, draining=False, restore=RESTORE,
     )  # fmt: skip
+    return msgspec.structs.replace(row, **other)
 
 
-def limited(**limits: int) -> TenantRow:
-    """The default tenant with these limits."""
-    return TenantRow(tenant="default", suspended=False, limits=msgspec.structs.replace(TenantLimits(), **limits))
+def limited(tenant: str = "default", **limits: Any) -> TenantRow:
+    """The tenant with these limits."""
+    return TenantRow(tenant=tenant, suspended=False, limits=TenantLimits(**limits))
 
 
 def snapshot() -> Feed:

@@ -1,5 +1,6 @@
 """A real Redis for tests: started, paused, killed, started anew without its data. Speaks on a Unix socket."""
 
+import asyncio
 import importlib.util
 import shutil
 import signal
@@ -9,6 +10,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from activator.shared_store import RedisStore
 from tests.eventually import wait
 from tests.stopping import stop
 
@@ -96,3 +98,15 @@ class RedisServer:
     def now_s(self) -> int:
         """Its clock, in seconds since 1970."""
         return int(self.ask("TIME").split(b"\r\n")[2])
+
+
+def is_up(store: RedisStore) -> bool:
+    """Whether it answered last; mypy takes an attribute that was looked at for unchanged."""
+    return store.is_up
+
+
+async def until_up(store: RedisStore) -> None:
+    """Ask it until it answers."""
+    async with asyncio.timeout(60):
+        while not store.is_up:
+            await store.beat()

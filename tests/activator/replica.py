@@ -5,10 +5,11 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
-from contracts.errors import Failure
+from contracts.errors import Failure, Unavailable
 from contracts.frames import (
     CONTENT_TYPE,
     CREDIT,
@@ -151,19 +152,72 @@ async def unfiltered(call: Call) -> None:
     await call.write(FrameKind.END, encode(End(finish_reason="stop", unfiltered=True)), 2)
 
 
-class Held:
-    """Answers as `hello`, once it is released."""
+async def silent(call: Call) -> None:
+    """Not a word, until the activator deletes the request."""
+    await asyncio.Event().wait()
 
-    def __init__(self) -> None:
+
+async def endless(call: Call) -> None:
+    """A stream that never ends."""
+    tokens = 0
+    while True:
+        tokens += 1
+        await call.data(chunk("x"), tokens)
+        await asyncio.sleep(0.01)
+
+
+async def cut(call: Call) -> None:
+    """The connection breaks before a byte of the answer."""
+    call.cut()
+
+
+def refuses(failure: Failure, encoded_tokens: int = 0) -> Script:
+    """Before any compute."""
+
+    async def script(call: Call) -> None:
+        call.refuse(failure, encoded_tokens)
+
+    return script
+
+
+decline: Final = refuses(Unavailable("this replica"))  # as a replica that drains
+
+
+class Held:
+    """Answers as `then`, once it is released, and until then as `first`, which does not end the answer."""
+
+    def __init__(self, then: Script = hello, first: Script | None = None) -> None:
+        self._then = then
+        self._first = first
         self._released = asyncio.Event()
 
     async def __call__(self, call: Call) -> None:
+        if self._first is not None:
+            await self._first(call)
         await self._released.wait()
-        await hello(call)
+        await self._then(call)
 
     def release(self) -> None:
         """All there are, and whoever comes."""
         self._released.set()
+
+
+def halves() -> Held:
+    """As `hello`. The first word of a stream comes at once, all else once it is released."""
+
+    async def first(call: Call) -> None:
+        if call.wanted.get("stream"):
+            await call.data(chunk("hel"), 1)
+
+    async def rest(call: Call) -> None:
+        if not call.wanted.get("stream"):
+            await hello(call)
+            return
+        await call.data(chunk("lo"), 2)
+        await call.data(DONE, 2)
+        await call.end(2)
+
+    return Held(rest, first)
 
 
 class FakeReplica:

@@ -1,5 +1,6 @@
 """Activators that spend of one tenant's budget, and the ledger that hears of it: a micro-unit is a token's price."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ from activator.shared_store import RedisStore, open_store
 from contracts.control import Feed
 from contracts.errors import Failure, Refused
 from contracts.spending import SpendingRow, TokenPrices
+from tests.activator.clock import Clock
 from tests.activator.redis_server import RedisServer
-from tests.activator.test_rates import Clock
 from tests.controlplane.usage_records import request_record
 
 PRICES = TokenPrices(per_tokens=1, prompt=1, cached=1, completion=1, request=0)
@@ -98,12 +99,6 @@ class Door:
         return sum(self.records) + sum(most for _, most in self.held)
 
 
-def alone() -> Door:
-    """The only activator."""
-    wall, clock = Clock(), Clock()
-    return Door("one", Budgets("one", None, wall), wall, clock)
-
-
 @asynccontextmanager
 async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[Door]:
     """One of several. A busy machine may answer late: only who asks a paused Redis should find it away."""
@@ -112,3 +107,18 @@ async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -
         shared = SharedBudgets(store, wall, clock)
         yield Door(name, Budgets(name, shared, wall), wall, clock, shared, store)
         await shared.close()
+
+
+@asynccontextmanager
+async def alone() -> AsyncIterator[Door]:
+    """The only activator."""
+    wall, clock = Clock(), Clock()
+    yield Door("one", Budgets("one", None, wall), wall, clock)
+
+
+@asynccontextmanager
+async def over_redis() -> AsyncIterator[Door]:
+    """The only one of those that share a Redis."""
+    with RedisServer() as server:
+        async with asyncio.timeout(60), door(server) as here:
+            yield here

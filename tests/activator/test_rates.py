@@ -10,15 +10,8 @@ from activator.policy.token_block import QUIET_S
 from activator.rates import Counting, InProcess, Reservation
 from activator.shared_rates import Shared
 from activator.shared_store import open_store
+from tests.activator.clock import Clock
 from tests.activator.redis_server import RedisServer
-
-
-@dataclass
-class Clock:
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass

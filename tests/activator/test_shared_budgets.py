@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 
 import pytest
 
@@ -11,39 +11,23 @@ from activator.policy.held_quota import BUDGETS
 from contracts.control import Feed
 from contracts.spending import SpendingRow
 from contracts.traffic_errors import BudgetAway, BudgetSpent
-from tests.activator.redis_server import RedisServer
-from tests.activator.spending import END_US, TENANT, Door, Ledger, alone, door
+from tests.activator.redis_server import RedisServer, until_up
+from tests.activator.spending import END_US, TENANT, Door, Ledger, alone, door, over_redis
 
 BUDGET = 1000
 PARTS, QUIET_S = BUDGETS.parts, BUDGETS.quiet_s
 KEY = f"kelvin:{{{TENANT}}}:budget:2026-11"
 
-Scenario = Callable[[Door], Awaitable[None]]
-Runner = Callable[[Scenario], None]
+EACH = pytest.mark.parametrize("opened", [alone, over_redis])
+Opened = Callable[[], AbstractAsyncContextManager[Door]]
 
 
-@pytest.fixture(params=["one activator", "over Redis"])
-def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
-    """Runs a scenario with either."""
-    with ExitStack() as stack:
-        server = stack.enter_context(RedisServer()) if request.param == "over Redis" else None
-
-        async def started(scenario: Scenario) -> None:
-            if server is None:
-                await scenario(alone())
-                return
-            async with asyncio.timeout(60), door(server) as here:
-                await scenario(here)
-
-        yield lambda scenario: asyncio.run(started(scenario))
-
-
-def test_up_to_the_budget(run: Runner) -> None:
+@EACH
+async def test_up_to_the_budget(opened: Opened) -> None:
     """At the most that requests may cost while they run, at what they did cost once they ended; also what the ledger
     has, once, and a budget that was raised.
     """
-
-    async def scenario(here: Door) -> None:
+    async with opened() as here:
         ledger = Ledger(spent=100)
         here.tell(ledger.row())
         assert await here.try_hold(BUDGET, 600) is None
@@ -63,23 +47,19 @@ def test_up_to_the_budget(run: Runner) -> None:
         here.clock.now_s += QUIET_S
         assert await here.try_hold(BUDGET + 5, 5) is None
 
-    run(scenario)
 
-
-def test_before_the_ledger_said_anything(run: Runner) -> None:
+@EACH
+async def test_before_the_ledger_said_anything(opened: Opened) -> None:
     """Nothing costs anything; a budget of nothing lets nobody in all the same."""
-
-    async def scenario(here: Door) -> None:
+    async with opened() as here:
         assert await here.use(1, 600, 0) is None
         assert await here.use(0, 600, 0) == BudgetSpent(0)
 
-    run(scenario)
 
-
-def test_a_new_month(run: Runner) -> None:
+@EACH
+async def test_a_new_month(opened: Opened) -> None:
     """It begins with what is under way; of what was leased and spent nothing is left."""
-
-    async def scenario(here: Door) -> None:
+    async with opened() as here:
         here.tell(Ledger(spent=900).row())
         assert await here.try_hold(BUDGET, 100) is None
         assert await here.try_hold(BUDGET, 1) == BudgetSpent(BUDGET, 1)
@@ -93,13 +73,11 @@ def test_a_new_month(run: Runner) -> None:
         here.end(0, 0)
         assert await here.try_hold(BUDGET, 100) is None
 
-    run(scenario)
 
-
-def test_who_comes_at_once(run: Runner) -> None:
+@EACH
+async def test_who_comes_at_once(opened: Opened) -> None:
     """Ten at once of which five are covered; nothing is held for who gave up while it waited."""
-
-    async def scenario(here: Door) -> None:
+    async with opened() as here:
         here.tell(Ledger().row())
         told = await asyncio.gather(*(here.try_hold(BUDGET, 200) for _ in range(10)))
         assert told == [None] * 5 + [BudgetSpent(BUDGET, 200)] * 5
@@ -113,8 +91,6 @@ def test_who_comes_at_once(run: Runner) -> None:
             here.end(0, 0)
         here.clock.now_s += QUIET_S
         assert await here.try_hold(2 * BUDGET, 2000) is None
-
-    run(scenario)
 
 
 @pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="three: the control")])
@@ -180,148 +156,157 @@ def test_several_never_pass_the_budget(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("early", [False, True])
-async def test_what_the_ledger_took_over_is_leased_no_more(early: bool) -> None:
+async def test_what_the_ledger_took_over_is_leased_no_more(early: bool, redis: RedisServer) -> None:
     """Whether it tells so before the record is known to be durable, or after: what is left is not lent twice."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
-            ledger = Ledger()
-            for each in (here, other):
-                each.tell(ledger.row())
-            assert await here.try_hold(BUDGET, 300) is None
-            assert await other.try_hold(BUDGET, 690) is None
-            if early:
-                here.tell(Ledger(spent=300, seen={"one": 1}).row())
-                here.end(0, 300)
-            else:
-                here.end(0, 300)
-                here.ship(ledger)
-                here.tell(ledger.row())
-            assert await here.try_hold(BUDGET, 300) == BudgetSpent(BUDGET, 300)
-            assert await here.try_hold(BUDGET, 10) is None
+    async with asyncio.timeout(60), door(redis) as here, door(redis, "two") as other:
+        ledger = Ledger()
+        for each in (here, other):
+            each.tell(ledger.row())
+        assert await here.try_hold(BUDGET, 300) is None
+        assert await other.try_hold(BUDGET, 690) is None
+        if early:
+            here.tell(Ledger(spent=300, seen={"one": 1}).row())
+            here.end(0, 300)
+        else:
+            here.end(0, 300)
+            here.ship(ledger)
+            here.tell(ledger.row())
+        assert await here.try_hold(BUDGET, 300) == BudgetSpent(BUDGET, 300)
+        assert await here.try_hold(BUDGET, 10) is None
 
 
-async def test_what_is_used_during_a_question_stays_leased() -> None:
+async def test_what_is_used_during_a_question_stays_leased(redis: RedisServer) -> None:
     """Two knows already that the ledger has what one's lease was for, so the store has nothing left when it asks for
     more. What it uses of its own lease until the answer comes is nobody else's.
     """
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as one, door(server, "two") as two:
-            ledger, budget = Ledger(), 100
-            one.tell(ledger.row())
-            two.tell(ledger.row())
-            assert await one.use(budget, 50, 50) is None
-            assert await two.use(budget, 40, 0) is None
-            one.ship(ledger)
-            two.tell(ledger.row())
-            more, covered = await asyncio.gather(two.try_hold(budget, 45), two.try_hold(budget, 40))
-            assert (more, covered) == (BudgetSpent(budget, 45), None)
-            one.tell(ledger.row())
-            assert await one.try_hold(budget, 50) == BudgetSpent(budget, 50)
-            assert ledger.spent + one.committed + two.committed <= budget
+    async with asyncio.timeout(60), door(redis) as one, door(redis, "two") as two:
+        ledger, budget = Ledger(), 100
+        one.tell(ledger.row())
+        two.tell(ledger.row())
+        assert await one.use(budget, 50, 50) is None
+        assert await two.use(budget, 40, 0) is None
+        one.ship(ledger)
+        two.tell(ledger.row())
+        more, covered = await asyncio.gather(two.try_hold(budget, 45), two.try_hold(budget, 40))
+        assert (more, covered) == (BudgetSpent(budget, 45), None)
+        one.tell(ledger.row())
+        assert await one.try_hold(budget, 50) == BudgetSpent(budget, 50)
+        assert ledger.spent + one.committed + two.committed <= budget
 
 
-async def test_records_of_a_removed_tenant_hold_no_lease() -> None:
+async def test_records_of_a_removed_tenant_hold_no_lease(redis: RedisServer) -> None:
     """The ledger has them, and the tenant comes back: what they cost is charged once."""
+    async with asyncio.timeout(60), door(redis) as one:
+        ledger = Ledger()
+        one.tell(ledger.row())
+        assert await one.use(100, 40, 40) is None
+        one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+        assert one.shared is not None
+        assert "tenants=0" in repr(one.shared)
+        assert await one.use(100, 40, 40) is None, "of a tenant without a row nothing is counted"
+        one.tell(ledger.row())
+        assert await one.use(100, 40, 40) is None
+        one.budgets.apply(Feed(revision=3, full=True))
+        assert "tenants=0" in repr(one.shared)
 
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as one:
-            ledger = Ledger()
-            one.tell(ledger.row())
+
+async def test_tenant_that_is_removed_meanwhile_holds_no_lease(redis: RedisServer) -> None:
+    """One request waits for the store, and nobody asks for the tenant again: there is nothing to renew."""
+    async with asyncio.timeout(60), door(redis) as one:
+        one.tell(Ledger().row())
+        before = asyncio.create_task(one.try_hold(100, 10))
+        await asyncio.sleep(0)
+        one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+        assert await before == BudgetAway(1.0)
+        assert "tenants=0" in repr(one.shared)
+
+
+async def test_tenant_that_is_removed_during_renewals_ends_none_of_them(redis: RedisServer) -> None:
+    """Leases are renewed one after the other, and the feed goes on meanwhile."""
+    async with asyncio.timeout(60), door(redis) as one:
+        for tenant in ("a", "b"):
+            one.tell(Ledger(tenant=tenant).row())
             assert await one.use(100, 40, 40) is None
-            one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
-            assert one.shared is not None
-            assert "tenants=0" in repr(one.shared)
-            assert await one.use(100, 40, 40) is None, "of a tenant without a row nothing is counted"
-            one.tell(ledger.row())
-            assert await one.use(100, 40, 40) is None
-            one.budgets.apply(Feed(revision=3, full=True))
-            assert "tenants=0" in repr(one.shared)
+        tending = asyncio.create_task(one.tend())
+        await asyncio.sleep(0)
+        one.budgets.apply(Feed(revision=2, removed_tenants=("b",)))
+        await tending
+        assert "tenants=1" in repr(one.shared)
 
 
-async def test_tenant_that_comes_back_meanwhile_is_served() -> None:
+async def test_tenant_that_comes_back_meanwhile_is_served(redis: RedisServer) -> None:
     """One request waits for the store since before its tenant was removed, another one since it is back."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as one:
-            one.tell(Ledger().row())
-            before = asyncio.create_task(one.try_hold(100, 10))
-            await asyncio.sleep(0)
-            one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
-            one.tell(Ledger().row())
-            after = asyncio.create_task(one.try_hold(100, 10))
-            assert await after is None
-            assert await before in (None, BudgetAway(1.0))
+    async with asyncio.timeout(60), door(redis) as one:
+        one.tell(Ledger().row())
+        before = asyncio.create_task(one.try_hold(100, 10))
+        await asyncio.sleep(0)
+        one.budgets.apply(Feed(revision=2, removed_tenants=(TENANT,)))
+        one.tell(Ledger().row())
+        after = asyncio.create_task(one.try_hold(100, 10))
+        assert await after is None
+        assert await before in (None, BudgetAway(1.0))
 
 
-async def test_few_requests_ask() -> None:
+async def test_few_requests_ask(redis: RedisServer) -> None:
     """One after another, of which each may cost a thousandth of the budget: a tenth, and the renewals. Beyond it: once
     in a while. The control's cost as much as is leased ahead: each asks.
     """
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as here:
-            here.tell(Ledger().row())
-            assert await here.use(BUDGET * PARTS, 1, 1) is None  # from now on the script is known there
-            before = server.scripts_run()
-            for _ in range(300):
-                assert await here.use(BUDGET * PARTS, BUDGET // 10, BUDGET // 10) is None
-            assert 0 < server.scripts_run() - before <= 30
-            before = server.scripts_run()
-            for _ in range(300):
-                assert await here.use(BUDGET, BUDGET, 0) is not None
-            assert server.scripts_run() - before <= 1
-            before = server.scripts_run()
-            for _ in range(30):
-                await here.use(BUDGET * PARTS, BUDGET, BUDGET)
-            assert server.scripts_run() - before >= 10
+    async with asyncio.timeout(60), door(redis) as here:
+        here.tell(Ledger().row())
+        assert await here.use(BUDGET * PARTS, 1, 1) is None  # from now on the script is known there
+        before = redis.scripts_run()
+        for _ in range(300):
+            assert await here.use(BUDGET * PARTS, BUDGET // 10, BUDGET // 10) is None
+        assert 0 < redis.scripts_run() - before <= 30
+        before = redis.scripts_run()
+        for _ in range(300):
+            assert await here.use(BUDGET, BUDGET, 0) is not None
+        assert redis.scripts_run() - before <= 1
+        before = redis.scripts_run()
+        for _ in range(30):
+            await here.use(BUDGET * PARTS, BUDGET, BUDGET)
+        assert redis.scripts_run() - before >= 10
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-async def test_without_redis(fault: str) -> None:
+async def test_without_redis(fault: str, redis: RedisServer) -> None:
     """What is leased, until it is used or its time is over; then nobody enters, nobody waits for it twice, and who is
     refused is told to come back. When Redis is there again it is told what was spent.
     """
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server, answer_s=2.0) as here, door(server, "two") as other:
-            assert here.store is not None
-            for each in (here, other):
-                each.tell(Ledger().row())
-            assert await here.use(BUDGET, 90, 90) is None
-            server.kill() if fault == "killed" else server.pause()
-            assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
-            assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
-            assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
-            here.clock.now_s += BUDGETS.good_s
-            commands = here.store.commands
-            assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
-            assert here.store.commands == commands
-            server.start() if fault == "killed" else server.resume()
-            while not here.store.is_up:
-                await here.store.beat()
-            await here.tend()
-            assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS + 1) is not None
-            other.clock.now_s += QUIET_S
-            assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS) is None
+    async with asyncio.timeout(60), door(redis, answer_s=2.0) as here, door(redis, "two") as other:
+        assert here.store is not None
+        for each in (here, other):
+            each.tell(Ledger().row())
+        assert await here.use(BUDGET, 90, 90) is None
+        redis.kill() if fault == "killed" else redis.pause()
+        assert await here.use(BUDGET, BUDGET // PARTS, 5) is None
+        assert await here.try_hold(BUDGET, 6) == BudgetAway(1.0)
+        assert await here.use(BUDGET, 5, 4) is None, "of the last lease"
+        here.clock.now_s += BUDGETS.good_s
+        commands = here.store.commands
+        assert await here.try_hold(BUDGET, 1) == BudgetAway(1.0)
+        assert here.store.commands == commands
+        redis.start() if fault == "killed" else redis.resume()
+        await until_up(here.store)
+        await here.tend()
+        assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS + 1) is not None
+        other.clock.now_s += QUIET_S
+        assert await other.try_hold(BUDGET, BUDGET - 99 - BUDGET // PARTS) is None
 
 
-async def test_who_is_silent_loses_its_lease() -> None:
+async def test_who_is_silent_loses_its_lease(redis: RedisServer) -> None:
     """After its time, and not before; who ends gives back what it did not use, and keeps what the ledger lacks."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), door(server) as here, door(server, "two") as other:
-            for each in (here, other):
-                each.tell(Ledger().row())
-            assert await here.try_hold(BUDGET, 500) is None
-            assert await other.try_hold(BUDGET, 600) == BudgetSpent(BUDGET, 600)
-            assert 0 < int(server.ask("PTTL", KEY)[1:]) <= 60_000
-            ends_s = server.ask("TIME").split()[2].decode()
-            assert server.ask("HSET", KEY, "one", f'"510 {ends_s}"') == b":0"  # as if a minute had passed
-            other.clock.now_s += QUIET_S
-            assert await other.try_hold(BUDGET, 600) is None
-            other.end(0, 200)
-            assert other.shared is not None
-            await other.shared.close()
-            assert b"\n200 " in server.ask("HGET", KEY, "two")
+    async with asyncio.timeout(60), door(redis) as here, door(redis, "two") as other:
+        for each in (here, other):
+            each.tell(Ledger().row())
+        assert await here.try_hold(BUDGET, 500) is None
+        assert await other.try_hold(BUDGET, 600) == BudgetSpent(BUDGET, 600)
+        assert 0 < int(redis.ask("PTTL", KEY)[1:]) <= 60_000
+        ends_s = redis.ask("TIME").split()[2].decode()
+        assert redis.ask("HSET", KEY, "one", f'"510 {ends_s}"') == b":0"  # as if a minute had passed
+        other.clock.now_s += QUIET_S
+        assert await other.try_hold(BUDGET, 600) is None
+        other.end(0, 200)
+        assert other.shared is not None
+        await other.shared.close()
+        assert b"\n200 " in redis.ask("HGET", KEY, "two")

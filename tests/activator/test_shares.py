@@ -4,8 +4,8 @@ One suite for the count of one activator, and for one that several share over a 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 
 import pytest
 
@@ -15,9 +15,6 @@ from activator.shares import Entrance, Shares
 from contracts.errors import Refused
 from contracts.traffic_errors import TenantBusy
 from tests.activator.redis_server import RedisServer
-
-Scenario = Callable[[Entrance], Awaitable[None]]
-Runner = Callable[[Scenario], None]
 
 
 @asynccontextmanager
@@ -29,20 +26,20 @@ async def over(server: RedisServer, name: str = "one") -> AsyncIterator[SharedPl
         await places.close()
 
 
-@pytest.fixture(params=["one activator", "over Redis"])
-def run(request: pytest.FixtureRequest) -> Iterator[Runner]:
-    """Runs a scenario with either."""
-    with ExitStack() as stack:
-        server = stack.enter_context(RedisServer()) if request.param == "over Redis" else None
+@asynccontextmanager
+async def alone() -> AsyncIterator[Entrance]:
+    yield Shares()
 
-        async def started(scenario: Scenario) -> None:
-            if server is None:
-                await scenario(Shares())
-                return
-            async with over(server) as places:
-                await scenario(places)
 
-        yield lambda scenario: asyncio.run(started(scenario))
+@asynccontextmanager
+async def over_redis() -> AsyncIterator[Entrance]:
+    with RedisServer() as server:
+        async with over(server) as places:
+            yield places
+
+
+EACH = pytest.mark.parametrize("opened", [alone, over_redis])
+Opened = Callable[[], AbstractAsyncContextManager[Entrance]]
 
 
 async def refused(entrance: Entrance, tenant: str, limit: int) -> TenantBusy | None:
@@ -54,10 +51,10 @@ async def refused(entrance: Entrance, tenant: str, limit: int) -> TenantBusy | N
         return error.failure if isinstance(error.failure, TenantBusy) else None
 
 
-def test_up_to_the_limit(run: Runner) -> None:
+@EACH
+async def test_up_to_the_limit(opened: Opened) -> None:
     """Each tenant its own; a place that is left is free again, however it was left."""
-
-    async def scenario(entrance: Entrance) -> None:
+    async with opened() as entrance:
         with await entrance.enter("a", 2):
             with await entrance.enter("a", 2), await entrance.enter("b", 1):
                 assert await refused(entrance, "a", 2) == TenantBusy(2, 1.0)
@@ -70,8 +67,6 @@ def test_up_to_the_limit(run: Runner) -> None:
             assert await refused(entrance, "a", 2) is None
         assert "inside=0" in repr(entrance)
 
-    run(scenario)
-
 
 async def settled(entrance: Entrance, tenant: str, limit: int) -> None:
     """One more may come in: over Redis a moment after a refusal, since it is not asked again at once."""
@@ -80,23 +75,21 @@ async def settled(entrance: Entrance, tenant: str, limit: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_limit_that_shrinks(run: Runner) -> None:
+@EACH
+async def test_a_limit_that_shrinks(opened: Opened) -> None:
     """Who is inside stays; nobody comes in until fewer are."""
-
-    async def scenario(entrance: Entrance) -> None:
+    async with opened() as entrance:
         with await entrance.enter("a", 3), await entrance.enter("a", 3):
             if isinstance(entrance, SharedPlaces):
                 await entrance.tend()  # what is not used of the old limit goes back with the next renewal
             assert await refused(entrance, "a", 1) == TenantBusy(1, 1.0)
         await settled(entrance, "a", 1)
 
-    run(scenario)
 
-
-def test_who_comes_at_once(run: Runner) -> None:
+@EACH
+async def test_who_comes_at_once(opened: Opened) -> None:
     """Ten at once have five places, five each are told; nothing is left of who gave up while it waited."""
-
-    async def scenario(entrance: Entrance) -> None:
+    async with opened() as entrance:
         got = await asyncio.gather(*(entrance.enter("a", 5) for _ in range(5)))
         with ExitStack() as stack:
             for place in got:
@@ -109,5 +102,3 @@ def test_who_comes_at_once(run: Runner) -> None:
         await asyncio.wait((leaving,))
         await settled(entrance, "b", 1)
         assert "inside=0" in repr(entrance)
-
-    run(scenario)

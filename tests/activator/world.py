@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -11,17 +12,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 import aiohttp
 from yarl import URL
 
 from coldstart_bench.installation import free_port
+from contracts.control import ReplicaRow
 from service.unix import SocketDirectory, peer_pid
-from tests.activator.control import KEY, MARKER, VERSION, FakeControl, replica_row
+from tests.activator.control import KEY, MARKER, VERSION, FakeControl, limited, replica_row
 from tests.activator.hatching import Hatched
 from tests.activator.replica import FakeReplica, Script, hello
 
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+STREAM = CHAT | {"stream": True}
 
 
 @dataclass
@@ -67,16 +72,28 @@ class World:
         return f"https://localhost:{self.port}"
 
     async def replica(
-        self, name: str, script: Script = hello, *, max_streams: int = 8, told: bool = True
+        self, name: str, script: Script = hello, *, told: bool = True, settles: bool = True, **row: Any
     ) -> FakeReplica:
-        """Start a replica, and say so in the feed."""
+        """Start a replica, and say so in the feed, with these fields of its row. Unless it `settles`, the activator
+        reads that soon.
+        """
         replica = FakeReplica(script)
         await replica.start(self.data / "run", name)
         self.replicas.append(replica)
         if told:
-            self.control.publish(replica_row(name, max_streams))
+            self.control.publish(replica_row(name, **row))
+        if told and settles:
             await self.settled()
         return replica
+
+    async def publish(self, *replicas: ReplicaRow, **line: Any) -> None:
+        """A change that the activator has read on return."""
+        self.control.publish(*replicas, **line)
+        await self.settled()
+
+    async def limit(self, tenant: str = "default", **limits: Any) -> None:
+        """From now on the tenant has these limits, and no others."""
+        await self.publish(tenants=(limited(tenant, **limits),))
 
     async def settled(self) -> None:
         """Return when the activator has read what the feed said until now: a model's row, seen by its effect."""
@@ -104,11 +121,15 @@ class World:
         async with self.client.request(method, url, data=data, headers=own) as answer:
             return Got(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
 
-    async def raw(self, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare TLS connection, from an address of this machine."""
-        return await asyncio.open_connection(
+    async def raw(
+        self, said: bytes = b"", *, source: str = "127.0.0.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare TLS connection, from an address of this machine, on which this is `said`."""
+        reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.port, ssl=self.tls, server_hostname="localhost", local_addr=(source, 0)
         )
+        writer.write(said)
+        return reader, writer
 
     async def own(self, path: str) -> Got:
         """GET at the activator's own socket."""
@@ -119,6 +140,25 @@ class World:
     async def page(self) -> str:
         """The activator's own metrics."""
         return (await self.own("/metrics")).body.decode()
+
+    async def series(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series of that name on the page."""
+        lines = re.findall(rf"^{name}{{(.*)}} (\S+)$", await self.page(), re.MULTILINE)
+        return [(dict(_LABEL.findall(labels)), float(value)) for labels, value in lines]
+
+    async def figure(self, name: str, **labels: str) -> float:
+        """The sum of the series with these labels."""
+        return sum(value for found, value in await self.series(name) if labels.items() <= found.items())
+
+    async def until_figure(self, name: str, value: float, **labels: str) -> None:
+        """Wait until it is that."""
+        async with asyncio.timeout(30):
+            while await self.figure(name, **labels) != value:
+                await asyncio.sleep(0.01)
+
+    async def until_queued(self, count: int) -> None:
+        """Wait until so many requests wait for a slot."""
+        await self.until_figure("kelvin_requests_queued", count)
 
     async def restart(self, path: str = "/readyz") -> None:
         """Another activator on the same data, once the first is gone; on return its own socket answers `path`."""

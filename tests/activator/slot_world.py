@@ -1,0 +1,160 @@
+"""A throttler in this process: a feed by hand, a waker that wakes nobody, and requests that take slots.
+
+Time is the event loop's, which passes at once in a test that is marked `virtual_time`, or that of a `Clock`.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from activator.breakers import LONGEST_S
+from activator.keys import VersionKey
+from activator.line import Replica
+from activator.policy.admission import QueueLimits
+from activator.policy.ask import Ask
+from activator.policy.bounds import Bound
+from activator.policy.expected import LEAST
+from activator.slots import ALONE, Peers
+from activator.throttler import Throttler
+from activator.wake import Waker
+from contracts.control import Feed, ReplicaRow, RestoreFailure
+from contracts.deadline import Deadline
+from contracts.errors import Failure, Refused
+from tests.activator.clock import Clock
+from tests.activator.control import VERSION
+
+KEY = VersionKey("default", "m", VERSION)
+ASK = Ask("default", 10, 10)
+FAILED = RestoreFailure(
+    tenant="default", version=VERSION, code="probe_failed", status=500, message="no", retryable=False
+)
+
+
+@dataclass
+class Bell(Waker):
+    """A waker that tells nobody."""
+
+    rung: list[VersionKey] = field(default_factory=list)
+    ringing: set[VersionKey] = field(default_factory=set)
+    nudged: dict[VersionKey, float] = field(default_factory=dict)
+
+    def ensure(self, key: VersionKey) -> None:
+        if key not in self.ringing:
+            self.rung.append(key)
+            self.ringing.add(key)
+
+    def rest(self, key: VersionKey) -> None:
+        self.ringing.discard(key)
+
+    def nudge(self, key: VersionKey, for_s: float) -> None:
+        self.nudged[key] = for_s
+
+    def calm(self, tenant: str, version: str) -> None:
+        for key in [key for key in self.nudged if (key.tenant, key.version) == (tenant, version)]:
+            del self.nudged[key]
+
+    def poked_us(self, key: VersionKey) -> int | None:
+        return 1 if key in self.ringing else None
+
+
+def queue_limits(*, version: int = 10_000, in_all: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
+    """So many requests of a version may wait, and so many in all, of any size."""
+    of_version, of_all = (Bound(entries, 1 << 40, 1 << 40) for entries in (version, in_all))
+    return QueueLimits(of_version, of_all, of_all, wait_s)
+
+
+async def turns(count: int = 3) -> None:
+    """So many iterations of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def failure_of(task: "asyncio.Task[Any]") -> Failure:
+    """Return why the request was refused."""
+    error = task.exception()
+    assert isinstance(error, Refused), error
+    return error.failure
+
+
+class SlotWorld:
+    """A throttler that knows these replicas. `waits`: for how long each request that was served waited, by tenant."""
+
+    def __init__(
+        self,
+        *rows: ReplicaRow,
+        limits: QueueLimits | None = None,
+        clock: Callable[[], float] | None = None,
+        draw: Callable[[int], int] = lambda n: 0,
+        peers: Peers = ALONE,
+        longest_rest_s: float = LONGEST_S,
+    ) -> None:
+        self.clock = clock or asyncio.get_running_loop().time
+        self.bell = Bell()
+        self.throttler = Throttler(
+            limits or queue_limits(), self.bell, longest_rest_s=longest_rest_s, peers=peers, clock=self.clock, draw=draw
+        )
+        self.waits: defaultdict[str, list[float]] = defaultdict(list)
+        self.feed(*rows)
+
+    def feed(self, *rows: ReplicaRow, **line: Any) -> None:
+        """A line of the feed with these replicas."""
+        self.throttler.apply(Feed(revision=1, replicas=rows, **line))
+
+    def replica(self, name: str) -> Replica:
+        """Of the version KEY."""
+        return self.throttler.slots.line_of(KEY).replicas[name]
+
+    async def take(
+        self, ask: Ask = ASK, in_s: float = 50.0, key: VersionKey = KEY, again_by_s: float | None = None
+    ) -> Replica:
+        """Wait for a slot; `release` is owed."""
+        return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), again_by_s)
+
+    async def ask(self, ask: Ask = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
+        """A request that has a slot by now, or waits, or was refused."""
+        task = asyncio.create_task(self.take(ask, in_s, key))
+        await turns()
+        self.throttler.check_integrity()
+        return task
+
+    def release(self, replica: Replica, ask: Ask = ASK, tokens: int | None = None) -> None:
+        """Give a slot back, of a request that took so many tokens (None: as estimated)."""
+        self.throttler.slots.release(KEY, replica, ask, tokens)
+
+    async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
+        """They give up, and nobody else waits."""
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self.throttler.check_integrity()
+        assert self.throttler.loads.in_all.entries == 0
+
+    async def measure(self, clock: Clock, ask: Ask = ASK) -> None:
+        """Serve as many requests as a pace needs, of two seconds each."""
+        for _ in range(LEAST):
+            replica = await self.take(ask, 1e6)
+            clock.now_s += 2.0
+            self.release(replica, ask)
+
+    async def serve(self, ask: Ask, answer_s: float, in_s: float = 50.0) -> None:
+        """One request, from its arrival to the end of its answer. Raises as `Throttler.slot`."""
+        came_s = self.clock()
+        async with self.throttler.slot(KEY, ask, Deadline(came_s + in_s)):
+            self.waits[ask.tenant].append(self.clock() - came_s)
+            await asyncio.sleep(answer_s)
+
+    async def arrivals(self, ask: Ask, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
+        """Requests at these times of the loop, whatever became of those before."""
+        serving = []
+        for time_s in at_s:
+            await asyncio.sleep(time_s - self.clock())
+            serving.append(asyncio.ensure_future(self.serve(ask, answer_s, in_s)))
+        await asyncio.gather(*serving)
+        self.throttler.check_integrity()
+
+    def p95_s(self, tenant: str) -> float:
+        """The wait that 95 % of the tenant's requests do not exceed."""
+        waits = sorted(self.waits[tenant])
+        return waits[int(len(waits) * 0.95)]
