@@ -15,27 +15,23 @@ from activator.errands import Errands
 from activator.hedges import Hedges
 from activator.keys import VersionKey
 from activator.meters import Meters
-from activator.policy.admission import QueueLimits
-from activator.policy.ask import Ask, Rank
+from activator.policy.ask import Rank
 from activator.policy.body import Body
-from activator.policy.bounds import Bound
 from activator.policy.hedge import HedgeLimits
 from activator.policy.retries import Budgets, RetryLimits
 from activator.proxy import Upstreams
 from activator.throttler import Throttler
-from contracts.control import Feed, Principal, ReplicaRow, Scope, TenantLimits
+from contracts.control import Principal, Scope, TenantLimits
 from contracts.deadline import Deadline
 from contracts.frames import Counts
 from contracts.timeline import Timeline
 from service.unix import SocketDirectory
 from service.way import Ways
 from telemetry.policy.instruments import Page
-from tests.activator.control import VERSION, replica_row
+from tests.activator.control import replica_row
 from tests.activator.replica import FakeReplica, Script, hello
-from tests.activator.test_throttler import Bell
+from tests.activator.slot_world import ASK, KEY, SlotWorld
 
-KEY = VersionKey("default", "m", VERSION)
-WIDE = Bound(500, 1 << 20, 1 << 20)
 AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # what has not come by the next turn of the loop is late
 
 
@@ -77,7 +73,7 @@ class Asked:
 class Ground:
     """Everything that the attempts need."""
 
-    throttler: Throttler
+    slots: SlotWorld
     upstreams: Upstreams
     errands: Errands
     attempts: Attempts
@@ -86,16 +82,17 @@ class Ground:
     replicas: dict[str, FakeReplica] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
 
+    @property
+    def throttler(self) -> Throttler:
+        """That the attempts have their slots of."""
+        return self.slots.throttler
+
     async def replica(self, name: str, script: Script = hello, max_streams: int = 8) -> FakeReplica:
         """One that listens and is told of."""
         replica = self.replicas[name] = FakeReplica(script)
         await replica.start(self.run, name)
-        self.tell(replica_row(name, max_streams))
+        self.slots.feed(replica_row(name, max_streams))
         return replica
-
-    def tell(self, *rows: ReplicaRow) -> None:
-        """As the feed."""
-        self.throttler.apply(Feed(revision=1, full=False, replicas=rows))
 
     def ask(
         self, *, cold: bool = False, deadline_s: float = 60.0, is_current: Callable[[], bool] = lambda: True
@@ -112,7 +109,7 @@ class Ground:
             account, Deadline.after(deadline_s, time.monotonic()), TenantLimits(),
         )  # fmt: skip
         ear = Ear(account)
-        serving = self.attempts.serve(KEY, Ask("default", 10, 10), call, cast(Any, ear), is_current)
+        serving = self.attempts.serve(KEY, ASK, call, cast(Any, ear), is_current)
         self.asked.append(Asked(call, ear, asyncio.create_task(serving)))
         return self.asked[-1]
 
@@ -120,10 +117,14 @@ class Ground:
         """So much that every frame is late that is not there at once."""
         assert await outcome(self.ask()) is None
 
+    def counted(self, name: str) -> dict[tuple[str, ...], int]:
+        """A counter, by its labels."""
+        (family,) = [each for each in self.page.families() if each.name == name]
+        return {labels: int(value) for labels, value in family.values.items()}
+
     def came(self) -> dict[str, int]:
         """Late requests, by whose first frame came."""
-        (family,) = [each for each in self.page.families() if each.name == "kelvin_hedged_requests_total"]
-        return {labels[-1]: int(value) for labels, value in family.values.items()}
+        return {labels[-1]: value for labels, value in self.counted("kelvin_hedged_requests_total").items()}
 
     async def at_rest(self) -> None:
         """No slot is taken, no connection in use, no task left; each replica that counted a request knows that it is
@@ -162,13 +163,13 @@ async def ground(
 ) -> AsyncIterator[Ground]:
     """Left, nothing of any request is."""
     directory, errands = SocketDirectory(tmp_path / "run"), Errands()
-    throttler = Throttler(QueueLimits(WIDE, WIDE, WIDE, 60.0), Bell(), longest_rest_s=rest_s, draw=lambda n: 0)
+    slots = SlotWorld(longest_rest_s=rest_s)
     upstreams, page = Upstreams(Ways(directory), errands), Page("activator")
     sender, meters = Sender(upstreams, "activator-1"), Meters(page)
     budgets = Budgets[tuple[str, VersionKey]](retries or RetryLimits())
-    hedges = Hedges(throttler, sender, budgets, meters, limits)
-    attempts = Attempts(throttler, sender, budgets, meters, hedges)
-    here = Ground(throttler, upstreams, errands, attempts, page, directory.path)
+    hedges = Hedges(slots.throttler, sender, budgets, meters, limits)
+    attempts = Attempts(slots.throttler, sender, budgets, meters, hedges)
+    here = Ground(slots, upstreams, errands, attempts, page, directory.path)
     try:
         yield here
         await here.at_rest()

@@ -2,17 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from activator.account import Account
-from activator.alarm import Alarm
 from activator.answer import AT_ONCE, Answer
 from activator.budgets import Hold
 from activator.dependencies import SPOOL
-from activator.exchange import ARRIVED, NAMED, Exchange, arrival
 from activator.policy.budget import Spent
 from activator.timelines import Timelines
 from activator.usage import Usage
@@ -24,37 +22,11 @@ from contracts.timeline import Timeline
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool import Spool
 from spool.journal import Make
+from tests.activator.exchanges import FakeConnection, exchange
 from tests.activator.replica import DONE, chunk
 from tests.activator.spending import PRICES
 from tests.spool.test_journal import read_all
 from tests.spool.test_spool import DEADLINE_S, GatedDisk
-
-
-class FakeConnection:
-    """A client that takes everything."""
-
-    def __init__(self) -> None:
-        self.alarm = Alarm()
-
-    def unaccepted(self) -> int:
-        return 0
-
-    def is_accepted(self) -> bool:
-        return True
-
-    async def accepted(self) -> bool:
-        return True
-
-    def watch(self, gone: Callable[[], None]) -> None: ...
-
-    def try_body(self) -> bytes | None:
-        return None
-
-    def body_is_read(self) -> None: ...
-
-    def unwatch(self, gone: Callable[[], None] | None = None) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 class Breakable(FakeConnection):
@@ -118,7 +90,7 @@ async def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | N
 
     said: list[bytes] = []
     usage = Usage(spool, Timelines(), ended=lambda *_: None)
-    answer = Answer(_exchange(said), account, usage, 1.0, lambda: "x")
+    answer = Answer(exchange(said), account, usage, 1.0, lambda: "x")
     failing = asyncio.create_task(answer.fail(Overloaded("the queue", 1, 1.0)))
     if waits:
         await asyncio.to_thread(disk.reached.wait, DEADLINE_S)
@@ -134,24 +106,10 @@ async def test_who_is_refused_waits_for_no_disk(tmp_path: Path, runtime: str | N
     assert b'"outcome":"overloaded"' in record
 
 
-def _exchange(said: list[bytes], connection: FakeConnection | None = None) -> Exchange:
-    async def send(message: object) -> None:
-        assert isinstance(message, dict)
-        said.append(message.get("body", b"<%d>" % message.get("status", 0)))
-
-    async def receive() -> dict[str, object]:
-        return {}
-
-    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": []}
-    named = {**scope, ARRIVED: arrival(), NAMED: "req_1"}
-    return Exchange(named, receive, send, connection or FakeConnection(), 1.0)
-
-
 async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure | None = None) -> list[bytes]:
     said: list[bytes] = []
-    exchange = _exchange(said)
     account = _account(stream=stream)
-    answer = Answer(exchange, account, Diary(said, failure), 1.0, lambda: "x")
+    answer = Answer(exchange(said), account, Diary(said, failure), 1.0, lambda: "x")
     for count, piece in enumerate(pieces, 1):
         await answer.pass_on(piece, count)
     try:
@@ -177,25 +135,25 @@ async def _answered(pieces: Iterable[bytes], *, stream: bool, failure: Failure |
                      id="a whole answer that is large"),
     ],
 )  # fmt: skip
-def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
+async def test_the_record_comes_before_the_last_byte(stream: bool, pieces: list[bytes], want: list[bytes]) -> None:
     """All but the last piece was taken by the socket, then the record, then the rest."""
-    said = asyncio.run(_answered(pieces, stream=stream))
+    said = await _answered(pieces, stream=stream)
     if stream:
         timeline, said[-1] = said[-1][: said[-1].index(b"\n\n") + 2], said[-1][said[-1].index(b"\n\n") + 2 :]
         assert timeline.startswith(b": timeline {")
     assert said == want
 
 
-def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None:
+async def test_an_answer_that_can_not_be_recorded_does_not_end_as_if_it_were() -> None:
     """A stream gets the error in place of [DONE]; a whole answer is refused, or cut where it was promised a length."""
     failure = Unavailable("the usage spool")
-    said = asyncio.run(_answered([chunk("x"), DONE], stream=True, failure=failure))
+    said = await _answered([chunk("x"), DONE], stream=True, failure=failure)
     assert b"event: error" in said[-1]
     assert DONE not in b"".join(said)
-    said = asyncio.run(_answered([b'{"a":1}'], stream=False, failure=failure))
+    said = await _answered([b'{"a":1}'], stream=False, failure=failure)
     assert said[:2] == [b"<record of 2 tokens>", b"<503>"]
     assert b'"a"' not in b"".join(said)
-    said = asyncio.run(_answered([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure))
+    said = await _answered([b"[" + b" " * AT_ONCE, b"]"], stream=False, failure=failure)
     assert said == [b"<200>", b"[" + b" " * AT_ONCE, b"<record of 2 tokens>"]
 
 
@@ -223,11 +181,11 @@ async def test_a_deadline_does_not_end_what_is_being_recorded(
     monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
     assert spent.try_hold(100, 50, 0)
     account.hold = Hold(spent, PRICES, 50)
-    spool, exchange = SlowSpool(), _exchange(said, Breakable(said))
-    answer = Answer(exchange, account, Usage(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
+    spool, asked = SlowSpool(), exchange(said, Breakable(said))
+    answer = Answer(asked, account, Usage(spool, Timelines(), ended=lambda *_: None), 60.0, lambda: "x")
 
     async def complete() -> None:
-        with exchange.leaving_ends(0.1):
+        with asked.leaving_ends(0.1):
             await answer.pass_on(b"data: 1\n\n" + DONE if stream else b'{"a":1}', 2)
             await answer.complete()
 

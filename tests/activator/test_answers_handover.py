@@ -12,8 +12,8 @@ from activator.kept_answers import Elsewhere, Mine, OwnAnswers
 from activator.policy.once import Asked, Kept, OnceLimits
 from service.listener import listen
 from service.unix import SocketDirectory
-from tests.activator.replica import hello
-from tests.activator.test_once import ASK, Gate
+from tests.activator.once import ASK
+from tests.activator.replica import halves, hello
 from tests.activator.world import Got, world
 
 LIMITS = OnceLimits(ttl_s=100.0)
@@ -32,8 +32,8 @@ async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
     listener = listen("127.0.0.1", 0)
     try:
         async with world(tmp_path, listener=listener) as here:
-            gate = Gate()
-            replica = await here.replica("a", gate)
+            held = halves()
+            replica = await here.replica("a", held)
             first = asyncio.create_task(here.post(**ALONE))
             await replica.until(lambda r: len(r.calls) == 1)
             old = await here.beside()
@@ -45,7 +45,7 @@ async def test_key_runs_once_across_a_planned_change(tmp_path: Path) -> None:
                 refused, _ = await asyncio.wait(repeats, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             for each in refused:
                 assert (each.result().code, each.result().headers["retry-after"]) == ("idempotency_key_in_use", "1")
-            gate.open.set()
+            held.release()
             got = await first
             assert got.status == 200
             for repeat in await asyncio.gather(*repeats):

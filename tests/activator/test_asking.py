@@ -1,26 +1,25 @@
 """Questions under way: one for a name at a time, for all who wait, whoever of them ends; and an end that is quick."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from activator.asking import Asking, each
-from tests.virtual_loop import run_virtually
+
+pytestmark = pytest.mark.virtual_time
 
 Question = Coroutine[Any, Any, None]
 
 
-def play(scenario: Callable[[Asking], Awaitable[None]]) -> None:
-    """On virtual time."""
-
-    async def main() -> None:
-        asking = Asking()
-        await scenario(asking)
-        assert len(asking) == 0
-
-    run_virtually(main())
+@asynccontextmanager
+async def settling() -> AsyncIterator[Asking]:
+    """In the end nothing is asked."""
+    asking = Asking()
+    yield asking
+    assert len(asking) == 0
 
 
 class Store:
@@ -47,10 +46,9 @@ class Store:
         return decide
 
 
-def test_who_waits_may_leave() -> None:
+async def test_who_waits_may_leave() -> None:
     """Three wait for one answer, and one gives up: the question goes on, and the next one is for who is left."""
-
-    async def scenario(asking: Asking) -> None:
+    async with settling() as asking:
         store = Store()
         one, two, three = (
             asyncio.create_task(asking.until("a", units, store.take(units), store.ask)) for units in (3, 6, 7)
@@ -64,38 +62,32 @@ def test_who_waits_may_leave() -> None:
         assert await three == 7
         assert store.asked == [3, 7]
 
-    play(scenario)
 
-
-def test_those_who_wait_are_asked_for_together() -> None:
+async def test_those_who_wait_are_asked_for_together() -> None:
     """Those that one answer was not enough for."""
-
-    async def scenario(asking: Asking) -> None:
+    async with settling() as asking:
         store = Store()
         assert await asyncio.gather(*(asking.until("a", 4, store.take(4), store.ask) for _ in range(5))) == [4] * 5
         assert store.asked == [4, 12]
 
-    play(scenario)
 
-
-def test_a_question_that_fails_is_over() -> None:
-    """Its name is free, and who waited decides again."""
-
-    async def scenario(asking: Asking) -> None:
+async def test_a_question_that_fails_is_over() -> None:
+    """The loop is told of it, its name is free, and who waited decides again."""
+    told: list[type] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(type(context["exception"])))
+    async with settling() as asking:
         found = iter((None, 5))
 
         async def question(units: int) -> None:
             raise KeyError("a")
 
         assert await asking.until("a", 1, lambda is_asking: next(found), question) == 5
+    assert told == [KeyError]
 
-    play(scenario)
 
-
-def test_names_are_tended_one_after_another() -> None:
+async def test_names_are_tended_one_after_another() -> None:
     """Those for which something is due, and which are not asked for already."""
-
-    async def scenario(asking: Asking) -> None:
+    async with settling() as asking:
         store, seen = Store(), list[str]()
 
         async def question(name: str) -> None:
@@ -113,13 +105,10 @@ def test_names_are_tended_one_after_another() -> None:
         assert seen == ["c", "d"]
         await waiting
 
-    play(scenario)
 
-
-def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
+async def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
     """What gives back has a second; what was asked before is waited for, as it ends by itself."""
-
-    async def scenario(asking: Asking) -> None:
+    async with settling() as asking:
         loop = asyncio.get_running_loop()
         found = iter((None, 1))
         waiting = asyncio.create_task(asking.until("a", 1, lambda is_asking: next(found), lambda _: asyncio.sleep(3.0)))
@@ -129,23 +118,17 @@ def test_an_end_is_quick_and_waits_for_what_is_asked() -> None:
         assert loop.time() - began_s == pytest.approx(3.0)
         await waiting
 
-    play(scenario)
 
-
-def test_it_tends_until_it_is_cancelled() -> None:
+async def test_it_tends_until_it_is_cancelled() -> None:
     """So often, and not at once."""
+    seen: list[float] = []
+    loop = asyncio.get_running_loop()
 
-    async def scenario(asking: Asking) -> None:
-        seen: list[float] = []
-        loop = asyncio.get_running_loop()
+    async def tend() -> None:
+        seen.append(loop.time())
 
-        async def tend() -> None:
-            seen.append(loop.time())
-
-        began_s = loop.time()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2.5):
-                await each(1.0, tend)
-        assert [at_s - began_s for at_s in seen] == pytest.approx([1.0, 2.0])
-
-    play(scenario)
+    began_s = loop.time()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.5):
+            await each(1.0, tend)
+    assert [at_s - began_s for at_s in seen] == pytest.approx([1.0, 2.0])

@@ -7,35 +7,12 @@ import pytest
 from aiohttp import web
 
 from contracts.control import ModelRow
-from contracts.errors import Unavailable
 from contracts.frames import CONTENT_TYPE, FrameKind
 from tests.activator.control import OTHER, VERSION, replica_row
-from tests.activator.replica import Call, Script, hello
+from tests.activator.replica import Call, Held, Script, cut, decline, hello
 from tests.activator.world import World, world
 
 BUDGET = 10  # what a quiet version has
-
-
-class Gated:
-    """A script that fails once it is told to: what follows then is there already."""
-
-    def __init__(self, fail: Script) -> None:
-        self._fail = fail
-        self.gate = asyncio.Event()
-
-    async def __call__(self, call: Call) -> None:
-        await self.gate.wait()
-        await self._fail(call)
-
-
-async def decline(call: Call) -> None:
-    """As a replica that drains."""
-    call.refuse(Unavailable("this replica"))
-
-
-async def cut(call: Call) -> None:
-    """Before a byte."""
-    call.cut()
 
 
 async def cut_behind_head(call: Call) -> None:
@@ -53,26 +30,22 @@ async def cut_behind_beat(call: Call) -> None:
     call.cut()
 
 
-async def retries(here: World) -> dict[tuple[str, str], int]:
+async def retries(here: World) -> dict[tuple[str, str], float]:
     """By failure and what followed."""
-    found = {}
-    for line in (await here.page()).splitlines():
-        if line.startswith("kelvin_retries_total{"):
-            labels = dict(each.split("=") for each in line[line.index("{") + 1 : line.index("}")].split(","))
-            found[labels["failure"].strip('"'), labels["then"].strip('"')] = int(float(line.split()[-1]))
-    return found
+    series = await here.series("kelvin_retries_total")
+    return {(labels["failure"], labels["then"]): value for labels, value in series}
 
 
 async def test_a_refusal_is_tried_again_elsewhere_and_counted(tmp_path: Path) -> None:
     """The caller sees the other replica's answer, the metrics see one retry, the ledger one record."""
 
     async with world(tmp_path) as here:
-        script = Gated(decline)
+        script = Held(decline)
         draining = await here.replica("a", script)
         asked = asyncio.create_task(here.post())
         await draining.until(lambda replica: len(replica.calls) == 1)
-        other = await here.replica("b", hello)
-        script.gate.set()
+        other = await here.replica("b")
+        script.release()
         assert (await asked).status == 200
         assert await retries(here) == {("unavailable", "again"): 1}
         (record,) = await here.control.until_records(1)
@@ -128,12 +101,12 @@ async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail:
     """Its control is the same without that byte. The record names the replica that counts the request."""
 
     async with world(tmp_path) as here:
-        script = Gated(fail)
+        script = Held(fail)
         first = await here.replica("a", script)
         asked = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
-        second = await here.replica("b", hello)
-        script.gate.set()
+        second = await here.replica("b")
+        script.release()
         got = await asked
         assert (got.status, len(second.calls)) == ((502, 0) if begun else (200, 1))
         assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
@@ -160,12 +133,11 @@ async def test_requests_of_an_ended_replica_wait_for_a_start(tmp_path: Path) -> 
     """
 
     async with world(tmp_path) as here:
-        here.control.publish(replica_row("ended"))
-        await here.settled()
+        await here.publish(replica_row("ended"))
         asked = [asyncio.create_task(here.post()) for _ in range(12)]
         await asyncio.sleep(5.5)
         assert not any(each.done() for each in asked)
-        await here.replica("new", hello)
+        await here.replica("new")
         assert {(await each).status for each in asked} == {200}
         assert set(await retries(here)) == {("replica_lost", "again")}
 
@@ -174,18 +146,16 @@ async def test_a_deadline_ends_the_wait_for_another_replica(tmp_path: Path) -> N
     """Nothing is left of it: the one slot of the replica that failed can be had."""
 
     async with world(tmp_path) as here:
-        script = Gated(decline)
+        script = Held(decline)
         only = await here.replica("a", script, max_streams=1)
         asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="2000"))
         await only.until(lambda replica: len(replica.calls) == 1)
-        here.control.publish(removed=("a",))
-        await here.settled()
-        script.gate.set()
+        await here.publish(removed=("a",))
+        script.release()
         got = await asked
         assert (got.status, got.code) == (504, "deadline_exceeded")
         only.script = hello
-        here.control.publish(replica_row("a", 1))
-        await here.settled()
+        await here.publish(replica_row("a", 1))
         assert (await here.post()).status == 200
 
 
@@ -196,16 +166,12 @@ async def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(t
     other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
 
     async with world(tmp_path) as here:
-        here.control.publish(replica_row("gone", version=OTHER))
-        gone = await here.replica("gone", script := Gated(cut), told=False)
-        await here.settled()
+        gone = await here.replica("gone", script := Held(cut), version=OTHER)
         waits = asyncio.create_task(here.post(body=other))
         await gone.until(lambda replica: len(replica.calls) == 1)
-        here.control.publish(removed=("gone",))
-        await here.settled()
-        script.gate.set()
-        while await retries(here) != {("replica_lost", "again"): 1}:
-            await asyncio.sleep(0.005)
+        await here.publish(removed=("gone",))
+        script.release()
+        await here.until_figure("kelvin_retries_total", 1, failure="replica_lost", then="again")
 
         only = await here.replica("a", decline)
         got = await here.post()
@@ -215,8 +181,7 @@ async def test_who_failed_is_told_after_a_moment_but_not_who_waits_for_a_start(t
         assert counted.get(("unavailable", "again"), 0) + 1 >= len(only.calls) >= 1
 
         assert not waits.done()
-        here.control.publish(replica_row("new", version=OTHER))
-        await here.replica("new", hello, told=False)
+        await here.replica("new", version=OTHER, settles=False)
         assert (await waits).status == 200
 
 
@@ -252,14 +217,13 @@ async def test_retry_goes_to_the_version_that_the_alias_names_by_then(
     """
 
     async with world(tmp_path) as here:
-        script = Gated(decline)
+        script = Held(decline)
         first = await here.replica("a", script)
         asked = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
-        await here.replica("b", hello, told=False)
-        here.control.publish(replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed)
-        await here.settled()
-        script.gate.set()
+        await here.replica("b", told=False)
+        await here.publish(replica_row("b", version=OTHER), removed=("a",), models=(MOVED,), removed_versions=removed)
+        script.release()
         got = await asyncio.wait_for(asked, 20)
         assert (got.status, got.headers["x-kelvin-version"]) == (200, OTHER)
         (record,) = await here.control.until_records(1)
@@ -279,7 +243,7 @@ async def test_waiter_of_a_deleted_version_is_resolved_again(tmp_path: Path, mod
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post(body={"model": model, "messages": []}))
         await here.control.until_stat()
-        await here.replica("b", hello, told=False)
+        await here.replica("b", told=False)
         here.control.publish(replica_row("b", version=OTHER), models=(MOVED,), removed_versions=DELETED)
         got = await asyncio.wait_for(asked, 20)
         assert got.status == want
@@ -322,12 +286,12 @@ async def test_answer_of_no_runtime_is_retried_elsewhere(tmp_path: Path, script:
     """
 
     async with world(tmp_path) as here:
-        gated = Gated(script)
-        first = await here.replica("a", gated)
+        held = Held(script)
+        first = await here.replica("a", held)
         asked = asyncio.create_task(here.post())
         await first.until(lambda replica: len(replica.calls) == 1)
-        other = await here.replica("b", hello)
-        gated.gate.set()
+        other = await here.replica("b")
+        held.release()
         assert (await asked).status == 200
         here.control.publish(removed=("b",))
         await other.stop()

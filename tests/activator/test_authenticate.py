@@ -42,8 +42,7 @@ def test_find(authorization: bytes | None, is_good: bool) -> None:
 async def _scopes(here: World) -> None:
     """Each key at each of the three doors; push and the bill do not need an admin."""
     rows = {"kv-push": (Scope.PUSH,), "kv-bill": (Scope.BILLING_READ,), "kv-oper": (Scope.OPERATOR,)}
-    here.control.publish(keys=tuple(key_row(key, key, "default", *scopes) for key, scopes in rows.items()))
-    await here.settled()
+    await here.publish(keys=tuple(key_row(key, key, "default", *scopes) for key, scopes in rows.items()))
     doors = ("/v1/models", "/push/v1/plans", "/admin/v1/status")
     want = {
         KEY: (200, 403, 403), ADMIN: (200, 503, 201),  # nobody listens behind /push; /admin echoes
@@ -56,12 +55,11 @@ async def _scopes(here: World) -> None:
 async def _models(here: World) -> None:
     """To a key for one model others are not listed, not found, not called, and their requests have no timeline."""
     rows = [("kv-m", ("m",)), ("kv-other", ("other",))]
-    here.control.publish(
+    await here.publish(
         keys=tuple(
             msgspec.structs.replace(key_row(key, key, "default", Scope.INFER), models=models) for key, models in rows
         )
     )
-    await here.settled()
     answered = await here.post(key="kv-m")
     assert answered.status == 200
     timeline = f"/v1/requests/{answered.headers['x-request-id']}/timeline"
@@ -79,11 +77,9 @@ async def _models(here: World) -> None:
 async def _bad_keys(here: World) -> None:
     """Unknown, expired and revoked: same status, headers and body, but for the request's id."""
     late = msgspec.structs.replace(key_row("late", "kv-late", "default", Scope.INFER), expires_at_s=1)
-    here.control.publish(keys=(late, key_row("gone", "kv-gone", "default", Scope.INFER)))
-    await here.settled()
+    await here.publish(keys=(late, key_row("gone", "kv-gone", "default", Scope.INFER)))
     assert (await here.get("/v1/models", "kv-gone")).status == 200
-    here.control.publish(removed_keys=("gone",))
-    await here.settled()
+    await here.publish(removed_keys=("gone",))
     answers = []
     for key in ("kv-late", "kv-gone", WRONG):
         got = await here.get("/v1/models", key)
@@ -97,8 +93,7 @@ async def _bad_keys(here: World) -> None:
 async def _suspension(here: World) -> None:
     """Is told, as the key is good; to the others nothing changes."""
     for suspended, want in ((True, (403, "tenant_suspended")), (False, (200, None))):
-        here.control.publish(tenants=(TenantRow(tenant="default", suspended=suspended),))
-        await here.settled()
+        await here.publish(tenants=(TenantRow(tenant="default", suspended=suspended),))
         got = await here.get("/v1/models")
         assert (got.status, None if want[1] is None else got.code) == want
         assert (await here.get("/v1/models", STRANGER)).status == 200
@@ -133,8 +128,7 @@ async def test_a_revocation_cuts_no_answer(tmp_path: Path) -> None:
         await here.replica("r1", in_halves)
         stream = asyncio.create_task(here.post(body={**CHAT, "stream": True}))
         await half.wait()
-        here.control.publish(removed_keys=("k1",))
-        await here.settled()
+        await here.publish(removed_keys=("k1",))
         assert (await here.post()).status == 401
         rest.set()
         got = await stream

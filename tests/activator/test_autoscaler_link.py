@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
@@ -32,8 +32,20 @@ def stat(key: VersionKey, concurrency: float, requests: int = 0) -> ConcurrencyS
 
 
 @asynccontextmanager
+async def autoscaler() -> AsyncIterator[StrictAutoscaler]:
+    """One that knows the revisions; in the end it was sent nothing wrong."""
+    server = StrictAutoscaler(*(f"{row.namespace}/{row.name}" for row in ROWS.values()))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+    assert server.wrong == []
+
+
+@asynccontextmanager
 async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterator[AutoscalerLink]:
-    """A link to it, which runs, and has connected if `told`; in the end nothing wrong was sent."""
+    """A link to it, which runs, and has connected if `told`."""
     link = AutoscalerLink(server.url, POD, ROWS.get)
     running = asyncio.create_task(link.run())
     try:
@@ -43,20 +55,7 @@ async def linked(server: StrictAutoscaler, *, told: bool = True) -> AsyncIterato
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await server.stop()
     assert link.session is None
-    assert server.wrong == []
-
-
-def play(scenario: Callable[[StrictAutoscaler], Awaitable[None]]) -> None:
-    """With an autoscaler that knows the revisions."""
-
-    async def main() -> None:
-        server = StrictAutoscaler(*(f"{row.namespace}/{row.name}" for row in ROWS.values()))
-        await server.start()
-        await scenario(server)
-
-    asyncio.run(main())
 
 
 @asynccontextmanager
@@ -82,87 +81,71 @@ async def deaf() -> AsyncIterator[int]:
         over.set()
 
 
-def test_what_is_sent_is_heard() -> None:
+async def test_what_is_sent_is_heard() -> None:
     """Several revisions in one message; of a version that has none, that nobody was told."""
-
-    async def scenario(server: StrictAutoscaler) -> None:
-        async with linked(server) as link:
-            assert await link.send((stat(M, 1.0, 1),))
-            assert await link.send((stat(M, 0.25), stat(N, 3.5, 2)))
-            assert not await link.send((stat(UNKNOWN, 1.0),))
-            assert not await link.send((stat(UNKNOWN, 1.0), stat(N, 0.0)))
-            await server.until(lambda heard: len(heard.stats) == 4)
-            assert [each[1:] for each in server.stats] == [
-                (0, "ns/m-1", POD, 1.0, 1.0),
-                (1, "ns/m-1", POD, 0.25, 0.0),
-                (1, "ns/n-1", POD, 3.5, 2.0),
-                (2, "ns/n-1", POD, 0.0, 0.0),
-            ]
-
-    play(scenario)
+    async with autoscaler() as server, linked(server) as link:
+        assert await link.send((stat(M, 1.0, 1),))
+        assert await link.send((stat(M, 0.25), stat(N, 3.5, 2)))
+        assert not await link.send((stat(UNKNOWN, 1.0),))
+        assert not await link.send((stat(UNKNOWN, 1.0), stat(N, 0.0)))
+        await server.until(lambda heard: len(heard.stats) == 4)
+        assert [each[1:] for each in server.stats] == [
+            (0, "ns/m-1", POD, 1.0, 1.0),
+            (1, "ns/m-1", POD, 0.25, 0.0),
+            (1, "ns/n-1", POD, 3.5, 2.0),
+            (2, "ns/n-1", POD, 0.0, 0.0),
+        ]
 
 
-def test_a_version_without_a_revision_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_version_without_a_revision_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is told of while somebody waits; again after nobody did."""
-
-    async def scenario(server: StrictAutoscaler) -> None:
-        async with linked(server) as link:
-            for concurrency in (1.0, 1.0, 0.0, 0.0, 1.0):
-                assert not await link.send((stat(UNKNOWN, concurrency),))
-
-    play(scenario)
+    async with autoscaler() as server, linked(server) as link:
+        for concurrency in (1.0, 1.0, 0.0, 0.0, 1.0):
+            assert not await link.send((stat(UNKNOWN, concurrency),))
     assert [record.message for record in caplog.records].count("a version is asked for that has no Revision") == 2
 
 
-def test_a_long_list_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_list_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no message is too long to be taken; all of it comes."""
     monkeypatch.setattr(autoscaler_link, "AT_ONCE", 1)
 
-    async def scenario(server: StrictAutoscaler) -> None:
-        async with linked(server) as link:
-            assert await link.send((stat(M, 1.0), stat(N, 1.0)))
-            await server.until(lambda heard: [each.message for each in heard.stats] == [0, 1])
-
-    play(scenario)
+    async with autoscaler() as server, linked(server) as link:
+        assert await link.send((stat(M, 1.0), stat(N, 1.0)))
+        await server.until(lambda heard: [each.message for each in heard.stats] == [0, 1])
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-def test_nothing_is_sent_late_but_that_there_is_nothing(how: str) -> None:
+async def test_nothing_is_sent_late_but_that_there_is_nothing(how: str) -> None:
     """While it is away a figure is dropped, and said to be; a zero is owed, unless something came after it. Then it is
     connected to again, in a session of its own.
     """
-
-    async def scenario(server: StrictAutoscaler) -> None:
-        async with linked(server) as link:
-            assert await link.send((stat(M, 2.0), stat(N, 2.0)))
-            before = link.session
-            assert before is not None
-            await server.until(lambda heard: len(heard.stats) == 2)
-            if how == "killed":
-                server.kill()
-            else:
-                await server.leave()
-            await eventually(lambda: not link.is_open)
-            assert link.session is None
-            assert not await link.send((stat(M, 0.0), stat(N, 0.0)))
-            assert not await link.send((stat(N, 1.0, 1),))
-            server.is_away = False
-            await eventually(lambda: link.is_open)
-            assert link.session is not before
-            assert await link.send((stat(N, 1.0),))
-            await server.until(lambda heard: len(heard.stats) == 4)
-            assert [(each.connection, each.revision, each.concurrency) for each in server.stats[2:]] == [
-                (1, "ns/m-1", 0.0),
-                (1, "ns/n-1", 1.0),
-            ]
-
-    play(scenario)
+    async with autoscaler() as server, linked(server) as link:
+        assert await link.send((stat(M, 2.0), stat(N, 2.0)))
+        before = link.session
+        assert before is not None
+        await server.until(lambda heard: len(heard.stats) == 2)
+        if how == "killed":
+            server.kill()
+        else:
+            await server.leave()
+        await eventually(lambda: not link.is_open)
+        assert link.session is None
+        assert not await link.send((stat(M, 0.0), stat(N, 0.0)))
+        assert not await link.send((stat(N, 1.0, 1),))
+        server.is_away = False
+        await eventually(lambda: link.is_open)
+        assert link.session is not before
+        assert await link.send((stat(N, 1.0),))
+        await server.until(lambda heard: len(heard.stats) == 4)
+        assert [(each.connection, each.revision, each.concurrency) for each in server.stats[2:]] == [
+            (1, "ns/m-1", 0.0),
+            (1, "ns/n-1", 1.0),
+        ]
 
 
-def test_who_is_refused_comes_again() -> None:
+async def test_who_is_refused_comes_again() -> None:
     """Later and later; from the moment on in which it is let in it is heard."""
-
-    async def scenario(server: StrictAutoscaler) -> None:
+    async with autoscaler() as server:
         server.is_away = True
         async with linked(server, told=False) as link:
             for _ in range(3):
@@ -173,20 +156,15 @@ def test_who_is_refused_comes_again() -> None:
             assert await link.send((stat(M, 1.0),))
             await server.until(lambda heard: len(heard.stats) == 1)
 
-    play(scenario)
 
-
-def test_one_that_answers_no_ping_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_answers_no_ping_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the socket says: it is asked whether it lives, and another connection is made where it does not."""
     monkeypatch.setattr(autoscaler_link, "SILENCE_S", 0.3)
 
-    async def scenario(server: StrictAutoscaler) -> None:
-        async with linked(server):
-            await server.until(lambda heard: heard.pings >= 3)
-            server.is_mute, before = True, server.connections
-            await server.until(lambda heard: heard.connections > before)
-
-    play(scenario)
+    async with autoscaler() as server, linked(server):
+        await server.until(lambda heard: heard.pings >= 3)
+        server.is_mute, before = True, server.connections
+        await server.until(lambda heard: heard.connections > before)
 
 
 FLOOD = (stat(M, 1.0),) * 400  # 44 MB where the pod's name is LONG: more than sockets hold
@@ -220,7 +198,6 @@ async def test_one_that_reads_nothing_holds_nobody_up(monkeypatch: pytest.Monkey
 
 async def test_nothing_stays_open_of_one_that_is_cancelled() -> None:
     """While more is to be sent than is taken."""
-
     async with deaf() as port, unheard(port) as (link, running, _):
         sending = asyncio.create_task(link.send(FLOOD))
         await asyncio.sleep(0)
@@ -289,12 +266,14 @@ async def test_nor_of_one_that_does_not_leave(monkeypatch: pytest.MonkeyPatch, t
     pytest.param((), id="and is heard by the next connection"),
     pytest.param((stat(N, 2.0),), id="unless something comes after it: the control"),
 ])  # fmt: skip
-def test_a_zero_that_was_not_taken_is_owed(monkeypatch: pytest.MonkeyPatch, then: tuple[ConcurrencyStat, ...]) -> None:
+async def test_a_zero_that_was_not_taken_is_owed(
+    monkeypatch: pytest.MonkeyPatch, then: tuple[ConcurrencyStat, ...]
+) -> None:
     """Among much else, by one that reads nothing and is left."""
     monkeypatch.setattr(autoscaler_link, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(autoscaler_link, "AT_ONCE", 10)  # in messages that the server's bound lets in
 
-    async def scenario(server: StrictAutoscaler) -> None:
+    async with autoscaler() as server:
         server.is_deaf = True
         link = AutoscalerLink(server.url, LONG, ROWS.get)
         running = asyncio.create_task(link.run())
@@ -311,13 +290,9 @@ def test_a_zero_that_was_not_taken_is_owed(monkeypatch: pytest.MonkeyPatch, then
         assert [(each.revision, each.concurrency) for each in server.stats] == [*heard, ("ns/m-1", 1.0)]
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await server.stop()
-
-    play(scenario)
 
 
 async def test_a_lost_host_is_noticed() -> None:
     """The connection is made as each to another host."""
-
     async with deaf() as port, unheard(port) as (_, _, line):
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

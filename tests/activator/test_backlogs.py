@@ -11,7 +11,6 @@ from activator.policy.ask import Ask
 from activator.policy.expected import LEAST, Pace
 from activator.reporter import Reporter
 from tests.activator.test_reporter import ALONE, Decider, M, N
-from tests.virtual_loop import run_virtually
 
 
 @dataclass
@@ -95,27 +94,24 @@ def test_what_is_remembered_is_bounded() -> None:
     assert first not in here._measured
 
 
-def test_it_is_in_the_report_and_what_was_announced_is_taken_off() -> None:
+@pytest.mark.virtual_time
+async def test_it_is_in_the_report_and_what_was_announced_is_taken_off() -> None:
     """The first request is told at once, the next report is less by it, whatever it is weighed as; then a zero."""
-
-    async def main() -> list[tuple[float, str, float, int]]:
-        decider, place = Decider(ALONE), Place()
-        reporter = Reporter(decider, place.it, clock=asyncio.get_running_loop().time)
-        running = asyncio.create_task(reporter.run())
-        await asyncio.sleep(0.5)
-        work = asked(1000)
-        reporter.began(M, lambda key: False, work)
-        await asyncio.sleep(1.0)
-        work.computed_tokens = 500
-        await asyncio.sleep(1.0)
-        reporter.ended(M, work)
-        await asyncio.sleep(3.0)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        place.it.check_integrity()
-        return decider.told
-
-    assert run_virtually(main()) == [
+    decider, place = Decider(ALONE), Place()
+    reporter = Reporter(decider, place.it, clock=asyncio.get_running_loop().time)
+    running = asyncio.create_task(reporter.run())
+    await asyncio.sleep(0.5)
+    work = asked(1000)
+    reporter.began(M, lambda key: False, work)
+    await asyncio.sleep(1.0)
+    work.computed_tokens = 500
+    await asyncio.sleep(1.0)
+    reporter.ended(M, work)
+    await asyncio.sleep(3.0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    place.it.check_integrity()
+    assert decider.told == [
         (0.5, "m", 1.0, 1), (1.0, "m", 9.0, 0), (2.0, "m", 5.0, 0), (3.0, "m", 0.5, 0), (4.0, "m", 0.0, 0),
     ]  # fmt: skip
 

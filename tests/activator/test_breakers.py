@@ -9,9 +9,9 @@ import pytest
 from contracts.artifact_errors import ProbeFailed, WeightsDamaged
 from contracts.control import RestoreFailure
 from contracts.usage import RequestRecord
-from tests.activator.control import OTHER, VERSION, replica_row
-from tests.activator.replica import Call, hello
-from tests.activator.world import Got, World, world
+from tests.activator.control import OTHER, VERSION
+from tests.activator.replica import Call
+from tests.activator.world import CHAT, Got, World, world
 
 
 def failure(code: str, *, retryable: bool = False) -> RestoreFailure:
@@ -26,7 +26,7 @@ async def fails(here: World, code: str) -> Got:
     async with asyncio.timeout(60):
         while True:
             asked = asyncio.create_task(here.post())
-            while not (await _gauge(here, "kelvin_requests_queued") or asked.done()):
+            while not (await here.figure("kelvin_requests_queued") or asked.done()):
                 await asyncio.sleep(0.005)
             if not asked.done():
                 here.control.publish(failures=(failure(code),))
@@ -35,20 +35,14 @@ async def fails(here: World, code: str) -> Got:
                 return got
 
 
-async def _gauge(here: World, name: str) -> float:
-    (line,) = [line for line in (await here.page()).splitlines() if line.startswith(name + "{")]
-    return float(line.split()[-1])
-
-
 def _is_of(record: RequestRecord, got: Got) -> bool:
     return record.request_id == got.headers["x-request-id"]
 
 
-async def openings(here: World) -> dict[str, int]:
+async def openings(here: World) -> dict[str, float]:
     """Of versions, by why."""
-    lines = [line for line in (await here.page()).splitlines() if line.startswith("kelvin_breaker_openings_total{")]
-    found = {line.split('why="')[1].split('"')[0]: int(float(line.split()[-1])) for line in lines}
-    return {why: count for why, count in found.items() if why != "lost"}
+    series = await here.series("kelvin_breaker_openings_total")
+    return {labels["why"]: value for labels, value in series if labels["why"] != "lost"}
 
 
 async def refused_after(here: World, times: int) -> tuple[Got, int]:
@@ -77,14 +71,14 @@ async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
             count = len(here.control.records) + 1
         (record,) = found
         assert (record.outcome, record.status, record.runtime_id) == ("breaker_open", 503, None)
-        here.control.publish(replica_row("b", version=OTHER))
-        await here.replica("b", hello, told=False)
-        await here.settled()
-        other = {"model": f"m@{OTHER[:12]}", "messages": [{"role": "user", "content": "hi"}]}
+        await here.replica("b", version=OTHER)
+        other = CHAT | {"model": f"m@{OTHER[:12]}"}
         assert (await here.post(body=other)).status == 200, "another version is another matter"
-        await here.replica("a", hello)
+        await here.replica("a")
         assert (await here.post()).status == 200, "a replica that is there is asked"
-        assert await _gauge(here, "kelvin_versions_failing") == 0, "and closes it by its answer"
+        assert [value for _, value in await here.series("kelvin_versions_failing")] == [0], (
+            "and closes it by its answer"
+        )
 
 
 async def test_how_long_it_is_open_is_bounded(tmp_path: Path) -> None:
@@ -120,7 +114,7 @@ async def test_while_it_is_half_open_one_request_tries(tmp_path: Path) -> None:
         refused = await asyncio.gather(*(here.post() for _ in range(8)))
         assert {(got.status, got.code) for got in refused} == {(503, "breaker_open")}
         assert "is being tried" in refused[0].body.decode()
-        await here.replica("a", hello)
+        await here.replica("a")
         assert (await trying).status == 200
         assert {got.status for got in await asyncio.gather(*(here.post() for _ in range(8)))} == {200}
 
@@ -133,7 +127,7 @@ async def test_who_tries_and_leaves_makes_room_for_the_next(tmp_path: Path) -> N
         trying = await _one_that_waits(here, x_kelvin_deadline_ms="1500")
         assert (await trying).code == "deadline_exceeded"
         again = await _one_that_waits(here)
-        await here.replica("a", hello)
+        await here.replica("a")
         assert (await again).status == 200
 
 
@@ -143,7 +137,7 @@ async def _one_that_waits(here: World, **headers: str) -> "asyncio.Task[Got]":
         while True:
             asked = asyncio.create_task(here.post(**headers))
             while not asked.done():
-                if await _gauge(here, "kelvin_requests_queued"):
+                if await here.figure("kelvin_requests_queued"):
                     return asked
             assert asked.result().code == "breaker_open", asked.result()
 
@@ -172,6 +166,6 @@ async def test_what_a_replica_says_of_itself(
             assert (await asked).code == "probe_failed"
         else:
             await here.replicas[0].until(lambda replica: len(replica.calls) == 1)
-            await here.replica("b", hello)
+            await here.replica("b")
             assert (await asked).status == 200
         assert await openings(here) == want

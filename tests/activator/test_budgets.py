@@ -4,11 +4,10 @@ import asyncio
 import json
 from pathlib import Path
 
-from contracts.control import TenantLimits, TenantRow
 from contracts.frames import FrameKind
 from contracts.spending import SpendingRow, TokenPrices
 from tests.activator import spending
-from tests.activator.control import STRANGER
+from tests.activator.control import STRANGER, limited
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import END, Call, Held, whole
 from tests.activator.world import CHAT, World, http, world
@@ -24,9 +23,7 @@ async def budget(here: World, micros: int, spent: int, seen: dict[str, int] | No
     row = SpendingRow(
         tenant="default", month="2026-11", ends_at_us=FAR_US, spent_micros=spent, prices=PRICES, seen=seen or {}
     )
-    limits = TenantLimits(budget_micros=micros)
-    here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),), spending=(row,))
-    await here.settled()
+    await here.publish(tenants=(limited(budget_micros=micros),), spending=(row,))
 
 
 async def test_a_budget_that_is_spent(tmp_path: Path) -> None:
@@ -135,41 +132,37 @@ async def test_limits_hold_without_a_control_plane(tmp_path: Path) -> None:
         records = await here.control.until_records(4)
         assert [record.status for record in records] == [200, 200, 200, 429]
         await here.settled()  # it follows the feed again: what is published from now on reaches it
-        rated = TenantLimits(rpm=2)
-        here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=rated),))
-        await here.settled()
+        await here.limit(rpm=2)
         await here.control.stop()
         assert [(await here.post(body=SMALL)).status for _ in range(3)] == [200, 200, 429]
-        here.control.publish(tenants=(TenantRow(tenant="default", suspended=False),))
+        here.control.publish(tenants=(limited(),))
         await here.control.start(here.data / "run")
 
 
-async def test_two_activators_spend_one_budget(tmp_path: Path) -> None:
+async def test_two_activators_spend_one_budget(tmp_path: Path, redis: RedisServer) -> None:
     """Named by its setting: what another one leases is not there to be spent, what that gives back is; while Redis is
     away, what is leased is, and then 429 with a `Retry-After`. It ends in peace.
     """
-
-    with RedisServer() as server:
-        async with world(tmp_path, redis=server.url) as here, spending.door(server, "other") as other:
-            await here.replica("a")
-            await budget(here, 100_000, 0)
-            other.tell(spending.Ledger("2026-11", FAR_US, tenant="default").row())
-            assert await other.try_hold(100_000, 98_500) is None
-            got = await here.post(body=CHAT | {"max_tokens": 15})
-            assert (got.status, got.code) == (429, "insufficient_quota")
-            other.end(0, 0)
-            await other.tend()
-            async with asyncio.timeout(30):
-                while (got := await here.post(body=SMALL)).status == 429:
-                    await asyncio.sleep(0.05)
-            assert got.status == 200
-            server.kill()
-            async with asyncio.timeout(30):
-                while (got := await here.post(body=SMALL)).status == 200:
-                    await asyncio.sleep(0.01)
-            assert (got.status, got.code, got.headers["retry-after"]) == (429, "budget_unavailable", "1")
-            server.start()
-            async with asyncio.timeout(30):
-                while (got := await here.post(body=SMALL)).status == 429:
-                    await asyncio.sleep(0.05)
-            assert await here.terminate() == 0
+    async with world(tmp_path, redis=redis.url) as here, spending.door(redis, "other") as other:
+        await here.replica("a")
+        await budget(here, 100_000, 0)
+        other.tell(spending.Ledger("2026-11", FAR_US, tenant="default").row())
+        assert await other.try_hold(100_000, 98_500) is None
+        got = await here.post(body=CHAT | {"max_tokens": 15})
+        assert (got.status, got.code) == (429, "insufficient_quota")
+        other.end(0, 0)
+        await other.tend()
+        async with asyncio.timeout(30):
+            while (got := await here.post(body=SMALL)).status == 429:
+                await asyncio.sleep(0.05)
+        assert got.status == 200
+        redis.kill()
+        async with asyncio.timeout(30):
+            while (got := await here.post(body=SMALL)).status == 200:
+                await asyncio.sleep(0.01)
+        assert (got.status, got.code, got.headers["retry-after"]) == (429, "budget_unavailable", "1")
+        redis.start()
+        async with asyncio.timeout(30):
+            while (got := await here.post(body=SMALL)).status == 429:
+                await asyncio.sleep(0.05)
+        assert await here.terminate() == 0

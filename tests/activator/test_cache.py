@@ -7,8 +7,8 @@ import pytest
 from activator.policy.body import is_greedy
 from contracts.traffic_errors import Overloaded
 from tests.activator.control import STRANGER
-from tests.activator.replica import Call, hello, unfiltered
-from tests.activator.test_once import ASK, figure, same, sent
+from tests.activator.once import ASK, same, sent
+from tests.activator.replica import hello, refuses, unfiltered
 from tests.activator.world import CHAT, world
 
 GREEDY = CHAT | {"temperature": 0}
@@ -34,7 +34,7 @@ async def test_the_same_question_is_answered_out_of_the_cache(tmp_path: Path, st
         unasked = await here.post(body=body)
         assert "x-kelvin-cache" not in unasked.headers
         assert len(replica.calls) == 3
-        assert await figure(here, 'kelvin_cache_requests_total result="hit"') == 1
+        assert await here.figure("kelvin_cache_requests_total", result="hit") == 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_what_may_differ_is_not_cached(tmp_path: Path, body: dict[str, obj
         for _ in range(2):
             assert "x-kelvin-cache" not in (await here.post(body=body, **ALLOW)).headers
         assert len(replica.calls) == 2
-        assert await figure(here, 'kelvin_cache_requests_total result="bypass"') == 2
+        assert await here.figure("kelvin_cache_requests_total", result="bypass") == 2
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -89,11 +89,7 @@ async def test_failures_are_not_cached(tmp_path: Path) -> None:
     """The next one runs."""
 
     async with world(tmp_path) as here:
-
-        async def refuse(call: Call) -> None:
-            call.refuse(Overloaded("the queue", 1, 1.0))
-
-        replica = await here.replica("a", refuse)
+        replica = await here.replica("a", refuses(Overloaded("the queue", 1, 1.0)))
         assert (await here.post(body=GREEDY, **ALLOW)).status == 503
         replica.script = hello
         assert [(await here.post(body=GREEDY, **ALLOW)).headers["x-kelvin-cache"] for _ in range(2)] == [

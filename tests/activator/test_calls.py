@@ -1,6 +1,5 @@
 """What the door does for a request that uses none of its features stays little: counted in calls, not in time."""
 
-import asyncio
 from pathlib import Path
 
 from tests.activator.world import world
@@ -9,25 +8,21 @@ REQUESTS = 40
 MOST = 325  # frames; a stage that a request does not use costs it none, or one
 
 
-def counted(tmp_path: Path, planted: int = 0) -> int:
+async def counted(tmp_path: Path, planted: int = 0) -> int:
     """Frames that a request enters, where nothing else is done between two of them."""
     path = tmp_path / "counted"
-
-    async def scenario() -> None:
-        async with world(tmp_path, program="tests.activator.calling", counted=path, planted=planted) as here:
-            await here.replica("a")
-            for _ in range(REQUESTS):
-                assert (await here.post()).status == 200
-
-    asyncio.run(scenario())
+    async with world(tmp_path, program="tests.activator.calling", counted=path, planted=planted) as here:
+        await here.replica("a")
+        for _ in range(REQUESTS):
+            assert (await here.post()).status == 200
     return min(int(line) for line in path.read_text().splitlines()[-REQUESTS + 1 :])
 
 
-def test_a_plain_request_enters_few_frames(tmp_path: Path) -> None:
+async def test_a_plain_request_enters_few_frames(tmp_path: Path) -> None:
     """Who adds some to each of them finds that here, and not in a bench a month later."""
-    assert counted(tmp_path) <= MOST
+    assert await counted(tmp_path) <= MOST
 
 
-def test_frames_that_are_added_are_counted(tmp_path: Path) -> None:
+async def test_frames_that_are_added_are_counted(tmp_path: Path) -> None:
     """The negative control."""
-    assert counted(tmp_path, planted=MOST) > MOST
+    assert await counted(tmp_path, planted=MOST) > MOST

@@ -9,32 +9,21 @@ import msgspec
 import pytest
 
 from contracts.control import Scope
-from tests.activator.control import KEY, OTHER, STRANGER, key_row, replica_row
-from tests.activator.replica import Call, FakeReplica, chunk, hello
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.control import KEY, OTHER, STRANGER, key_row
+from tests.activator.replica import Call, Script, endless, hello, silent
+from tests.activator.world import CHAT, STREAM, Got, World, world
 
-STREAM = CHAT | {"stream": True}
 NAME = "mine-1"
 HELD: list["asyncio.Task[Got]"] = []  # a request in whose place another one would be
 
 
-async def _endless(call: Call) -> None:
-    """The first call never ends; the others do at once."""
-    tokens = 0
-    if call.replica.calls[0] is not call:
-        await hello(call)
-    while call.replica.calls[0] is call:
-        tokens += 1
-        await call.data(chunk("x"), tokens)
-        await asyncio.sleep(0.01)
+def _first(endless: Script) -> Script:
+    """Of a replica's calls; the others are answered at once."""
 
+    async def script(call: Call) -> None:
+        await (endless if call.replica.calls[0] is call else hello)(call)
 
-async def _silent(call: Call) -> None:
-    """Likewise, without a word."""
-    if call.replica.calls[0] is not call:
-        await hello(call)
-    else:
-        await asyncio.Event().wait()
+    return script
 
 
 async def _cancel(here: World, name: str = NAME, key: str = KEY) -> Got:
@@ -43,13 +32,6 @@ async def _cancel(here: World, name: str = NAME, key: str = KEY) -> Got:
 
 def _ask(here: World, body: object) -> "asyncio.Task[Got]":
     return asyncio.create_task(here.post(body=body, x_request_id=NAME))
-
-
-async def _waiting(here: World, count: int) -> None:
-    """Until so many wait for a slot."""
-    async with asyncio.timeout(30):
-        while f'kelvin_requests_queued{{process="activator"}} {count}\n' not in await here.page():
-            await asyncio.sleep(0.02)
 
 
 async def _restoring(here: World, body: object) -> "asyncio.Task[Got]":
@@ -61,18 +43,18 @@ async def _restoring(here: World, body: object) -> "asyncio.Task[Got]":
 
 async def _queued(here: World, body: object) -> "asyncio.Task[Got]":
     """The only slot is taken."""
-    replica = await here.replica("a", _silent, max_streams=1)
+    replica = await here.replica("a", _first(silent), max_streams=1)
     holder = asyncio.create_task(here.post(x_request_id="holder"))
     await replica.until(lambda r: len(r.calls) == 1)
     asked = _ask(here, body)
-    await _waiting(here, 1)
+    await here.until_queued(1)
     HELD.append(holder)
     return asked
 
 
 async def _prefilling(here: World, body: object) -> "asyncio.Task[Got]":
     """The replica has it, and has said nothing."""
-    replica = await here.replica("a", _silent, max_streams=1)
+    replica = await here.replica("a", _first(silent), max_streams=1)
     asked = _ask(here, body)
     await replica.until(lambda r: len(r.calls) == 1)
     return asked
@@ -80,7 +62,7 @@ async def _prefilling(here: World, body: object) -> "asyncio.Task[Got]":
 
 async def _decoding(here: World, body: object) -> "asyncio.Task[Got]":
     """Tokens have come."""
-    replica = await here.replica("a", _endless, max_streams=1)
+    replica = await here.replica("a", _first(endless), max_streams=1)
     asked = _ask(here, body)
     await replica.until(lambda r: len(r.calls) == 1 and r.calls[0].answer is not None)
     return asked
@@ -131,10 +113,7 @@ async def test_a_request_ends_at_every_stage(tmp_path: Path, reach: Reach, body:
             await replica.until(lambda r: r.deleted == [record.request_id])
             assert reach is _prefilling or replica.deleted_before_close == replica.deleted
         if reach is _restoring:
-            late = FakeReplica()
-            await late.start(here.data / "run", "late")
-            here.replicas.append(late)
-            here.control.publish(replica_row("late"))
+            await here.replica("late", settles=False)
         if reach is _queued:
             assert (await _cancel(here, "holder")).status == 204
             assert (await HELD.pop()).status == 499
@@ -145,7 +124,7 @@ async def test_the_answer_s_own_id_names_it(tmp_path: Path) -> None:
     """As a stream's head has it. What was delivered is what is billed."""
 
     async with world(tmp_path) as here:
-        await here.replica("a", _endless, max_streams=1)
+        await here.replica("a", _first(endless), max_streams=1)
         own = {"authorization": f"Bearer {KEY}"}
         async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as stream:
             name = stream.headers["x-request-id"]
@@ -174,7 +153,7 @@ async def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
         assert (unknown.status, unknown.code) == (404, "not_found")
         (record,) = await here.control.until_records(1)
         assert record.outcome == "ok"
-        replica.script = _silent
+        replica.script = _first(silent)
         replica.calls.clear()
         asked = _ask(here, CHAT)
         await replica.until(lambda r: len(r.calls) == 1)
@@ -192,10 +171,9 @@ async def test_one_name_of_several_ends_all_of_them(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         both = [_ask(here, CHAT) for _ in range(2)]
         bystander = asyncio.create_task(here.post(body=CHAT | {"model": "m@next"}))
-        await _waiting(here, 3)
+        await here.until_queued(3)
         assert (await _cancel(here)).status == 204
         assert [got.status for got in await asyncio.gather(*both)] == [499, 499]
-        replica = await here.replica("a", hello, told=False)
-        here.control.publish(replica_row("a", version=OTHER))
+        replica = await here.replica("a", version=OTHER, settles=False)
         assert (await bystander).status == 200
         assert len(replica.calls) == 1

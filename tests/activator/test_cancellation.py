@@ -8,27 +8,15 @@ from pathlib import Path
 import pytest
 
 from contracts.frames import FrameKind
-from tests.activator.replica import Call, chunk, hello
+from tests.activator.control import OTHER
+from tests.activator.replica import Call, Held, endless, hello, silent
 from tests.activator.world import CHAT, World, http, world
 
 STREAM = json.dumps(CHAT | {"stream": True}).encode()
 
 
-async def _endless(call: Call) -> None:
-    tokens = 0
-    while True:
-        tokens += 1
-        await call.data(chunk("x"), tokens)
-        await asyncio.sleep(0.01)
-
-
-async def _silent(call: Call) -> None:
-    await asyncio.Event().wait()
-
-
 async def _leave_once(here: World, body: bytes, until: "asyncio.Future[None] | None" = None) -> None:
-    reader, writer = await here.raw()
-    writer.write(http(body))
+    reader, writer = await here.raw(http(body))
     await writer.drain()
     if until is not None:
         await until
@@ -41,7 +29,7 @@ async def test_leaving_mid_stream_cancels_upstream_and_frees_the_slot(tmp_path: 
     """The runtime is told by DELETE while its connection still stands; the one slot serves the next at once."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", _endless, max_streams=1)
+        replica = await here.replica("a", endless, max_streams=1)
         await _leave_once(here, STREAM)
         await replica.until(lambda r: r.deleted == [r.calls[0].request_id])
         assert replica.deleted_before_close == replica.deleted
@@ -57,7 +45,7 @@ async def test_leaving_before_the_first_token_cancels_upstream(tmp_path: Path) -
     """The runtime has not said a word yet; it is told all the same."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", _silent, max_streams=1)
+        replica = await here.replica("a", silent, max_streams=1)
         started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
         await _leave_once(here, STREAM, started)
         await replica.until(lambda r: len(r.deleted) == 1)
@@ -71,7 +59,7 @@ async def test_leaving_a_whole_answer_cancels_upstream(tmp_path: Path) -> None:
     """A client of an answer that does not stream is missed just as quickly."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", _silent, max_streams=1)
+        replica = await here.replica("a", silent, max_streams=1)
         started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
         await _leave_once(here, json.dumps(CHAT).encode(), started)
         await replica.until(lambda r: len(r.deleted) == 1)
@@ -117,11 +105,7 @@ async def test_leaving_after_a_large_body_is_noticed(tmp_path: Path) -> None:
     body = json.dumps(CHAT | {"stream": True, "model": "m@next", "pad": "x" * 700_000}).encode()
 
     async with world(tmp_path) as here:
-        from tests.activator.control import OTHER, replica_row
-
-        replica = await here.replica("a", _silent, told=False)
-        here.control.publish(replica_row("a", version=OTHER))
-        await here.settled()
+        replica = await here.replica("a", silent, version=OTHER)
         started = asyncio.ensure_future(replica.until(lambda r: len(r.calls) == 1))
         await _leave_once(here, body, started)
         await replica.until(lambda r: len(r.deleted) == 1)
@@ -129,15 +113,10 @@ async def test_leaving_after_a_large_body_is_noticed(tmp_path: Path) -> None:
 
 async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
     """One slot, taken: who leaves the queue never reaches the runtime, and whoever is behind moves up."""
-    release = asyncio.Event()
-
-    async def hold(call: Call) -> None:
-        if len(call.replica.calls) == 1:
-            await release.wait()
-        await hello(call)
+    held = Held()
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hold, max_streams=1)
+        replica = await here.replica("a", held, max_streams=1)
         first = asyncio.create_task(here.post())
         await replica.until(lambda r: len(r.calls) == 1)
         await here.control.until_stat(1.0)
@@ -146,7 +125,7 @@ async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
         (record,) = await here.control.until_records(1)
         assert (record.outcome, record.runtime_id) == ("cancelled", None)
         third = asyncio.create_task(here.post())
-        release.set()
+        held.release()
         assert (await first).status == (await third).status == 200
         assert len(replica.calls) == 2
 
@@ -175,8 +154,7 @@ async def test_leaving_during_a_cold_heartbeat_is_noticed(tmp_path: Path) -> Non
     """After 200 was committed by heartbeats, too."""
 
     async with world(tmp_path) as here:
-        reader, writer = await here.raw()
-        writer.write(http(STREAM))
+        reader, writer = await here.raw(http(STREAM))
         await reader.readuntil(b": waiting")
         writer.transport.abort()
         (record,) = await here.control.until_records(1)
@@ -190,8 +168,7 @@ async def test_leaving_while_a_slot_is_granted_leaks_nothing(tmp_path: Path) -> 
         replica = await here.replica("a", hello, max_streams=1)
 
         async def come_and_go(turn: int) -> None:
-            _, writer = await here.raw()
-            writer.write(http(STREAM))
+            _, writer = await here.raw(http(STREAM))
             await writer.drain()
             await asyncio.sleep(0.001 * (turn % 7))
             writer.transport.abort()

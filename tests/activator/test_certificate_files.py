@@ -4,7 +4,6 @@ import asyncio
 import datetime
 import errno
 import os
-import re
 import ssl
 import time
 from pathlib import Path
@@ -89,7 +88,7 @@ def _own(tmp_path: Path, files: CertificateFiles) -> Certificates:
     return Certificates(Authority.load_or_make(tmp_path / "ca.pem", tmp_path / "ca.key"), "d.e", files)
 
 
-def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: Path, issuer: Issuer) -> None:
+async def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: Path, issuer: Issuer) -> None:
     """Of pairs for one name the valid one wins, wherever it lies; of two valid ones the one that was issued last."""
     place = tmp_path / "from"
     issuer.pair(place / "a", "x.y", days=-1, begins_in_days=-9)
@@ -102,7 +101,7 @@ def test_valid_pair_is_shown_before_an_expired_or_a_future_one(tmp_path: Path, i
     assert _shown(own, "x.y") == good
     assert _shown(own, "z.y") == beside, "a name's own pair has expired"
     latest = issuer.pair(place / "0", "x.y", begins_in_days=-2)
-    asyncio.run(files.look())
+    await files.look()
     assert _shown(own, "x.y") == latest
     expired = issuer.pair(tmp_path / "only" / "a", "x.y", days=-1, begins_in_days=-9)
     assert _shown(_own(tmp_path, CertificateFiles(tmp_path / "only")), "x.y") == expired, "there is no other"
@@ -123,7 +122,7 @@ def test_pair_becomes_valid_while_nothing_changes(tmp_path: Path, issuer: Issuer
 
 
 @pytest.mark.parametrize("harm", ["no key", "an extension twice", "no certificate", "no names"])
-def test_broken_pair_stops_no_other(
+async def test_broken_pair_stops_no_other(
     tmp_path: Path, issuer: Issuer, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither at start nor when others are renewed; it is told once, and counts as soon as it is whole."""
@@ -144,15 +143,15 @@ def test_broken_pair_stops_no_other(
     own = _own(tmp_path, files)
     assert _shown(own, "c.c") == first
     second = issuer.pair(place / "b", "c.c")
-    asyncio.run(files.look())
-    asyncio.run(files.look())
+    await files.look()
+    await files.look()
     assert _shown(own, "c.c") == second
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     mended = issuer.pair(place / "a", "b.b")
-    asyncio.run(files.look())
+    await files.look()
     assert _shown(own, "b.b") == mended
     broken(place / "a")
-    asyncio.run(files.look())
+    await files.look()
     assert _shown(own, "b.b") == mended, "it stays as it was"
 
 
@@ -174,7 +173,9 @@ def test_a_directory_of_another_user_stops_no_pair(
     assert _shown(_own(tmp_path, files), "c.c") == first
 
 
-def test_what_could_not_be_read_is_tried_again(tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_could_not_be_read_is_tried_again(
+    tmp_path: Path, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No descriptor was left, say: the files are as they were, and a later look reads them."""
     place = tmp_path / "from"
     issuer.pair(place, "a.b")
@@ -187,9 +188,9 @@ def test_what_could_not_be_read_is_tried_again(tmp_path: Path, issuer: Issuer, m
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fail)
-        asyncio.run(files.look())
+        await files.look()
     assert _shown(own, "a.b") != second
-    asyncio.run(files.look())
+    await files.look()
     assert _shown(own, "a.b") == second
 
 
@@ -255,8 +256,7 @@ async def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
     (tmp_path / "world").mkdir()
 
     async def days(here: World) -> dict[str, int]:
-        found = re.findall(rf'^{NAME}{{process="activator",of="(\w+)"}} (\S+)$', await here.page(), re.MULTILINE)
-        return {of: round((float(at) - time.time()) / 86_400) for of, at in found}
+        return {labels["of"]: round((at_s - time.time()) / 86_400) for labels, at_s in await here.series(NAME)}
 
     async with world(tmp_path / "world", certificates=place) as here:
         assert await days(here) == {"authority": CA_DAYS, "leaves": LEAF_DAYS, "files": 7}

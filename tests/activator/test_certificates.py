@@ -39,15 +39,15 @@ def _shown(certificates: Certificates, client: ssl.SSLContext, name: str | None)
 
 
 @pytest.mark.parametrize("age", [pytest.param(HALF - DAY, id="young: the control"), pytest.param(HALF + DAY, id="due")])
-def test_leaves_are_renewed(tmp_path: Path, age: datetime.timedelta) -> None:
+async def test_leaves_are_renewed(tmp_path: Path, age: datetime.timedelta) -> None:
     """Past half of its life a leaf is replaced, the default and a tenant's alike, behind the same listener."""
     clock = _Clock()
     certificates, client = _made(tmp_path, clock)
     names = ("localhost", None, "m.t.d.e")
-    asyncio.run(certificates.ensure(frozenset({"t"})))
+    await certificates.ensure(frozenset({"t"}))
     before = [_shown(certificates, client, name) for name in names]
     clock.at += age
-    asyncio.run(certificates.ensure(frozenset({"t"})))
+    await certificates.ensure(frozenset({"t"}))
     after = [_shown(certificates, client, name) for name in names]
     assert [old == new for old, new in zip(before, after, strict=True)] == [age < HALF] * 3
 
@@ -55,26 +55,26 @@ def test_leaves_are_renewed(tmp_path: Path, age: datetime.timedelta) -> None:
 @pytest.mark.parametrize(
     "ahead", [pytest.param(DAY, id="a day ahead"), pytest.param(datetime.timedelta(days=5000), id="years ahead")]
 )
-def test_what_a_clock_ahead_has_made_is_made_again(tmp_path: Path, ahead: datetime.timedelta) -> None:
+async def test_what_a_clock_ahead_has_made_is_made_again(tmp_path: Path, ahead: datetime.timedelta) -> None:
     """CA and leaves begin in the future. Once the clock is right, callers are shown what they can verify."""
     clock = _Clock()
     clock.at += ahead
     certificates, _ = _made(tmp_path, clock)
-    asyncio.run(certificates.ensure(frozenset({"t"})))
+    await certificates.ensure(frozenset({"t"}))
     key = (tmp_path / "tls" / "ca.key").read_bytes()
     clock.at -= ahead
-    asyncio.run(certificates.ensure(frozenset({"t"})))
+    await certificates.ensure(frozenset({"t"}))
     strict = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))  # by the true clock
     for name in ("localhost", "m.t.d.e"):
         assert handshake(strict, certificates.listener, name).getpeercert()
     assert (tmp_path / "tls" / "ca.key").read_bytes() == key
 
 
-def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
+async def test_a_tenant_that_is_gone_has_no_leaf(tmp_path: Path) -> None:
     """Its names get the default one."""
     certificates, client = _made(tmp_path, _Clock())
-    asyncio.run(certificates.ensure(frozenset({"t", "u"})))
-    asyncio.run(certificates.ensure(frozenset({"u"})))
+    await certificates.ensure(frozenset({"t", "u"}))
+    await certificates.ensure(frozenset({"u"}))
     default = _shown(certificates, client, "localhost")
     assert _shown(certificates, client, "m.t.d.e") == default
     assert _shown(certificates, client, "m.u.d.e") != default

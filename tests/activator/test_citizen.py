@@ -27,8 +27,7 @@ async def on_a_cluster(tmp_path: Path) -> AsyncIterator[tuple[World, StrictAutos
     await pod.start()
     try:
         async with world(tmp_path, autoscaler=autoscaler.url) as here:
-            here.control.publish(revisions=(REVISION,))
-            await here.settled()
+            await here.publish(revisions=(REVISION,))
             yield here, autoscaler, pod
             assert here.control.posts == [], "there is one decider"
     finally:
@@ -95,8 +94,7 @@ async def test_one_that_was_never_heard_has_no_open_door(tmp_path: Path) -> None
 
     async with on_a_cluster(tmp_path) as (here, autoscaler, pod):
         pod.is_ready = True
-        here.control.publish(row_of(pod))
-        await here.settled()
+        await here.publish(row_of(pod))
         autoscaler.is_away = True
         assert await here.terminate() == 0
         await here.restart("/healthz")

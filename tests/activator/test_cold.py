@@ -13,23 +13,12 @@ from activator import wake
 from contracts.control import RestoreFailure, StartProblem, StartProblemRow
 from contracts.forecast import Forecast
 from contracts.timeline import Stage
-from tests.activator.control import STRANGER, VERSION, replica_row
-from tests.activator.replica import FakeReplica
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.control import STRANGER, VERSION
+from tests.activator.world import CHAT, STREAM, Got, World, world
 
-STREAM = CHAT | {"stream": True}
 FAILURE = RestoreFailure(
     tenant="default", version=VERSION, code="chunk_corrupt", status=500, message="chunk x is corrupt", retryable=False
 )
-
-
-async def _start(here: World, name: str = "a", max_streams: int = 8) -> FakeReplica:
-    """A replica whose start the feed tells, at once."""
-    replica = FakeReplica()
-    await replica.start(here.data / "run", name)
-    here.replicas.append(replica)
-    here.control.publish(replica_row(name, max_streams))
-    return replica
 
 
 async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Path) -> None:
@@ -40,7 +29,7 @@ async def test_a_cold_stream_is_told_every_second_what_it_waits_for(tmp_path: Pa
         await here.control.until_stat(1.0)
         began = time.monotonic()
         await asyncio.sleep(2.5)
-        await _start(here)
+        await here.replica("a", settles=False)
         got = await asked
         events = got.body.split(b"\n\n")
         beats = [event for event in events if event.startswith(b": waiting")]
@@ -90,8 +79,7 @@ async def test_start_of_a_pod_is_told_as_cold(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         asked = asyncio.create_task(here.post())
         await here.control.until_stat(1.0)
-        await here.replica("a", told=False)
-        here.control.publish(msgspec.structs.replace(replica_row("a"), restore=()))
+        await here.replica("a", restore=(), settles=False)
         cold, warm = await asked, await here.post()
         assert (cold.status, warm.status) == (200, 200)
         for got, want in ((cold, True), (warm, False)):
@@ -114,7 +102,7 @@ async def test_a_cold_stream_is_told_how_long_it_will_be(tmp_path: Path) -> None
         said = Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=60_000, bytes_to_bring=7, tier="nvme")
         here.control.publish(forecasts=(said,))
         await asyncio.sleep(1.2)
-        await _start(here)
+        await here.replica("a", settles=False)
         got = await asked
         beat = next(event for event in got.body.split(b"\n\n") if event.startswith(b": waiting"))
         found = re.fullmatch(
@@ -132,14 +120,11 @@ async def test_the_poke_precedes_every_other_report(tmp_path: Path) -> None:
         for turn in range(3):
             began = time.monotonic()
             asked = asyncio.create_task(here.post())
-            before = len(here.control.posts)
             await here.control.until_stat(1.0, turn + 1)
             took.append(time.monotonic() - began)
-            await _start(here, f"r{turn}")
+            await here.replica(f"r{turn}", settles=False)
             assert (await asked).status == 200
-            here.control.publish(removed=(f"r{turn}",))
-            await here.settled()
-            assert before >= 0
+            await here.publish(removed=(f"r{turn}",))
             # Forgotten after an idle second, so that the next is a first one again.
             await here.control.until_stat(0.0, turn + 1)
         assert min(took) < 0.2, took
@@ -152,7 +137,7 @@ async def test_a_cold_answer_that_does_not_stream_waits_with_its_head(tmp_path: 
         asked = asyncio.create_task(here.post())
         await here.control.until_stat(1.0)
         await asyncio.sleep(1.2)
-        await _start(here)
+        await here.replica("a", settles=False)
         got = await asked
         assert got.status == 200
         assert got.body.startswith(b"{")
@@ -176,8 +161,7 @@ async def test_wait_in_vain_says_why_no_replica_came(tmp_path: Path, problem: St
         unknown = await here.post(x_kelvin_deadline_ms="150")
         assert unknown.code == "deadline_exceeded"
         assert problem.message not in unknown.body.decode()
-        here.control.publish(start_problems=(row,))
-        await here.settled()
+        await here.publish(start_problems=(row,))
         stream = asyncio.create_task(here.post(body=STREAM, x_kelvin_deadline_ms="1400"))
         got = await here.post(x_kelvin_deadline_ms="300")
         assert (got.status, got.code) == (504, "deadline_exceeded")
@@ -230,29 +214,25 @@ async def test_a_failure_after_a_second_is_the_streams_last_event(tmp_path: Path
         assert (record.outcome, record.status) == ("chunk_corrupt", 200)
 
 
-def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path) -> None:
+async def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path) -> None:
     """A failure ends the waking: the next request pokes at once instead of waiting for somebody else's turn."""
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            took = []
-            for turn in range(3):  # one may meet a busy machine
-                assert (await _fails_after(here, 0.1, AWAY)).status == 503
-                before = len(here.control.posts)
-                asked = asyncio.create_task(here.post())
-                began = time.monotonic()
-                while not any(s.concurrency >= 1 for post in here.control.posts[before:] for s in post.stats):
-                    await asyncio.sleep(0.005)
-                took.append(time.monotonic() - began)
-                await _start(here, f"r{turn}")
-                assert (await asked).status == 200
-                if took[-1] < 0.5:
-                    return
-                here.control.publish(removed=(f"r{turn}",))
-                await here.settled()
-            raise AssertionError(f"a start was asked for late: {took}")
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        took = []
+        for turn in range(3):  # one may meet a busy machine
+            assert (await _fails_after(here, 0.1, AWAY)).status == 503
+            before = len(here.control.posts)
+            asked = asyncio.create_task(here.post())
+            began = time.monotonic()
+            while not any(s.concurrency >= 1 for post in here.control.posts[before:] for s in post.stats):
+                await asyncio.sleep(0.005)
+            took.append(time.monotonic() - began)
+            await here.replica(f"r{turn}", settles=False)
+            assert (await asked).status == 200
+            if took[-1] < 0.5:
+                return
+            await here.publish(removed=(f"r{turn}",))
+        raise AssertionError(f"a start was asked for late: {took}")
 
 
 async def _all_inside(here: World, count: int) -> None:
@@ -274,7 +254,7 @@ async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> N
         await _all_inside(here, 200)
         pokes = [s for s in here.control.stats if (s.concurrency, s.requests) in ((1.0, 1), (1.0, 0))]
         most_pokes = 1 + int((time.monotonic() - began) / wake.AGAIN_S)
-        replica = await _start(here)
+        replica = await here.replica("a", settles=False)
         answers = await asyncio.gather(*asked)
         assert [got.status for got in answers] == [200] * 200
         assert all(got.body.endswith(b"data: [DONE]\n\n") for got in answers)

@@ -1,6 +1,5 @@
 """What an operator reads where the Redis of `KELVIN_REDIS` can't be used."""
 
-import asyncio
 import re
 import sys
 from importlib.metadata import metadata
@@ -25,18 +24,18 @@ async def _open(url: str) -> None:
         pytest.param("redis://:secret@localhost?nosuch=1", id="an option that there is not"),
     ],
 )
-def test_redis_url_with_a_wrong_option_is_a_bad_setting(url: str) -> None:
+async def test_redis_url_with_a_wrong_option_is_a_bad_setting(url: str) -> None:
     """The text names the variable and shows no password."""
     with pytest.raises(BadSetting, match=r"^KELVIN_REDIS=redis://\.\.\.: ") as refused:
-        asyncio.run(_open(url))
+        await _open(url)
     assert "secret" not in str(refused.value)
 
 
-def test_missing_redis_library_names_an_extra_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_redis_library_names_an_extra_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that it gives installs this package, with an extra that it has."""
     monkeypatch.setitem(sys.modules, "activator.shared_store", None)
     with pytest.raises(BadSetting) as refused:
-        asyncio.run(_open("redis://localhost"))
+        await _open("redis://localhost")
     told = re.search(r"pip install '([a-z-]+)\[([a-z]+)\]'", str(refused.value))
     assert told is not None
     assert told[2] in (metadata(told[1]).get_all("Provides-Extra") or [])

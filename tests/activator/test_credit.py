@@ -4,6 +4,8 @@ and no caller sees a refusal.
 
 import asyncio
 import random
+from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +13,114 @@ from hypothesis import strategies as st
 
 from activator.policy.ask import Ask
 from activator.policy.credit import TOLD_S, TRY_S
-from activator.throttler import Throttler
-from contracts.control import Feed
+from activator.slots import Peers
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from runtime.policy.credit import CLAIM_S, WANTS_S, Credits
 from tests.activator.control import replica_row
-from tests.activator.crediting import KEY, Streams, doors
+from tests.activator.slot_world import KEY, SlotWorld, queue_limits
 from tests.virtual_loop import run_virtually
+
+LONG_S = 10_000.0
+
+
+@dataclass
+class Streams:
+    """A replica. `is_old`: it is of a build that knows no credit, and takes what comes."""
+
+    credits: Credits
+    is_old: bool = False
+    most: int = 0
+    refusals: int = 0
+    entered: list[str] = field(default_factory=list)  # whose requests it took, in order
+
+
+class Door(SlotWorld):
+    """One activator. `served` counts its answers by tenant; `delay_s` bounds what each message takes."""
+
+    def __init__(
+        self,
+        name: str,
+        members: tuple[str, ...],
+        replicas: dict[str, Streams],
+        draw: random.Random,
+        delay_s: float,
+        most_waiting: int,
+    ) -> None:
+        super().__init__(
+            *(replica_row(each, streams.credits.streams) for each, streams in replicas.items()),
+            limits=queue_limits(version=most_waiting, wait_s=LONG_S), draw=draw.randrange,
+            peers=Peers(name, lambda: members),
+        )  # fmt: skip
+        self.name = name
+        self.replicas = replicas
+        self.served: Counter[str] = Counter()
+        self.inside = 0  # taken by replicas
+        self._draw = draw
+        self._delay_s = delay_s
+
+    async def complete(self, answer_s: float, tenant: str = "t", within_s: float = LONG_S) -> None:
+        """One request, from its arrival to the end of its answer: as `attempts.py` sends it. Whatever it raises, its
+        caller sees.
+        """
+        ask = Ask(tenant, 10, 10)
+        async with self.throttler.slot(KEY, ask, Deadline(self.clock() + within_s)) as slot:
+            while True:
+                replica = slot.replica
+                streams = self.replicas[replica.row.runtime_id]
+                wants = replica.wants
+                await self._travel()
+                if streams.is_old:
+                    streams.credits.enter(self.name, self.clock())
+                    break
+                if streams.credits.try_enter(self.name, wants, self.clock()):
+                    break
+                streams.refusals += 1
+                credit = streams.credits.credit_of(self.name, self.clock())
+                await self._travel()
+                self.throttler.report_full(replica, credit)
+                await slot.exchange()
+            streams.entered.append(self.name)
+            streams.most = max(streams.most, streams.credits.inside)
+            self.inside += 1
+            try:
+                await asyncio.sleep(answer_s / 2)
+                told = None if streams.is_old else streams.credits.credit_of(self.name, self.clock())
+                await self._travel()
+                self.throttler.report_began(replica, told)
+                await asyncio.sleep(answer_s / 2)
+            finally:
+                streams.credits.leave(self.name)
+                self.inside -= 1
+            await self._travel()
+        self.served[tenant] += 1
+        self.throttler.check_integrity()
+
+    async def clients(self, count: int, until_s: float, answer_s: float, tenant: str = "t") -> None:
+        """So many, each of which asks again at once."""
+
+        async def client() -> None:
+            while self.clock() < until_s:
+                await self.complete(answer_s * self._draw.uniform(0.5, 1.5), tenant)
+
+        await asyncio.gather(*(client() for _ in range(count)))
+
+    async def _travel(self) -> None:
+        await asyncio.sleep(self._draw.uniform(0.0, self._delay_s))
+
+
+def doors(
+    count: int,
+    replicas: dict[str, Streams],
+    draw: random.Random,
+    *,
+    known: bool = False,
+    delay_s: float = 0.01,
+    most_waiting: int = 10_000,
+) -> list[Door]:
+    """So many, which know of each other or not."""
+    names = tuple(f"door-{number}" for number in range(count))
+    return [Door(name, names if known else (), replicas, draw, delay_s, most_waiting) for name in names]
 
 
 @settings(max_examples=12, deadline=None)
@@ -90,15 +192,15 @@ async def test_one_that_waits_behind_long_answers_tries_again() -> None:
 
     replica = Streams(Credits(4))
     one, two = doors(2, {"a": replica}, random.Random(1), known=True)
-    theirs = [asyncio.ensure_future(two.ask(20.0)) for _ in range(4)]
+    theirs = [asyncio.ensure_future(two.complete(20.0)) for _ in range(4)]
     await asyncio.sleep(12.0)
-    ours = [asyncio.ensure_future(one.ask(1000.0)) for _ in range(4)]
+    ours = [asyncio.ensure_future(one.complete(1000.0)) for _ in range(4)]
     await asyncio.gather(*theirs)
-    began_s = one.loop.time()
-    while one.inside < 4 and one.loop.time() < began_s + 600.0:
+    began_s = one.clock()
+    while one.inside < 4 and one.clock() < began_s + 600.0:
         await asyncio.sleep(0.1)
     assert one.inside == 4
-    assert one.loop.time() - began_s < 4 * TRY_S + CLAIM_S
+    assert one.clock() - began_s < 4 * TRY_S + CLAIM_S
     for each in ours:
         each.cancel()
     await asyncio.gather(*ours, return_exceptions=True)
@@ -125,9 +227,9 @@ async def test_a_full_replica_is_not_asked_in_a_spin() -> None:
 
     replica = Streams(Credits(2))
     one, two = doors(2, {"a": replica}, random.Random(1))
-    theirs = [asyncio.ensure_future(two.ask(30.0)) for _ in range(2)]
+    theirs = [asyncio.ensure_future(two.complete(30.0)) for _ in range(2)]
     await asyncio.sleep(1.0)
-    ours = [asyncio.ensure_future(one.ask(0.1)) for _ in range(100)]
+    ours = [asyncio.ensure_future(one.complete(0.1)) for _ in range(100)]
     await asyncio.gather(*theirs)
     assert 10 <= replica.refusals <= 120
     await asyncio.gather(*ours)
@@ -142,17 +244,17 @@ async def test_a_refusal_does_not_keep_guests_out() -> None:
 
     replica = Streams(Credits(8))
     one, two = doors(2, {"a": replica}, random.Random(1))
-    await one.ask(1.0, KEY.tenant)
-    runs = asyncio.ensure_future(one.ask(100.0, "guest"))
+    await one.complete(1.0, KEY.tenant)
+    runs = asyncio.ensure_future(one.complete(100.0, "guest"))
     await asyncio.sleep(0.5)
-    theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(7)]
+    theirs = [asyncio.ensure_future(two.complete(3.0)) for _ in range(7)]
     await asyncio.sleep(1.0)
-    ours = [asyncio.ensure_future(one.ask(1.0, "guest")) for _ in range(3)]
+    ours = [asyncio.ensure_future(one.complete(1.0, "guest")) for _ in range(3)]
     await asyncio.gather(*theirs)
     assert one.throttler.refusals > 0
-    began_s = one.loop.time()
+    began_s = one.clock()
     await asyncio.gather(*ours)
-    assert one.loop.time() - began_s < 1.0 + 2 * TRY_S
+    assert one.clock() - began_s < 1.0 + 2 * TRY_S
     runs.cancel()
     await asyncio.gather(runs, return_exceptions=True)
 
@@ -166,15 +268,15 @@ async def test_a_pause_refuses_nobody_for_its_time() -> None:
     replica = Streams(Credits(8))
     one, two = doors(2, {"a": replica}, random.Random(1), known=True)
     for _ in range(3):  # so that it is known how long answers take
-        await asyncio.gather(*(one.ask(1.0) for _ in range(8)))
+        await asyncio.gather(*(one.complete(1.0) for _ in range(8)))
     await asyncio.sleep(WANTS_S)
-    await two.ask(1.0)
-    theirs = [asyncio.ensure_future(two.ask(3.0)) for _ in range(8)]
+    await two.complete(1.0)
+    theirs = [asyncio.ensure_future(two.complete(3.0)) for _ in range(8)]
     await asyncio.sleep(1.0)
-    ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
+    ours = [asyncio.ensure_future(one.complete(1.0)) for _ in range(4)]
     await asyncio.sleep(0.5)
     assert one.throttler.refusals > 0
-    ours += [asyncio.ensure_future(one.ask(1.0, within_s=8.0)) for _ in range(12)]
+    ours += [asyncio.ensure_future(one.complete(1.0, within_s=8.0)) for _ in range(12)]
     await asyncio.gather(*theirs, *ours)
 
 
@@ -186,12 +288,12 @@ async def test_a_refused_request_keeps_its_place() -> None:
 
     replica = Streams(Credits(1))
     one, two = doors(2, {"a": replica}, random.Random(1), delay_s=0.0)
-    theirs = asyncio.ensure_future(two.ask(10.0))
+    theirs = asyncio.ensure_future(two.complete(10.0))
     await asyncio.sleep(1.0)
     order: list[str] = []
 
     async def ask(name: str, tenant: str) -> None:
-        await one.ask(1.0, tenant)
+        await one.complete(1.0, tenant)
         order.append(name)
 
     ours = []
@@ -210,9 +312,9 @@ async def test_a_second_request_wants_what_the_replica_has_then() -> None:
 
     replicas = {name: Streams(Credits(8)) for name in "ab"}
     (one,) = doors(1, replicas, random.Random(1), delay_s=0.0)
-    burst = [asyncio.ensure_future(one.ask(1.0)) for _ in range(40)]
+    burst = [asyncio.ensure_future(one.complete(1.0)) for _ in range(40)]
     await asyncio.gather(*burst)
-    ask, deadline = Ask("t", 10, 10), Deadline(one.loop.time() + 60.0)
+    ask, deadline = Ask("t", 10, 10), Deadline(one.clock() + 60.0)
     async with one.throttler.slot(KEY, ask, deadline) as first:
         second = one.throttler.try_other(KEY, ask, deadline, first.replica)
         assert second is not None
@@ -226,13 +328,13 @@ async def test_a_full_queue_keeps_it() -> None:
 
     replica = Streams(Credits(1))
     one, two = doors(2, {"a": replica}, random.Random(1), most_waiting=3)
-    theirs = asyncio.ensure_future(two.ask(5.0))
+    theirs = asyncio.ensure_future(two.complete(5.0))
     await asyncio.sleep(0.1)
-    ours = [asyncio.ensure_future(one.ask(1.0)) for _ in range(4)]
+    ours = [asyncio.ensure_future(one.complete(1.0)) for _ in range(4)]
     await asyncio.sleep(1.0)
     assert one.throttler.queued(KEY) == 4
     with pytest.raises(Refused):
-        await one.ask(1.0)
+        await one.complete(1.0)
     await asyncio.gather(theirs, *ours)
 
 
@@ -255,31 +357,23 @@ async def test_replicas_come_and_go_while_one_is_refused() -> None:
 
     full, other = Streams(Credits(1)), Streams(Credits(1))
     one, two = doors(2, {"a": full}, random.Random(1))
-    theirs = asyncio.ensure_future(two.ask(100.0))
+    theirs = asyncio.ensure_future(two.complete(100.0))
     await asyncio.sleep(0.1)
-    ours = asyncio.ensure_future(one.ask(1.0))
+    ours = asyncio.ensure_future(one.complete(1.0))
     await asyncio.sleep(1.0)
     one.replicas["b"] = other
-    _put(one.throttler, "b")
+    one.feed(replica_row("b", 1))
     await asyncio.sleep(2.0)
     assert ours.done()
     assert other.entered == ["door-0"]
-    other.credits.enter("door-2", one.loop.time())
-    waits = asyncio.ensure_future(one.ask(1.0))
+    other.credits.enter("door-2", one.clock())
+    waits = asyncio.ensure_future(one.complete(1.0))
     await asyncio.sleep(1.0)
-    _remove(one.throttler, "a", "b")
+    one.feed(removed_replicas=("a", "b"))
     other.credits.leave("door-2")
     await asyncio.sleep(5.0)
     assert one.throttler.queued(KEY) == 1
-    _put(one.throttler, "b")
+    one.feed(replica_row("b", 1))
     await waits
     theirs.cancel()
     await asyncio.gather(theirs, return_exceptions=True)
-
-
-def _put(throttler: Throttler, name: str) -> None:
-    throttler.apply(Feed(revision=2, replicas=(replica_row(name, 1),)))
-
-
-def _remove(throttler: Throttler, *names: str) -> None:
-    throttler.apply(Feed(revision=3, removed_replicas=names))

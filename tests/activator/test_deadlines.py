@@ -8,23 +8,13 @@ from pathlib import Path
 import pytest
 
 from activator.policy.expected import LEAST
-from contracts.control import TenantLimits, TenantRow
 from contracts.forecast import Forecast, StartRow
-from tests.activator.control import KEY, VERSION, replica_row
-from tests.activator.replica import Call, FakeReplica, hello
-from tests.activator.world import CHAT, World, world
+from tests.activator.control import KEY, VERSION
+from tests.activator.replica import Held
+from tests.activator.world import CHAT, STREAM, world
 
-STREAM = CHAT | {"stream": True}
 NAMES = {"tenant": "default", "model": "m", "version": VERSION}
 SLOW = StartRow(start_ms=40_000, **NAMES)
-
-
-async def _start(here: World) -> FakeReplica:
-    replica = FakeReplica()
-    await replica.start(here.data / "run", "a")
-    here.replicas.append(replica)
-    here.control.publish(replica_row("a"))
-    return replica
 
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
@@ -32,8 +22,7 @@ async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: 
     """503 with the time in which it could be served; the decider is told, so that the next caller has an answer."""
 
     async with world(tmp_path) as here:
-        here.control.publish(starts=(SLOW,))
-        await here.settled()
+        await here.publish(starts=(SLOW,))
         got = await here.post(body=body, x_kelvin_deadline_ms="30000")
         assert (got.status, got.code) == (503, "deadline_too_short")
         assert (got.headers["retry-after"], got.headers["x-kelvin-expected-wait-ms"]) == ("40", "40000")
@@ -44,8 +33,7 @@ async def test_a_start_that_takes_longer_is_refused_at_once_and_begun(tmp_path: 
         await here.control.until_stat(1.0)
         (record,) = await here.control.until_records(1)
         assert (record.outcome, record.status, record.runtime_id) == ("deadline_too_short", 503, None)
-        await _start(here)
-        await here.settled()
+        await here.replica("a")
         assert (await here.post(x_kelvin_deadline_ms="30000")).status == 200
 
 
@@ -63,12 +51,11 @@ async def test_who_is_not_known_to_be_late_waits(
     """Negative control: the same request, and the answer of the replica that came in time."""
 
     async with world(tmp_path) as here:
-        here.control.publish(starts=known)
-        await here.settled()
+        await here.publish(starts=known)
         headers = {} if deadline_ms is None else {"x_kelvin_deadline_ms": deadline_ms}
         asked = asyncio.create_task(here.post(**headers))
         await here.control.until_stat(1.0)
-        await _start(here)
+        await here.replica("a", settles=False)
         assert (await asked).status == 200
 
 
@@ -76,36 +63,31 @@ async def test_a_start_under_way_is_nearer_its_end(tmp_path: Path) -> None:
     """What was said of a start at zero counts no more once one was begun."""
 
     async with world(tmp_path) as here:
-        here.control.publish(
+        await here.publish(
             starts=(SLOW,), forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=1000),)
         )
-        await here.settled()
         asked = asyncio.create_task(here.post(x_kelvin_deadline_ms="30000"))
         await here.control.until_stat(1.0)
-        await _start(here)
+        await here.replica("a", settles=False)
         assert (await asked).status == 200
 
 
 async def test_who_waits_in_a_queue_is_told_for_how_long(tmp_path: Path) -> None:
     """By the pace of the one slot, once that is known: each heartbeat of a stream that is queued has the time left."""
-    release = asyncio.Event()
-
-    async def hold(call: Call) -> None:
-        if len(call.replica.calls) == LEAST + 1:
-            await release.wait()
-        await hello(call)
+    held = Held()
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hold, max_streams=1)
+        replica = await here.replica("a", max_streams=1)
         for _ in range(LEAST):
             assert (await here.post()).status == 200
+        replica.script = held
         first = asyncio.create_task(here.post())
         await replica.until(lambda r: len(r.calls) == LEAST + 1)
         own = {"authorization": f"Bearer {KEY}"}
         async with here.client.post(f"{here.url}/v1/chat/completions", json=STREAM, headers=own) as queued:
             beat = await queued.content.readline()
             assert re.fullmatch(rb": waiting stage=queued elapsed_s=[0-9.]+ remaining_s=[0-9.]+\n", beat), beat
-            release.set()
+            held.release()
             assert (await first).status == 200
             assert b"[DONE]" in await queued.read()
 
@@ -126,16 +108,13 @@ async def test_the_smallest_deadline_holds(
     """And is what the replica is told; below the time that a start takes the request is refused at once."""
 
     async with world(tmp_path, deadline_s=installation_s) as here:
-        limits = TenantLimits(deadline_max_s=most_s)
-        here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
+        await here.limit(deadline_max_s=most_s)
         start_ms = within_ms + 1000
-        here.control.publish(starts=(StartRow(start_ms=start_ms, **NAMES),))
-        await here.settled()
+        await here.publish(starts=(StartRow(start_ms=start_ms, **NAMES),))
         headers = {} if asked_ms is None else {"x_kelvin_deadline_ms": asked_ms}
         refused = await here.post(**headers)
         assert (refused.status, refused.code) == (503, "deadline_too_short")
-        replica = await _start(here)
-        await here.settled()
+        replica = await here.replica("a")
         assert (await here.post(**headers)).status == 200
         told_ms = int(replica.calls[-1].headers["x-kelvin-deadline-ms"])
         assert within_ms - 60_000 < told_ms <= within_ms

@@ -11,12 +11,12 @@ from typing import Any, Final
 import pytest
 
 from activator.dependencies import SERVING
-from contracts.control import Scope, TenantLimits, TenantRow
+from contracts.control import Scope
 from contracts.dependency import Dependency
 from tests.activator.control import ADMIN, key_row
 from tests.activator.identity import KeyServer, Signer, claims, key_server
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Call, hello
+from tests.activator.replica import Call
 from tests.activator.world import Got, World, world
 
 PUSH_KEY: Final = "kv-push"
@@ -31,27 +31,16 @@ class Taken:
         self.redis = redis
         self.issuer = issuer
 
-    async def metric(self, name: str) -> float:
-        """The sum of its series."""
-        lines = [line for line in (await self.here.page()).splitlines() if line.startswith(name + "{")]
-        return sum(float(line.split()[-1]) for line in lines)
-
-    async def until(self, name: str, claim: Callable[[float], bool]) -> None:
-        """It holds of the metric."""
-        async with asyncio.timeout(30):
-            while not claim(await self.metric(name)):
-                await asyncio.sleep(0.01)
-
 
 Scenario = Callable[[Taken], Awaitable[None]]
 
 
 async def replica(taken: Taken) -> None:
     """One of two is killed, and the feed does not say so."""
-    await taken.here.replica("b", hello)
+    await taken.here.replica("b")
     await taken.here.replicas[0].kill()
     async with asyncio.timeout(30):
-        while not await taken.metric("kelvin_retries_total"):  # which of the two is asked first is drawn
+        while not await taken.here.figure("kelvin_retries_total"):  # which of the two is asked first is drawn
             assert (await taken.here.post()).status == 200
 
 
@@ -66,7 +55,7 @@ async def receipts(taken: Taken) -> None:
 async def feed(taken: Taken) -> None:
     """The last word stands."""
     taken.here.control.fall_silent("/internal/v1/feed")
-    await taken.until("kelvin_feed_connected", lambda value: value == 0)
+    await taken.here.until_figure("kelvin_feed_connected", 0)
 
 
 async def stats(taken: Taken) -> None:
@@ -78,7 +67,7 @@ async def ledger(taken: Taken) -> None:
     """Records wait, and are there when it is back."""
     taken.here.control.refuse_usage = True
     assert (await taken.here.post()).status == 200
-    await taken.until("kelvin_spool_backlog_records", lambda value: value > 0)
+    await taken.here.until_figure("kelvin_spool_backlog_records", 1)
     taken.here.control.refuse_usage = False
     await taken.here.control.until_records(1)
 
@@ -107,8 +96,7 @@ async def admin(taken: Taken) -> None:
 
 async def push(taken: Taken) -> None:
     """No snapshotter is there."""
-    taken.here.control.publish(keys=(key_row("k9", PUSH_KEY, "default", Scope.PUSH),))
-    await taken.here.settled()
+    await taken.here.publish(keys=(key_row("k9", PUSH_KEY, "default", Scope.PUSH),))
     _unavailable(await taken.here.get("/push/v1/pushes", PUSH_KEY))
 
 
@@ -124,20 +112,18 @@ async def issuer(taken: Taken) -> None:
 async def redis(taken: Taken) -> None:
     """It hangs."""
     assert taken.redis is not None
-    limits = TenantLimits(rpm=1_000_000)
-    taken.here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
-    await taken.here.settled()
+    await taken.here.limit(rpm=1_000_000)
     assert (await taken.here.post()).status == 200
-    assert await taken.metric("kelvin_redis_connected") == 1
+    assert await taken.here.figure("kelvin_redis_connected") == 1
     taken.redis.pause()
     assert (await taken.here.post()).status == 200
-    await taken.until("kelvin_redis_connected", lambda value: value == 0)
+    await taken.here.until_figure("kelvin_redis_connected", 0)
 
 
 async def firewall(taken: Taken) -> None:
     """Nobody listens, and what nobody speaks of may pass."""
     assert (await taken.here.post()).status == 200
-    assert await taken.metric("kelvin_firewall_total") > 0
+    assert await taken.here.figure("kelvin_firewall_total") > 0
 
 
 async def spool(taken: Taken) -> None:
@@ -193,7 +179,7 @@ async def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
             if dependency.name == "issuer":
                 given["oidc"] = keys.file(tmp_path / "issuers.toml", 'scopes = ["infer"]\n')
             async with world(tmp_path, **given) as here:
-                await here.replica("a", hello)
+                await here.replica("a")
                 await SCENARIOS[dependency.name](Taken(here, server, keys))
                 for _ in range(4):
                     assert (await here.post()).status == 200

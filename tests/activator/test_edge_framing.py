@@ -68,10 +68,11 @@ REFUSED = {
 CUTS = {"in one read": 1 << 20, "byte by byte": 1, "in sevens": 7}
 
 
-async def _feed(raw: bytes, size: int) -> MemoryEdge:
+async def _feed(raw: bytes, size: int, behind: bytes = b"") -> MemoryEdge:
     edge = MemoryEdge()
     for start in range(0, len(raw), size):
         await edge.feed(raw[start : start + size])
+    await edge.feed(behind)
     await edge.close()
     return edge
 
@@ -90,16 +91,7 @@ def test_body_stays_a_body(raw: bytes, size: int) -> None:
 @pytest.mark.parametrize("raw", DELIVERED.values(), ids=DELIVERED.keys())
 def test_next_request_begins_behind_the_body(raw: bytes, size: int) -> None:
     """A connection goes on to serve: the request behind is the one that was sent behind."""
-
-    async def scenario() -> MemoryEdge:
-        edge = MemoryEdge()
-        for start in range(0, len(raw), size):
-            await edge.feed(raw[start : start + size])
-        await edge.feed(b"GET /third HTTP/1.1\r\n" + HOST + b"\r\n")
-        await edge.close()
-        return edge
-
-    edge = run_virtually(scenario())
+    edge = run_virtually(_feed(raw, size, b"GET /third HTTP/1.1\r\n" + HOST + b"\r\n"))
     assert [each.target for each in edge.delivered] == [b"/x", b"/third"]
 
 
@@ -113,32 +105,22 @@ def test_ambiguous_head_is_refused(raw: bytes, size: int) -> None:
     assert edge.socket.closing
 
 
-def test_close_in_a_trailer_ends_the_connection() -> None:
+@pytest.mark.parametrize("answers_early", [False, True])
+async def test_close_in_a_trailer_ends_the_connection(answers_early: bool) -> None:
     """The parser ignores all bytes behind it, so that a client on an open connection would wait for ever."""
-
-    async def scenario(*, answers_early: bool) -> MemoryEdge:
-        edge = MemoryEdge(answers_early=answers_early)
-        await edge.feed(POST + CHUNKED + b"\r\n3\r\nabc\r\n")
-        await edge.feed(b"0\r\nConnection: close\r\n\r\n")
-        await edge.close()
-        return edge
-
-    for answers_early in (False, True):
-        edge = run_virtually(scenario(answers_early=answers_early))
-        assert edge.socket.written.count(b"HTTP/1.1 200") == 1
-        assert edge.socket.closing
+    edge = MemoryEdge(answers_early=answers_early)
+    await edge.feed(POST + CHUNKED + b"\r\n3\r\nabc\r\n")
+    await edge.feed(b"0\r\nConnection: close\r\n\r\n")
+    await edge.close()
+    assert edge.socket.written.count(b"HTTP/1.1 200") == 1
+    assert edge.socket.closing
 
 
-def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
+async def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
     """An application may answer before the body has ended. What is pipelined behind that end is not served."""
-
-    async def scenario() -> MemoryEdge:
-        edge = MemoryEdge(answers_early=True)
-        await edge.feed(POST + b"Content-Length: 3\r\n\r\na")
-        await edge.feed(b"bc" + SECOND)
-        await edge.close()
-        return edge
-
-    edge = run_virtually(scenario())
+    edge = MemoryEdge(answers_early=True)
+    await edge.feed(POST + b"Content-Length: 3\r\n\r\na")
+    await edge.feed(b"bc" + SECOND)
+    await edge.close()
     assert [each.target for each in edge.delivered] == [b"/x"]
     assert edge.socket.closing

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from activator.exchange import ARRIVED, NAMED, Exchange, arrival, new_request_id
+from activator.exchange import new_request_id
 from contracts.errors import BodyTooLarge, InvalidRequest, Refused
-from tests.activator.test_answer import FakeConnection
+from tests.activator.exchanges import exchange
 
 
 def test_request_ids_are_base32_of_time_and_chance() -> None:
@@ -21,18 +21,6 @@ def test_request_ids_are_base32_of_time_and_chance() -> None:
     assert abs(int.from_bytes(times[0], "big") / 1000 - time.time()) < 60
 
 
-def _exchange(length: bytes) -> Exchange:
-    async def send(message: object) -> None:
-        raise AssertionError("nothing is sent")
-
-    async def receive() -> dict[str, object]:
-        raise AssertionError("nothing is read")
-
-    headers = [(b"content-length", length)]
-    scope = {"method": "POST", "raw_path": b"/", "query_string": b"", "headers": headers}
-    return Exchange({**scope, ARRIVED: arrival(), NAMED: "req_1"}, receive, send, FakeConnection(), 1.0)
-
-
 @pytest.mark.parametrize(
     ("length", "want"),
     [
@@ -43,7 +31,7 @@ def _exchange(length: bytes) -> Exchange:
 )
 def test_bad_length_of_a_body_is_refused(length: bytes, want: type[Exception]) -> None:
     """Before the body is read. The control: ten bytes are taken."""
-    assert _exchange(b"10").body_bound(10) == 10
+    assert exchange(headers=[(b"content-length", b"10")]).body_bound(10) == 10
     with pytest.raises(Refused) as refused:
-        _exchange(length).body_bound(10)
+        exchange(headers=[(b"content-length", length)]).body_bound(10)
     assert isinstance(refused.value.failure, want)

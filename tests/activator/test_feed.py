@@ -88,22 +88,24 @@ def test_from_another_host_a_replica_is_where_it_says() -> None:
         pytest.param([b""], [1], id="nothing at all"),
     ],
 )
-def test_it_starts_again_from_a_snapshot(tmp_path: Path, first: list[bytes], want: list[int]) -> None:
+async def test_it_starts_again_from_a_snapshot(tmp_path: Path, first: list[bytes], want: list[int]) -> None:
     """The second connection brings the snapshot."""
-    seen, client = asyncio.run(_follow(tmp_path, [first, [FULL]], len(want)))
+    seen, client = await _follow(tmp_path, [first, [FULL]], len(want))
     assert seen == want
     assert client.synced.is_set()
 
 
-def test_silence_is_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that says nothing for three heartbeats is given up."""
     monkeypatch.setattr(feed, "SILENCE_S", 0.1)
-    seen, _ = asyncio.run(_follow(tmp_path, [[FULL]], 2))
+    seen, _ = await _follow(tmp_path, [[FULL]], 2)
     assert seen == [1, 1]
 
 
-def test_who_takes_the_call_and_does_not_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_takes_the_call_and_does_not_answer_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have been stopped before the head of its answer, or its host be gone with the connection."""
     monkeypatch.setattr(feed, "SILENCE_S", 0.1)
-    seen, _ = asyncio.run(_follow(tmp_path, [[], [FULL]], 1))
+    seen, _ = await _follow(tmp_path, [[], [FULL]], 1)
     assert seen == [1]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -81,82 +81,59 @@ async def guarded(tmp_path: Path, script: Script, **settings: object) -> AsyncIt
         server.close()
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(scenario())  # type: ignore[arg-type]
-
-
-async def counted(here: World, verdict: str) -> float:
-    """How often that was the word."""
-    lines = [line for line in (await here.page()).splitlines() if line.startswith("kelvin_firewall_total{")]
-    return sum(float(line.split()[-1]) for line in lines if f'verdict="{verdict}"' in line)
-
-
-def test_it_is_told_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
+async def test_it_is_told_names_and_sizes_and_nothing_else(tmp_path: Path) -> None:
     """Before any key is looked at; no value of a header, no query, no byte of the body is in what it reads."""
-
-    async def scenario() -> None:
-        async with guarded(tmp_path, lambda _: ALLOW) as (here, wall):
-            body = {"model": "m", "messages": [{"role": "user", "content": SECRET}]}
-            got = await here.post(f"/v1/chat/completions?x={SECRET}", body, X_Mine=SECRET)
-            assert got.status == 200
-            bad = await here.post("/v1/chat/completions", key=f"kv-nobodynobody-{SECRET}")
-            assert bad.status == 401
-            first, second = wall.questions
-            assert (first["method"], first["path"], first["address"]) == ("POST", "/v1/chat/completions", "127.0.0.1")
-            assert first["request_id"] == got.headers["x-request-id"]
-            assert first.keys() == {"request_id", "method", "path", "address", "headers"}
-            sizes = dict(first["headers"])
-            assert (sizes["x-mine"], sizes["authorization"]) == (len(SECRET), len(f"Bearer {KEY}"))
-            assert dict(second["headers"])["authorization"] == len(f"Bearer kv-nobodynobody-{SECRET}")
-            assert [raw for raw in wall.raw if SECRET.encode() in raw or KEY.encode() in raw] == []
-            assert SECRET.encode() in json.dumps(body).encode(), "the control: it would be found"
-
-    run(scenario)
+    async with guarded(tmp_path, lambda _: ALLOW) as (here, wall):
+        body = {"model": "m", "messages": [{"role": "user", "content": SECRET}]}
+        got = await here.post(f"/v1/chat/completions?x={SECRET}", body, X_Mine=SECRET)
+        assert got.status == 200
+        bad = await here.post("/v1/chat/completions", key=f"kv-nobodynobody-{SECRET}")
+        assert bad.status == 401
+        first, second = wall.questions
+        assert (first["method"], first["path"], first["address"]) == ("POST", "/v1/chat/completions", "127.0.0.1")
+        assert first["request_id"] == got.headers["x-request-id"]
+        assert first.keys() == {"request_id", "method", "path", "address", "headers"}
+        sizes = dict(first["headers"])
+        assert (sizes["x-mine"], sizes["authorization"]) == (len(SECRET), len(f"Bearer {KEY}"))
+        assert dict(second["headers"])["authorization"] == len(f"Bearer kv-nobodynobody-{SECRET}")
+        assert [raw for raw in wall.raw if SECRET.encode() in raw or KEY.encode() in raw] == []
+        assert SECRET.encode() in json.dumps(body).encode(), "the control: it would be found"
 
 
-def test_its_word(tmp_path: Path) -> None:
+async def test_its_word(tmp_path: Path) -> None:
     """Allowed, a request is served as without it; refused, it is 403 in the path's form, with whatever key."""
 
-    async def scenario() -> None:
-        def script(question: dict[str, Any]) -> bytes:
-            return REFUSE if dict(question["headers"]).get("x-bad") else ALLOW
+    def script(question: dict[str, Any]) -> bytes:
+        return REFUSE if dict(question["headers"]).get("x-bad") else ALLOW
 
-        async with guarded(tmp_path, script) as (here, wall):
+    async with guarded(tmp_path, script) as (here, wall):
+        assert (await here.post()).status == 200
+        got = await here.post(X_Bad="1")
+        assert (got.status, got.code) == (403, "firewall_refused")
+        assert got.headers["x-request-id"] == wall.questions[-1]["request_id"]
+        nobody = await here.post(key="no key at all", X_Bad="1")
+        assert (nobody.status, nobody.code) == (403, "firewall_refused")
+        inner = await here.get("/admin/v1/models", X_Bad="1")
+        assert (inner.status, inner.json["code"]) == (403, "firewall_refused")
+        for _ in range(8):
             assert (await here.post()).status == 200
-            got = await here.post(X_Bad="1")
-            assert (got.status, got.code) == (403, "firewall_refused")
-            assert got.headers["x-request-id"] == wall.questions[-1]["request_id"]
-            nobody = await here.post(key="no key at all", X_Bad="1")
-            assert (nobody.status, nobody.code) == (403, "firewall_refused")
-            inner = await here.get("/admin/v1/models", X_Bad="1")
-            assert (inner.status, inner.json["code"]) == (403, "firewall_refused")
-            for _ in range(8):
-                assert (await here.post()).status == 200
-            assert wall.connections == 1, "it is kept"
-            assert await counted(here, "refuse") == 3
-            assert await counted(here, "allow") >= 9
-            page = await here.page()
-            assert 'kelvin_refusals_total{process="activator",outcome="firewall_refused",status="403"} 3' in page
-
-    run(scenario)
+        assert wall.connections == 1, "it is kept"
+        assert await here.figure("kelvin_firewall_total", verdict="refuse") == 3
+        assert await here.figure("kelvin_firewall_total", verdict="allow") >= 9
+        assert await here.figure("kelvin_refusals_total", outcome="firewall_refused", status="403") == 3
 
 
-def test_what_it_was_told_of_is_refused_by_that_name(tmp_path: Path) -> None:
+async def test_what_it_was_told_of_is_refused_by_that_name(tmp_path: Path) -> None:
     """Also by the edge, of a body that does not come: the log of a firewall is found by what its caller has."""
-
-    async def scenario() -> None:
-        async with guarded(tmp_path, lambda _: ALLOW, head_s=0.3) as (here, wall):
-            reader, writer = await here.raw()
-            writer.write(http(b"x" * 100)[:-50])
-            async with asyncio.timeout(30):
-                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            writer.transport.abort()
-            assert head.startswith(b"HTTP/1.1 504")
-            name = wall.questions[-1]["request_id"]
-            assert f"\r\nx-request-id: {name}\r\n".encode() in head
-            assert json.loads(body)["error"]["request_id"] == name
-
-    run(scenario)
+    async with guarded(tmp_path, lambda _: ALLOW, head_s=0.3) as (here, wall):
+        reader, writer = await here.raw(http(b"x" * 100)[:-50])
+        async with asyncio.timeout(30):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.transport.abort()
+        assert head.startswith(b"HTTP/1.1 504")
+        name = wall.questions[-1]["request_id"]
+        assert f"\r\nx-request-id: {name}\r\n".encode() in head
+        assert json.loads(body)["error"]["request_id"] == name
 
 
 GARBAGE = {
@@ -172,90 +149,73 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
-def test_without_an_answer(tmp_path: Path, unanswered: str, status: int) -> None:
+async def test_without_an_answer(tmp_path: Path, unanswered: str, status: int) -> None:
     """Whatever it says that is no verdict, or that it says nothing and ends: as the setting has it, and counted."""
+    answers = [*GARBAGE.values()]
 
-    async def scenario() -> None:
-        answers = [*GARBAGE.values()]
+    def check(got: Got) -> None:
+        assert got.status == status
+        assert status == 200 or got.code == "unavailable"
 
-        def check(got: Got) -> None:
-            assert got.status == status
-            assert status == 200 or got.code == "unavailable"
-
-        async with guarded(tmp_path, lambda _: ALLOW, waf_unanswered=unanswered) as (here, wall):
-            before = await counted(here, "garbage")
-            wall.script = lambda _: answers.pop(0)
-            for _ in range(len(GARBAGE)):
-                check(await here.post())
-            assert answers == []
-            assert await counted(here, "garbage") - before == len(GARBAGE)
-            wall.script = lambda _: ALLOW
-            assert (await here.post()).status == 200, "it is asked again, as before"
-
-    run(scenario)
+    async with guarded(tmp_path, lambda _: ALLOW, waf_unanswered=unanswered) as (here, wall):
+        before = await here.figure("kelvin_firewall_total", verdict="garbage")
+        wall.script = lambda _: answers.pop(0)
+        for _ in range(len(GARBAGE)):
+            check(await here.post())
+        assert answers == []
+        assert await here.figure("kelvin_firewall_total", verdict="garbage") - before == len(GARBAGE)
+        wall.script = lambda _: ALLOW
+        assert (await here.post()).status == 200, "it is asked again, as before"
 
 
 @pytest.mark.parametrize(("unanswered", "status"), [("refuse", 503), ("allow", 200)])
-def test_one_that_is_silent(tmp_path: Path, unanswered: str, status: int) -> None:
+async def test_one_that_is_silent(tmp_path: Path, unanswered: str, status: int) -> None:
     """Its time is over: a request waits no longer, and the next one is asked anew."""
-
-    async def scenario() -> None:
-        wall = FakeFirewall(lambda _: None)
-        path = tmp_path / "silent.sock"
-        server = await asyncio.start_unix_server(wall.serve, path)
-        async with world(tmp_path, waf_socket=path, waf_unanswered=unanswered, waf_ms=50) as here:
-            got = await here.get("/v1/models")
-            assert got.status == status
-            assert status == 200 or got.code == "unavailable"
-            assert await counted(here, "late") == 1
-            assert len(wall.questions) == 1
-        server.close()
-
-    run(scenario)
+    wall = FakeFirewall(lambda _: None)
+    path = tmp_path / "silent.sock"
+    server = await asyncio.start_unix_server(wall.serve, path)
+    async with world(tmp_path, waf_socket=path, waf_unanswered=unanswered, waf_ms=50) as here:
+        got = await here.get("/v1/models")
+        assert got.status == status
+        assert status == 200 or got.code == "unavailable"
+        assert await here.figure("kelvin_firewall_total", verdict="late") == 1
+        assert len(wall.questions) == 1
+    server.close()
 
 
-def test_one_that_is_gone_and_comes_back(tmp_path: Path) -> None:
+async def test_one_that_is_gone_and_comes_back(tmp_path: Path) -> None:
     """Refused at once while nobody listens, however much time it has; served again once somebody does."""
-
-    async def scenario() -> None:
-        path = tmp_path / "waf.sock"
-        async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
-            got = await here.get("/v1/models")
-            assert (got.status, got.code) == (503, "unavailable")
-            assert await counted(here, "away") == 1
-            for _ in range(2):
-                wall = FakeFirewall(lambda _: ALLOW)
-                server = await asyncio.start_unix_server(wall.serve, path)
-                assert (await here.get("/v1/models")).status == 200
-                server.close()
-                path.unlink()
-                wall.hang_up()
-                assert (await here.get("/v1/models")).status == 503
-
-    run(scenario)
+    path = tmp_path / "waf.sock"
+    async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
+        got = await here.get("/v1/models")
+        assert (got.status, got.code) == (503, "unavailable")
+        assert await here.figure("kelvin_firewall_total", verdict="away") == 1
+        for _ in range(2):
+            wall = FakeFirewall(lambda _: ALLOW)
+            server = await asyncio.start_unix_server(wall.serve, path)
+            assert (await here.get("/v1/models")).status == 200
+            server.close()
+            path.unlink()
+            wall.hang_up()
+            assert (await here.get("/v1/models")).status == 503
 
 
-def test_a_caller_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_caller_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
     """The question's connection ends with it: nothing of it is left."""
+    left = asyncio.Event()
+    wall = FakeFirewall(lambda _: None)
 
-    async def scenario() -> None:
-        left = asyncio.Event()
-        wall = FakeFirewall(lambda _: None)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await wall.serve(reader, writer)
+        left.set()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await wall.serve(reader, writer)
-            left.set()
-
-        path = tmp_path / "waf.sock"
-        server = await asyncio.start_unix_server(serve, path)
-        async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
-            _, writer = await here.raw()
-            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            async with asyncio.timeout(30):
-                while not wall.questions:
-                    await asyncio.sleep(0.005)
-                writer.transport.abort()
-                await left.wait()
-        server.close()
-
-    run(scenario)
+    path = tmp_path / "waf.sock"
+    server = await asyncio.start_unix_server(serve, path)
+    async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
+        _, writer = await here.raw(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(30):
+            while not wall.questions:
+                await asyncio.sleep(0.005)
+            writer.transport.abort()
+            await left.wait()
+    server.close()

@@ -33,51 +33,46 @@ def _fill(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("name", CONTROL)
-async def test_full_redis_runs_control_scripts(name: str) -> None:
+async def test_full_redis_runs_control_scripts(name: str, redis: RedisServer) -> None:
     """Limits, budgets, claims and members work in a full Redis, for a new key and one that exists."""
 
     script, keys, arguments = CONTROL[name]
-    with RedisServer() as server:
-        async with open_store(server.url, "one") as store:
-            _fill(server)
-            server.ask("DEL", *keys)
-            for _ in range(2):
-                await store.ask(script, keys, *arguments)
-                assert server.ask("EXISTS", keys[0]) == b":1"
-            assert store.is_up
+    async with open_store(redis.url, "one") as store:
+        _fill(redis)
+        redis.ask("DEL", *keys)
+        for _ in range(2):
+            await store.ask(script, keys, *arguments)
+            assert redis.ask("EXISTS", keys[0]) == b":1"
+        assert store.is_up
 
 
-async def test_full_redis_stays_connected_and_keeps_no_answers() -> None:
+async def test_full_redis_stays_connected_and_keeps_no_answers(redis: RedisServer) -> None:
     """Beats go on, so limits stay shared; an answer is refused as too large for the room, which is no outage."""
-
-    with RedisServer() as server:
-        async with open_store(server.url, "one") as store:
-            _fill(server)
-            await store.beat()
-            assert store.is_up
-            with pytest.raises(Full):
-                await store.keep(shared_answers.PUBLISH, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
-            assert store.is_up
-            assert store.write_refusal is None
+    async with open_store(redis.url, "one") as store:
+        _fill(redis)
+        await store.beat()
+        assert store.is_up
+        with pytest.raises(Full):
+            await store.keep(shared_answers.PUBLISH, ("a", "b", "c"), ENTRY_BYTES, *KEEP)
+        assert store.is_up
+        assert store.write_refusal is None
 
 
 def _state(store: RedisStore) -> tuple[bool, str | None]:
     return store.is_up, store.write_refusal
 
 
-async def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCaptureFixture) -> None:
+async def test_read_only_redis_is_away_for_a_named_reason(caplog: pytest.LogCaptureFixture, redis: RedisServer) -> None:
     """A Redis that answers and takes no write can't count: limits are shares, and log and metric name the reason."""
-
-    with RedisServer() as server:
-        async with open_store(server.url, "one") as store:
-            server.ask("REPLICAOF", "127.0.0.1", "1")
-            with pytest.raises(Away):
-                await store.ask(shared_rates.TAKE, ("kelvin:{a}:requests",), 60, 0, 1, 1)
-            assert _state(store) == (False, "READONLY")
-            assert "redis refuses writes (READONLY)" in caplog.text
-            server.ask("REPLICAOF", "NO", "ONE")
-            await store.beat()
-            assert _state(store) == (True, None)
-            server.kill()
-            await store.beat()
-            assert _state(store) == (False, None)
+    async with open_store(redis.url, "one") as store:
+        redis.ask("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(Away):
+            await store.ask(shared_rates.TAKE, ("kelvin:{a}:requests",), 60, 0, 1, 1)
+        assert _state(store) == (False, "READONLY")
+        assert "redis refuses writes (READONLY)" in caplog.text
+        redis.ask("REPLICAOF", "NO", "ONE")
+        await store.beat()
+        assert _state(store) == (True, None)
+        redis.kill()
+        await store.beat()
+        assert _state(store) == (False, None)

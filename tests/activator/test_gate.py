@@ -19,7 +19,7 @@ ASK = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 async def _is_let_in(here: World, source: str) -> asyncio.StreamWriter | None:
     try:
-        _, writer = await here.raw(source)
+        _, writer = await here.raw(source=source)
     except (ConnectionError, ssl.SSLError):
         return None
     return writer
@@ -30,7 +30,7 @@ async def _until_busy(here: World, path: bytes) -> bytes:
     async with asyncio.timeout(30):
         while True:
             try:
-                reader, writer = await here.raw(ABUSER)
+                reader, writer = await here.raw(source=ABUSER)
             except (ConnectionError, ssl.SSLError):
                 await asyncio.sleep(0.05)
                 continue
@@ -57,7 +57,7 @@ async def test_an_address_has_its_own_places(tmp_path: Path) -> None:
         kept.append(await _is_let_in(here, OTHER))
         assert kept[-1] is not None
         assert (await here.get("/v1/models")).status == 200
-        assert 'kelvin_connections_refused_total{process="activator",limit="address"} 1' in await here.page()
+        assert await here.figure("kelvin_connections_refused_total", limit="address") == 1
         assert kept[0] is not None
         kept[0].transport.abort()
         async with asyncio.timeout(10):
@@ -79,8 +79,7 @@ async def test_an_address_asks_no_more_often_than_it_may(tmp_path: Path) -> None
         assert f"\r\nx-request-id: {error['request_id']}\r\n".encode() in head
         for _ in range(30):
             assert (await here.get("/v1/models")).status == 200
-        page = await here.page()
-        assert 'kelvin_refusals_total{process="activator",outcome="address_busy",status="429"} 1' in page
+        assert await here.figure("kelvin_refusals_total", outcome="address_busy", status="429") == 1
 
 
 @pytest.mark.deep
@@ -136,8 +135,7 @@ async def test_a_body_that_we_do_not_want_yet_is_not_late(tmp_path: Path) -> Non
     async with world(tmp_path, head_s=0.2, body_rate=1e6) as here:
         wrong = http(b"x" * 100, key="wrong", extra="Expect: 100-continue\r\n")[:-100]
         for _ in range(24):  # 20 are free; the last is held for 0.8 s
-            reader, writer = await here.raw()
-            writer.write(wrong)
+            reader, writer = await here.raw(wrong)
             got = await reader.read()
             assert got.startswith((b"HTTP/1.1 401", b"HTTP/1.1 429")), got
             writer.transport.abort()

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from contracts.control import ModelRow, Scope, TenantLimits, TenantRow
+from contracts.control import ModelRow, Scope, TenantRow
 from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row
-from tests.activator.replica import Call, hello
-from tests.activator.test_turns import until_queued
+from tests.activator.replica import Held
 from tests.activator.world import CHAT, Got, World, world
 
 NARROW = "kv-narrownarrow-" + "n" * 43
@@ -21,8 +20,7 @@ async def grant(here: World, *grantees: str) -> None:
     row = ModelRow(
         tenant="default", model="m", aliases={"prod": VERSION, "next": OTHER}, created_at_s=7, grantees=grantees
     )
-    here.control.publish(models=(row,))
-    await here.settled()
+    await here.publish(models=(row,))
 
 
 def _ids(got: Got) -> list[Any]:
@@ -75,12 +73,11 @@ async def test_lists_have_it(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.replica("a")
         await grant(here, "stranger")
-        here.control.publish(
+        await here.publish(
             keys=(
                 msgspec.structs.replace(key_row("k9", NARROW, "stranger", Scope.INFER), models=("default/m", "gone")),
             )
         )
-        await here.settled()
         own, granted = ("theirs", "stranger"), ("default/m", "default")
         assert _ids(await here.get("/v1/models", STRANGER)) == [own, granted]
         assert _ids(await here.get("/v1/models", NARROW)) == [granted]
@@ -98,24 +95,19 @@ async def test_lists_have_it(tmp_path: Path) -> None:
 async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
     """One request at once: its second is refused, whosever model it calls; the owner's goes on."""
 
-    held = asyncio.Event()
-
-    async def hold(call: Call) -> None:
-        await held.wait()
-        await hello(call)
+    held = Held()
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hold)
+        replica = await here.replica("a", held)
         await grant(here, "stranger")
-        here.control.publish(tenants=(TenantRow(tenant="stranger", suspended=False, limits=TenantLimits(requests=1)),))
-        await here.settled()
+        await here.limit("stranger", requests=1)
         body = CHAT | {"model": "default/m"}
         first = asyncio.create_task(here.post(body=body, key=STRANGER))
         await replica.until(lambda r: len(r.calls) == 1)
         assert (await here.post(body=body, key=STRANGER)).code == "tenant_busy"
         own = asyncio.create_task(here.post(key=KEY))
         await replica.until(lambda r: len(r.calls) == 2)
-        held.set()
+        held.release()
         assert [(await each).status for each in (first, own)] == [200, 200]
 
 
@@ -123,14 +115,10 @@ async def test_the_guests_limits_hold_for_the_guest(tmp_path: Path) -> None:
 async def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) -> None:
     """Twenty of one tenant wait at the replica of one slot; the other tenant's request, which came last, is next."""
 
-    held = asyncio.Event()
-
-    async def hold(call: Call) -> None:
-        await held.wait()
-        await hello(call)
+    held = Held()
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hold, max_streams=1)
+        replica = await here.replica("a", held, max_streams=1)
         await grant(here, "stranger")
         sent: list[asyncio.Task[Got]] = []
 
@@ -142,10 +130,10 @@ async def test_a_flood_is_the_flooders(tmp_path: Path, loud: str, quiet: str) ->
         await replica.until(lambda r: len(r.calls) == 1)
         for _ in range(20):
             send(loud, "loud")
-        await until_queued(here, 20)
+        await here.until_queued(20)
         send(quiet, "quiet")
-        await until_queued(here, 21)
-        held.set()
+        await here.until_queued(21)
+        held.release()
         assert {got.status for got in await asyncio.gather(*sent)} == {200}
         assert [call.wanted["user"] for call in replica.calls].index("quiet") == 1
 
@@ -171,8 +159,7 @@ async def test_a_suspended_owners_model_is_not_there(tmp_path: Path) -> None:
 
     async with world(tmp_path) as here:
         await grant(here, "stranger")
-        here.control.publish(tenants=(TenantRow(tenant="default", suspended=True),))
-        await here.settled()
+        await here.publish(tenants=(TenantRow(tenant="default", suspended=True),))
         got = await here.post(body=CHAT | {"model": "default/m"}, key=STRANGER)
         assert (got.status, got.code) == (404, "model_not_found")
         assert _ids(await here.get("/v1/models", STRANGER)) == [("theirs", "stranger")]

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
-from starlette.types import Message
 
 from activator.authenticate import Authenticator
-from activator.exchange import ARRIVED, NAMED, Connection, Exchange, arrival
 from activator.key_uses import KeyUses
 from activator.policy.guesses import Guesses, GuessLimits
 from activator.table import Table
@@ -23,7 +21,7 @@ from contracts.control import Scope
 from contracts.errors import Refused
 from service.client import ServiceClient
 from tests.activator.control import KEY, snapshot
-from tests.activator.test_answer import FakeConnection
+from tests.activator.exchanges import exchange
 
 GUESSES = 100_000
 LIMITS = GuessLimits(leak_s=1e9, first_s=1e9, longest_s=1e9)
@@ -42,11 +40,11 @@ class Flood:
 
     async def ask(self, key: str, address: str) -> str:
         """The code of what one request was told, and whether its connection ends with it."""
-        exchange = _exchange(key, address)
+        asked = exchange(headers=[(b"authorization", b"Bearer " + key.encode())], address=address)
         try:
-            await self.authenticator.authenticate(exchange, Scope.INFER)
+            await self.authenticator.authenticate(asked, Scope.INFER)
         except Refused as refused:
-            return type(refused.failure).__name__ + (", and it ends" if exchange.last else "")
+            return type(refused.failure).__name__ + (", and it ends" if asked.last else "")
         return "in"
 
     def flood(self, count: int, addresses: int, *, key: str | None = None) -> None:
@@ -72,19 +70,6 @@ class Flood:
 
 def _address(number: int) -> str:
     return f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
-
-
-def _exchange(key: str, address: str) -> Exchange:
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(_: Message) -> None:
-        return None
-
-    headers = [(b"host", b"localhost"), (b"authorization", b"Bearer " + key.encode())]
-    scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": headers, "client": (address, 1)}
-    named = {**scope, ARRIVED: arrival(), NAMED: "req_1"}
-    return Exchange(named, receive, send, cast(Connection, FakeConnection()), 1.0)
 
 
 @asynccontextmanager

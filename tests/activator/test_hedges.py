@@ -1,41 +1,32 @@
 """A late request at two replicas: the answer that begins first is heard, the other replica ends and records itself."""
 
 import asyncio
+import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from activator.line import Replica
 from activator.policy.breaker import State
 from activator.policy.hedge import HedgeLimits
 from activator.policy.retries import RetryLimits
+from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
-from contracts.control import Feed
 from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.frames import FrameKind, NoCredit
 from contracts.problem import code_of
 from tests.activator.control import replica_row
-from tests.activator.hedging import AT_ONCE, KEY, Asked, Ground, ground, outcome
-from tests.activator.replica import DONE, Call, FakeReplica, Script, chunk, hello
+from tests.activator.hedging import AT_ONCE, Asked, Ground, ground, outcome
+from tests.activator.replica import DONE, Call, FakeReplica, Held, Script, chunk, cut, decline, refuses
 
 OK = None
 
-
-class Turn:
-    """A script in two halves: what is said while the request is late, and what once it is told to go on."""
-
-    def __init__(self, go_on: Script = hello, late: Script | None = None) -> None:
-        self._go_on = go_on
-        self._late = late
-        self.gate = asyncio.Event()
-
-    async def __call__(self, call: Call) -> None:
-        if self._late is not None:
-            await self._late(call)
-        await self.gate.wait()
-        await self._go_on(call)
+full = refuses(NoCredit(8, 8))
+bad = refuses(InvalidRequest("n", "2", "must be 1"))
 
 
 async def beat(call: Call) -> None:
@@ -43,24 +34,8 @@ async def beat(call: Call) -> None:
     await call.write(FrameKind.BEAT)
 
 
-async def cut(call: Call) -> None:
-    call.cut()
-
-
-async def decline(call: Call) -> None:
-    call.refuse(Unavailable("this replica"))
-
-
-async def full(call: Call) -> None:
-    call.refuse(NoCredit(8, 8))
-
-
 async def damaged(call: Call) -> None:
     await call.fail(WeightsDamaged("v"))
-
-
-async def bad(call: Call) -> None:
-    call.refuse(InvalidRequest("n", "2", "must be 1"))
 
 
 def says(name: str) -> Script:
@@ -98,7 +73,7 @@ async def test_the_second_is_heard_where_it_begins_first(tmp_path: Path, first: 
     """All of it and nothing else; the first is told, before it has ended, and frees its slot."""
 
     async with ground(tmp_path) as here:
-        asked, at_a, at_b = await late(here, Turn(says("a"), first), says("b"))
+        asked, at_a, at_b = await late(here, Held(says("a"), first), says("b"))
         assert await outcome(asked) is OK
         assert heard(asked) == "bbb"
         assert asked.call.account.runtime_id == "b"
@@ -115,8 +90,8 @@ async def test_the_first_is_heard_where_it_begins_first(tmp_path: Path, second: 
     """Late as it was."""
 
     async with ground(tmp_path) as here:
-        asked, _, at_b = await late(here, first := Turn(says("a")), Turn(says("b"), second))
-        first.gate.set()
+        asked, _, at_b = await late(here, first := Held(says("a")), Held(says("b"), second))
+        first.release()
         assert await outcome(asked) is OK
         assert heard(asked) == "aaa"
         assert (asked.call.account.runtime_id, here.came()) == ("a", {"first": 1})
@@ -137,9 +112,9 @@ async def test_a_second_that_fails_is_no_matter(tmp_path: Path, second: Script) 
     """The first one is waited for, as if there had been no other."""
 
     async with ground(tmp_path) as here:
-        asked, _, at_b = await late(here, first := Turn(says("a")), second)
+        asked, _, at_b = await late(here, first := Held(says("a")), second)
         await at_b.until(lambda replica: replica.running == 0)
-        first.gate.set()
+        first.release()
         assert await outcome(asked) is OK
         assert (heard(asked), here.came()) == ("aaa", {"first": 1})
 
@@ -160,12 +135,12 @@ async def test_a_first_that_fails_leaves_it_to_the_second(
     """Without a retry, which was paid for already; unless no other replica's record could make up for it."""
 
     async with ground(tmp_path) as here:
-        other = Turn(says("b"), beat)
-        asked, at_a, _ = await late(here, failing := Turn(first, begun), other)
-        failing.gate.set()
+        other = Held(says("b"), beat)
+        asked, at_a, _ = await late(here, failing := Held(first, begun), other)
+        failing.release()
         await at_a.until(lambda replica: replica.running == 0)
         if want == "bbb":
-            other.gate.set()
+            other.release()
         refused = await outcome(asked)
         if want == "bbb":
             assert (refused, heard(asked), asked.call.account.runtime_id) == (OK, want, "b")
@@ -179,10 +154,10 @@ async def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
     """To whoever is there then, under its one name; neither of both remembers it."""
 
     async with ground(tmp_path) as here:
-        asked, _, _ = await late(here, first := Turn(decline), second := Turn(decline, None))
+        asked, _, _ = await late(here, first := Held(decline), second := Held(decline))
         await here.replica("c", says("c"))
-        second.gate.set()
-        first.gate.set()
+        second.release()
+        first.release()
         assert await outcome(asked) is OK
         assert heard(asked) == "ccc"
 
@@ -191,24 +166,23 @@ async def test_where_both_are_full_it_waits(tmp_path: Path) -> None:
     """No retry is spent, neither replica rests, and it is sent again at once where there is a stream."""
 
     async with ground(tmp_path, retries=RetryLimits(tries=0)) as here:
-        asked, at_a, at_b = await late(here, first := Turn(full), second := Turn(full))
+        asked, at_a, at_b = await late(here, first := Held(full), second := Held(full))
         at_a.script = at_b.script = full
-        second.gate.set()
-        first.gate.set()
+        second.release()
+        first.release()
         await at_a.until(lambda replica: len(at_a.calls) + len(at_b.calls) >= 6)
         at_b.script = says("b")
         assert await outcome(asked) is OK
         assert heard(asked) == "bbb"
         assert here.throttler.resting.openings == 0
-        (family,) = [each for each in here.page.families() if each.name == "kelvin_retries_total"]
-        assert not family.values
+        assert not here.counted("kelvin_retries_total")
 
 
 async def test_whoever_leaves_ends_both(tmp_path: Path) -> None:
     """The first is cancelled for the caller's record, the second records itself."""
 
     async with ground(tmp_path) as here:
-        asked, at_a, at_b = await late(here, Turn(late=beat), Turn(late=beat))
+        asked, at_a, at_b = await late(here, Held(first=beat), Held(first=beat))
         await at_a.until(lambda replica: replica.calls[-1].answer is not None)
         asked.task.cancel()
         await asyncio.wait((asked.task,))
@@ -218,26 +192,26 @@ async def test_whoever_leaves_ends_both(tmp_path: Path) -> None:
 
 
 async def _busy(here: Ground) -> None:
-    here.tell(replica_row("b", 0))
+    here.slots.feed(replica_row("b", 0))
 
 
 async def _draining(here: Ground) -> None:
-    here.tell(replica_row("b", draining=True))
+    here.slots.feed(replica_row("b", draining=True))
 
 
 async def _resting(here: Ground) -> None:
-    here.throttler.report_failed(here.throttler._lines[KEY].replicas["b"])
+    here.throttler.report_failed(here.slots.replica("b"))
 
 
 async def _tried(here: Ground) -> None:
     await _resting(here)
-    breaker = here.throttler._lines[KEY].replicas["b"].breaker
+    breaker = here.slots.replica("b").breaker
     assert breaker is not None
     assert breaker.state(time.monotonic() + 60.0) is State.HALF_OPEN
 
 
 async def _gone(here: Ground) -> None:
-    here.throttler.apply(Feed(revision=2, full=False, removed_replicas=("b",)))
+    here.slots.feed(removed_replicas=("b",))
 
 
 async def _nothing(here: Ground) -> None:
@@ -268,13 +242,146 @@ async def test_who_is_sent_to_one_replica_only(
         at_a, at_b = await here.replica("a"), await here.replica("b")
         await here.known()
         await change(here)
-        at_a.script = first = Turn(says("a"))
+        at_a.script = first = Held(says("a"))
         asked = here.ask(cold=cold)
         await at_a.until(lambda replica: replica.running == 1)
         await asyncio.sleep(0.05)  # long enough for most that would be wrong
         while not (budget or here.came()):
             await asyncio.sleep(0.001)
         assert len(at_b.calls) == 0
-        first.gate.set()
+        first.release()
         assert await outcome(asked) is OK
         assert here.came() == ({} if budget else {"withheld": 1})
+
+
+async def begun(call: Call) -> None:
+    """A token of an answer that is told when it is whole: it is heard of, and can be taken back."""
+    await call.write(FrameKind.BEAT, tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "came", "blamed"),
+    [
+        pytest.param(None, None, "neither", {"a": 1, "b": 1}, id="both, before either began"),
+        pytest.param(None, begun, "second", {"b": 1}, id="the second, which had begun"),
+        pytest.param(begun, None, "first", {"a": 1}, id="the first, which had begun"),
+    ],
+)
+async def test_each_is_blamed_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: Script | None,
+    second: Script | None,
+    came: str,
+    blamed: dict[str, int],
+) -> None:
+    """Both replicas' memory was found wrong. The request is sent again, once, to who is there then; that is one retry,
+    and one late request.
+    """
+    counted: Counter[str] = Counter()
+    report_failed = Throttler.report_failed
+
+    def counting(self: Throttler, replica: Replica, code: str | None = None) -> None:
+        counted[replica.row.runtime_id] += 1
+        report_failed(self, replica, code)
+
+    monkeypatch.setattr(Throttler, "report_failed", counting)
+
+    async with ground(tmp_path) as here:
+        begins = asyncio.Event()
+
+        async def at_first(call: Call) -> None:
+            await begins.wait()
+            if first is not None:
+                await first(call)
+
+        asked, _, _ = await late(here, one := Held(damaged, at_first), other := Held(damaged, second))
+        here.attempts._hedges = None  # what is sent again is not late once more
+        await here.replica("c", says("c"))
+        begins.set()
+        async with asyncio.timeout(30):
+            while came != "neither" and here.came() != {came: 1}:
+                await asyncio.sleep(0.001)
+        gone = tuple({"a", "b"} - blamed.keys())  # else it could be sent to who was outrun
+        here.slots.feed(removed_replicas=gone)
+        other.release()
+        one.release()
+        assert await outcome(asked) is OK
+        assert heard(asked) == "ccc"
+        assert (dict(counted), here.came()) == (blamed, {came: 1})
+        retries = {labels[-2:]: count for labels, count in here.counted("kelvin_retries_total").items()}
+        assert retries == {("weights_damaged", "again"): 1}
+
+
+# Whoever leaves at whatever moment, whatever replicas do.
+
+REQUESTS = 150
+AT_A_TIME = 10
+HALF = HedgeLimits(samples=1, share=0.5, least_s=0.0)  # of all requests are late
+FREE = RetryLimits(per_s=1e6)  # of what a budget holds back there is a test elsewhere
+
+
+def erratic(name: str, chance: random.Random) -> Script:
+    """A replica that takes its time over each step, and breaks or refuses at any of them."""
+    whole = says(name)
+
+    async def moment() -> None:
+        await asyncio.sleep(chance.choice((0, 0, 0.001, 0.004, 0.012)) * chance.random())
+
+    async def script(call: Call) -> None:
+        fate = chance.random() if name != "d" else 0.5  # one is there always: nobody waits for a start
+        await moment()
+        if fate < 0.1:
+            call.refuse(Unavailable("this replica"))
+            return
+        if fate < 0.2:
+            call.cut()
+            return
+        if fate < 0.6:
+            await call.write(FrameKind.BEAT)
+            await moment()
+            if fate < 0.25:
+                call.cut()
+                return
+        await whole(call)
+
+    return script
+
+
+async def _one(here: Ground, chance: random.Random) -> tuple[Asked, str]:
+    """What became of it."""
+    asked = here.ask()
+    if chance.random() < 0.4:
+        await asyncio.sleep(chance.random() * 0.02)
+        asked.task.cancel()
+    await asyncio.wait((asked.task,))
+    if asked.task.cancelled():
+        return asked, "left"
+    refused = await outcome(asked)
+    if refused is None:
+        return asked, "answered"
+    assert isinstance(refused, Refused), refused
+    return asked, code_of(refused.failure)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_nothing_is_left_of_requests_that_come_and_go(tmp_path: Path, seed: int) -> None:
+    """Each answer is one replica's, whole, and its account names that one; `ground` looks at what is left."""
+    chance = random.Random(seed)
+
+    async with ground(tmp_path, HALF, FREE, rest_s=0.001) as here:
+        for name in "abcd":
+            await here.replica(name, erratic(name, chance), max_streams=3)
+        many = asyncio.Semaphore(AT_A_TIME)
+
+        async def bounded() -> tuple[Asked, str]:
+            async with many:
+                return await _one(here, chance)
+
+        ends = await asyncio.gather(*(bounded() for _ in range(REQUESTS)))
+        assert {end for _, end in ends} <= {"left", "answered", "replica_lost", "unavailable"}
+        for asked, end in ends:
+            if end == "answered":
+                assert heard(asked) == 3 * str(asked.call.account.runtime_id)
+        assert sum(end == "answered" for _, end in ends) > REQUESTS / 4
+        assert here.came(), "nobody was late"

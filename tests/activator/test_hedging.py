@@ -24,9 +24,8 @@ class SlowOnce:
         await hello(call)
 
 
-async def _hedged(here: World) -> dict[str, int]:
-    lines = [line for line in (await here.page()).splitlines() if line.startswith("kelvin_hedged_requests_total{")]
-    return {line.split('first="')[1].split('"')[0]: int(float(line.split()[-1])) for line in lines}
+async def _hedged(here: World) -> dict[str, float]:
+    return {labels["first"]: value for labels, value in await here.series("kelvin_hedged_requests_total")}
 
 
 async def _known(here: World, script: SlowOnce) -> None:

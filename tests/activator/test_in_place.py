@@ -13,8 +13,9 @@ from contracts.control import RevisionRow
 from tests.activator.control import KEY, OTHER, STRANGER
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.pod import FakePod
+from tests.activator.replica import DONE
 from tests.activator.test_citizen import NAME, REVISION, row_of
-from tests.activator.world import CHAT, Got, World, world
+from tests.activator.world import CHAT, STREAM, Got, World, world
 
 TO = {"Knative-Serving-Namespace": REVISION.namespace, "Knative-Serving-Revision": REVISION.name}
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -50,8 +51,7 @@ async def in_place(tmp_path: Path) -> AsyncIterator[tuple[World, Path8012, FakeP
             pod.is_ready = True
             gone = RevisionRow(tenant="default", model="m", version=OTHER, namespace="models", name="gone")
             here.control.publish(row_of(pod), revisions=(REVISION, gone))
-            here.control.publish(removed_revisions=(("default", "m", OTHER),))
-            await here.settled()
+            await here.publish(removed_revisions=(("default", "m", OTHER),))
             yield here, Path8012(session, f"http://127.0.0.1:{port}"), pod, autoscaler
     finally:
         await autoscaler.stop()
@@ -67,8 +67,8 @@ async def test_a_request_by_its_revision(tmp_path: Path) -> None:
         assert got.json["choices"]
         host = {"Host": f"{REVISION.name}.{REVISION.namespace}.svc.cluster.local"}
         assert (await path.ask(body=CHAT, **host, **BEARER)).status == 200
-        streamed = await path.ask(body={**CHAT, "stream": True}, **TO, **BEARER)
-        assert streamed.body.endswith(b"data: [DONE]\n\n") or b"[DONE]" in streamed.body
+        streamed = await path.ask(body=STREAM, **TO, **BEARER)
+        assert streamed.body.endswith(DONE)
         assert len(pod.replica.calls) == 3
         for record in await here.control.until_records(3):
             assert record.version == REVISION.version

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -18,32 +19,30 @@ from tests.eventually import eventually
 
 ONE, TWO = Signer("one"), Signer("two")
 NAME, OTHER = ("one", "ES256"), ("two", "ES256")
-Scenario = Callable[[KeyServer, KeySet], Awaitable[None]]
 
 
-def _run(scratch: Path, scenario: Scenario, *, max_age_s: float = 3600.0, is_believed: bool = True) -> None:
-    """Against a server that publishes ONE, with its keys fetched again only when one is missing."""
+@asynccontextmanager
+async def fetching(
+    scratch: Path, *, max_age_s: float = 3600.0, is_believed: bool = True
+) -> AsyncIterator[tuple[KeyServer, KeySet]]:
+    """A server that publishes ONE, and its keys, fetched again only when one is missing."""
+    async with key_server(scratch, ONE) as server, aiohttp.ClientSession() as session:
+        tls = server.tls if is_believed else ssl.create_default_context()
+        keys = KeySet(session, Source(server.url, tls, 3600.0, max_age_s), frozenset({"ES256"}))
+        task = asyncio.create_task(keys.run())
+        try:
+            async with asyncio.timeout(30):
+                yield server, keys
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    async def main() -> None:
-        async with key_server(scratch, ONE) as server, aiohttp.ClientSession() as session:
-            tls = server.tls if is_believed else ssl.create_default_context()
-            keys = KeySet(session, Source(server.url, tls, 3600.0, max_age_s), frozenset({"ES256"}))
-            task = asyncio.create_task(keys.run())
-            try:
-                async with asyncio.timeout(30):
-                    await scenario(server, keys)
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(main())
-
-
-def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token that names it has it fetched; a key that stays is the same object, one that is gone is nobody's."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
-    async def scenario(server: KeyServer, keys: KeySet) -> None:
+    async with fetching(tmp_path) as (server, keys):
         first = await keys.find(NAME)
         assert first is not None
         server.signers.append(TWO)
@@ -59,23 +58,21 @@ def test_a_new_key_is_found_and_an_old_one_goes(tmp_path: Path, monkeypatch: pyt
         assert await keys.find(("three", "ES256")) is None
         assert keys.current(NAME) is None
 
-    _run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("pause_s", [pytest.param(3600.0, id="a pause"), pytest.param(0.0, id="none: the control")])
-def test_unknown_keys_cost_one_fetch_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+async def test_unknown_keys_cost_one_fetch_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
     """Two hundred tokens that name keys which nobody has, at once and in turn."""
     monkeypatch.setattr(jwks, "PAUSE_S", pause_s)
 
-    async def scenario(server: KeyServer, keys: KeySet) -> None:
+    async with fetching(tmp_path) as (server, keys):
         assert await keys.find(NAME) is not None
         found = await asyncio.gather(*(keys.find((f"no-{number}", "ES256")) for number in range(100)))
         for number in range(100):
             found.append(await keys.find((f"../{number}", "ES256")))
         assert found == [None] * 200
         assert (server.asked == 1) == (pause_s > 0), server.asked
-
-    _run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +87,13 @@ def test_unknown_keys_cost_one_fetch_a_pause(tmp_path: Path, monkeypatch: pytest
         pytest.param(200, b" " * (jwks.MAX_BYTES + 1), id="too much"),
     ],
 )
-def test_the_last_keys_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes | None) -> None:
+async def test_the_last_keys_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes | None
+) -> None:
     """While the issuer does not say which are its own; once it does, its new keys are found."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
-    async def scenario(server: KeyServer, keys: KeySet) -> None:
+    async with fetching(tmp_path) as (server, keys):
         first = await keys.find(NAME)
         server.status, server.body = status, body
         asked = server.asked
@@ -107,10 +106,8 @@ def test_the_last_keys_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
         await eventually(lambda: not keys._pauses)
         assert await keys.find(OTHER) is not None
 
-    _run(tmp_path, scenario)
 
-
-def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing is known of any token: its bearer is told to come back, and is known when the issuer is there."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
@@ -122,7 +119,7 @@ def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             except Refused:  # it was a slow moment; and while the issuer is away
                 await asyncio.sleep(0.01)
 
-    async def scenario(server: KeyServer, keys: KeySet) -> None:
+    async with fetching(tmp_path, max_age_s=0.3) as (server, keys):
         await known(keys)
         server.status = 503
         await eventually(lambda: keys.current(NAME) is None)
@@ -132,29 +129,22 @@ def test_they_stand_up_to_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         server.status = 200
         await known(keys)
 
-    _run(tmp_path, scenario, max_age_s=0.3)
 
-
-def test_an_issuer_that_was_never_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_issuer_that_was_never_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No token of it is called wrong; nor is a server believed that can't show who it is."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
-    async def scenario(server: KeyServer, keys: KeySet) -> None:
+    async with fetching(tmp_path, is_believed=False) as (server, keys):
         with pytest.raises(Refused) as caught:
             await keys.find(NAME)
         assert (caught.value.failure.status, caught.value.failure.retryable) == (503, True)
         assert server.asked == 0
 
-    _run(tmp_path, scenario, is_believed=False)
 
-
-def test_a_key_that_is_none_does_not_hide_the_others(tmp_path: Path) -> None:
+async def test_a_key_that_is_none_does_not_hide_the_others(tmp_path: Path) -> None:
     """It is left out."""
-
-    async def scenario(server: KeyServer, keys: KeySet) -> None:
+    async with fetching(tmp_path) as (server, keys):
         bad = {"kid": "bad", "kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}
         server.body = json.dumps({"keys": [bad, ONE.jwk]}).encode()
         assert await keys.find(("bad", "ES256")) is None
         assert await keys.find(NAME) is not None
-
-    _run(tmp_path, scenario)

@@ -12,11 +12,9 @@ from contracts.control import ModelRow, Scope
 from contracts.forecast import StartRow
 from contracts.ladder import CapOutput, Fallback, Rung
 from tests.activator.control import KEY, OTHER, STRANGER, VERSION, key_row, replica_row, version_row
-from tests.activator.replica import Call, FakeReplica, hello
+from tests.activator.replica import FakeReplica, hello, silent
 from tests.activator.test_breakers import failure
 from tests.activator.test_grants import NARROW
-from tests.activator.test_once import figure
-from tests.activator.test_turns import until_queued
 from tests.activator.world import CHAT, Got, World, world
 
 CAP = CapOutput(tokens=16)
@@ -33,9 +31,8 @@ def row(model: str, *steps: Rung, grantees: tuple[str, ...] = ()) -> ModelRow:
 
 async def small(here: World, *steps: Rung, grantees: tuple[str, ...] = (), name: str = "small") -> FakeReplica:
     """Another model, and a replica of it."""
-    replica = await here.replica(name, told=False)
+    replica = await here.replica(name, model=name, settles=False)
     here.control.publish(
-        msgspec.structs.replace(replica_row(name), model=name),
         models=(row(name, *steps, grantees=grantees),),
         versions=(version_row("default", name, VERSION),),
     )
@@ -44,13 +41,7 @@ async def small(here: World, *steps: Rung, grantees: tuple[str, ...] = (), name:
 
 async def set_ladder(here: World, *steps: Rung, grantees: tuple[str, ...] = ()) -> None:
     """Of the model `m`."""
-    here.control.publish(models=(row("m", *steps, grantees=grantees),))
-    await here.settled()
-
-
-async def stuck(call: Call) -> None:
-    """A slot that is held until its caller leaves."""
-    await asyncio.Event().wait()
+    await here.publish(models=(row("m", *steps, grantees=grantees),))
 
 
 @asynccontextmanager
@@ -58,7 +49,7 @@ async def full(tmp_path: Path) -> AsyncIterator[tuple[World, asyncio.Task[Got]]]
     """One waits for `m`, which is at zero: there is room for no other."""
     async with world(tmp_path, queue_requests=1) as here:
         waiting = asyncio.create_task(here.post())
-        await until_queued(here, 1)
+        await here.until_queued(1)
         try:
             yield here, waiting
         finally:
@@ -83,8 +74,7 @@ async def test_another_model_answers_instead_of_a_refusal(tmp_path: Path, stream
         record = found[got.headers["x-request-id"]]
         assert (record.model, record.runtime_id, record.outcome) == ("small", "small", "ok")
         assert (record.degraded, record.completion_tokens) == ("fallback-of=m", 2)
-        assert await figure(here, 'kelvin_degraded_total step="fallback"') == 1
-        assert 'kelvin_degraded_total{process="activator",tenant="default",model="m"' in await here.page()
+        assert await here.figure("kelvin_degraded_total", step="fallback", tenant="default", model="m") == 1
 
 
 async def test_whose_caller_forbids_it_is_refused(tmp_path: Path) -> None:
@@ -109,14 +99,14 @@ async def test_a_capped_answer_fits_into_a_queue_full_of_tokens(tmp_path: Path) 
     """The replica is told the cap. Who finds a free slot is not degraded."""
 
     async with world(tmp_path, queue_tokens=100) as here:
-        replica = await here.replica("a", stuck, max_streams=1)
+        replica = await here.replica("a", silent, max_streams=1)
         await set_ladder(here, CAP)
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         refused = await here.post(**NEVER)
         assert (refused.status, refused.code) == (503, "overloaded")
         waiting = asyncio.create_task(here.post())
-        await until_queued(here, 1)
+        await here.until_queued(1)
         replica.script = hello
         holder.cancel()
         got = await waiting
@@ -147,7 +137,7 @@ async def test_who_would_wait_for_a_start_is_answered_meanwhile(tmp_path: Path) 
                 await here.control.until_stat(count=len(here.control.stats) + 1)
         await set_ladder(here, Fallback(model="small", wait_s=10))
         waiting = asyncio.create_task(here.post())
-        await until_queued(here, 1)
+        await here.until_queued(1)
         await here.replica("a")
         assert TOLD not in (await waiting).headers
 
@@ -161,11 +151,11 @@ async def test_who_would_wait_in_a_queue_steps_down(tmp_path: Path) -> None:
         await set_ladder(here, Fallback(model="small", wait_s=1e-6))
         for _ in range(8):
             assert TOLD not in (await here.post()).headers
-        replica.script = stuck
+        replica.script = silent
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post())
-        await until_queued(here, 1)
+        await here.until_queued(1)
         assert (await here.post()).headers[TOLD] == "fallback=small"
         replica.script = hello
         holder.cancel()
@@ -182,11 +172,9 @@ async def test_a_guest_falls_back_only_to_what_it_may_call(tmp_path: Path) -> No
         got = await here.post(body=body, key=STRANGER)
         assert (got.status, got.code) == (503, "overloaded")
         assert not replica.calls
-        here.control.publish(models=(row("small", grantees=("stranger",)),))
-        await here.settled()
+        await here.publish(models=(row("small", grantees=("stranger",)),))
         narrow = key_row("k9", NARROW, "stranger", Scope.INFER)
-        here.control.publish(keys=(msgspec.structs.replace(narrow, models=("default/m",)),))
-        await here.settled()
+        await here.publish(keys=(msgspec.structs.replace(narrow, models=("default/m",)),))
         assert (await here.post(body=body, key=NARROW)).code == "overloaded", "a key that is not for the other one"
         got = await here.post(body=body, key=STRANGER)
         assert (got.status, got.headers[TOLD]) == (200, "fallback=default/small")
@@ -206,13 +194,13 @@ async def test_a_step_that_is_no_help_is_passed_over(tmp_path: Path) -> None:
     async with full(tmp_path) as (here, _):
         third = await small(here, name="third")
         other = await small(here, Fallback(model="third"))
-        other.script = stuck
-        here.control.publish(msgspec.structs.replace(replica_row("small", 1), model="small"))
+        other.script = silent
+        here.control.publish(replica_row("small", 1, model="small"))
         await set_ladder(here, SMALL)
         holding = asyncio.create_task(here.post(body=CHAT | {"model": "small"}))
         await other.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post(body=CHAT | {"model": "small"}, **NEVER))
-        await until_queued(here, 2)
+        await here.until_queued(2)
         got = await here.post()
         assert (got.status, got.code) == (503, "overloaded")
         (record,) = await here.control.until_records(1)
@@ -236,7 +224,7 @@ async def test_a_start_that_fails_and_one_that_is_not_tried(tmp_path: Path) -> N
         waiting = asyncio.create_task(here.post())
         url, key = here.url + "/v1/chat/completions", {"authorization": f"Bearer {KEY}"}
         async with here.client.post(url, json=CHAT | {"stream": True}, headers=key) as stream:
-            await until_queued(here, 2)
+            await here.until_queued(2)
             here.control.publish(failures=(failure("chunk_corrupt"),))
             assert (await waiting).headers[TOLD] == "fallback=small"
             assert b"chunk_corrupt" in await stream.read()
@@ -244,8 +232,7 @@ async def test_a_start_that_fails_and_one_that_is_not_tried(tmp_path: Path) -> N
         async with asyncio.timeout(60):  # on a slow machine it may be tried again by then; each time it rests longer
             while (got := await here.post(x_kelvin_deadline_ms="500")).status != 200:
                 assert got.code == "deadline_exceeded"
-                here.control.publish(failures=(failure("chunk_corrupt"),))
-                await here.settled()
+                await here.publish(failures=(failure("chunk_corrupt"),))
         assert got.headers[TOLD] == "fallback=small"
 
 

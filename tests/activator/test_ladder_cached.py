@@ -14,13 +14,11 @@ from activator.errands import Errands
 from activator.kept_answers import OwnAnswers
 from activator.once_key import Content
 from activator.policy.once import OnceLimits, asked
-from contracts.control import TenantLimits, TenantRow
 from contracts.ladder import Cached, CapOutput
 from tests.activator.control import OTHER, STRANGER
-from tests.activator.replica import FakeReplica, hello
-from tests.activator.test_ladder import NEVER, SMALL, TOLD, full, row, set_ladder, small, stuck
-from tests.activator.test_once import ASK, figure, same
-from tests.activator.test_turns import until_queued
+from tests.activator.once import ASK, same
+from tests.activator.replica import FakeReplica, hello, silent
+from tests.activator.test_ladder import NEVER, SMALL, TOLD, full, row, set_ladder, small
 from tests.activator.world import CHAT, Got, World, world
 
 GREEDY = CHAT | {"temperature": 0}
@@ -30,11 +28,11 @@ OLD = Cached(age_s=3600)
 @asynccontextmanager
 async def crowded(here: World, replica: FakeReplica) -> AsyncIterator[None]:
     """Every slot is taken, and the queue is full."""
-    replica.script = stuck
+    replica.script = silent
     holder = asyncio.create_task(here.post())
     await replica.until(lambda r: r.running == 1)
     waiting = asyncio.create_task(here.post())
-    await until_queued(here, 1)
+    await here.until_queued(1)
     try:
         yield
     finally:
@@ -81,7 +79,7 @@ async def test_an_old_answer_instead_of_a_refusal(tmp_path: Path, stream: bool) 
         assert (record.outcome, record.status, record.model) == ("cached", 200, "m")
         assert (record.prompt_tokens, record.completion_tokens, record.runtime_id) == (0, 0, None)
         assert str(record.degraded) == f"cached={got.headers['age']}"
-        assert await figure(here, 'kelvin_degraded_total step="cached"') == 2
+        assert await here.figure("kelvin_degraded_total", step="cached") == 2
 
 
 async def test_what_is_held_for_a_request_is_held_once(tmp_path: Path) -> None:
@@ -90,11 +88,9 @@ async def test_what_is_held_for_a_request_is_held_once(tmp_path: Path) -> None:
     async with full(tmp_path) as (here, _):
         await small(here)
         await set_ladder(here, SMALL)
-        limits = TenantLimits(tpm=2500)  # each may take 1040 or so, and one waits
-        here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
-        await here.settled()
+        await here.limit(tpm=2500)  # each may take 1040 or so, and one waits
         waiting = asyncio.create_task(here.post(body=CHAT | {"model": f"m@{OTHER[:12]}"}))
-        await until_queued(here, 2)
+        await here.until_queued(2)
         for _ in range(3):
             assert (await here.post()).headers[TOLD] == "fallback=small"
         waiting.cancel()
@@ -127,17 +123,16 @@ async def test_what_was_less_already_is_not_kept(tmp_path: Path) -> None:
     async with world(tmp_path, queue_tokens=60) as here:
         replica = await here.replica("a", max_streams=1)
         await set_ladder(here, CapOutput(tokens=1), OLD)
-        replica.script = stuck
+        replica.script = silent
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         waiting = asyncio.create_task(here.post(body=GREEDY))
-        await until_queued(here, 1)
+        await here.until_queued(1)
         replica.script = hello
         holder.cancel()
         assert (await waiting).headers[TOLD] == "cap-output=1"
-        here.control.publish(models=(row("m", OLD),))
-        await here.settled()
-        replica.script = stuck
+        await here.publish(models=(row("m", OLD),))
+        replica.script = silent
         holder = asyncio.create_task(here.post())
         await replica.until(lambda r: r.running == 1)
         assert await refused(here)

@@ -40,29 +40,28 @@ async def _failures(tmp_path: Path, number: signal.Signals, rounds: int) -> list
 
 
 @pytest.mark.deep
-def test_no_request_fails_while_the_door_is_changed(tmp_path: Path) -> None:
+async def test_no_request_fails_while_the_door_is_changed(tmp_path: Path) -> None:
     """16 connections, kept alive; each learns from an answer that its connection ends, or finds it open."""
-    assert asyncio.run(_failures(tmp_path, signal.SIGUSR1, 1)) == []
+    assert await _failures(tmp_path, signal.SIGUSR1, 1) == []
 
 
 @pytest.mark.deep
-def test_nor_over_many_changes(tmp_path: Path) -> None:
+async def test_nor_over_many_changes(tmp_path: Path) -> None:
     """The same, over 4 of them."""
-    assert asyncio.run(_failures(tmp_path, signal.SIGUSR1, 4)) == []
+    assert await _failures(tmp_path, signal.SIGUSR1, 4) == []
 
 
 @pytest.mark.deep
-def test_control_without_a_lame_duck_some_fail(tmp_path: Path) -> None:
+async def test_control_without_a_lame_duck_some_fail(tmp_path: Path) -> None:
     """A door that is stopped as ever cuts what is idle: the same load sees it."""
-    assert asyncio.run(_failures(tmp_path, signal.SIGTERM, 2))
+    assert await _failures(tmp_path, signal.SIGTERM, 2)
 
 
 async def test_a_connection_that_stays_idle_is_ended_in_its_time(tmp_path: Path) -> None:
     """The old door does not wait for a client that never asks again; without another request nothing is announced."""
 
     async with world(tmp_path, lame_duck_s=1) as here:
-        reader, writer = await here.raw()
-        writer.write(GET)
+        reader, writer = await here.raw(GET)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
         here.process.send_signal(signal.SIGUSR1)

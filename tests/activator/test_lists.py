@@ -1,12 +1,12 @@
 """The list of a tenant's models: made once, and again when it may be another one."""
 
 import json
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from activator.authenticate import Authenticator
-from activator.exchange import ARRIVED, NAMED, Exchange, arrival
+from activator.exchange import Exchange
 from activator.lists import KEPT, Lists
 from activator.routes import ListModels, Target
 from activator.shares import Room
@@ -16,7 +16,7 @@ from activator.under_way import UnderWay
 from contracts.control import Feed, ModelRow, Principal, Scope
 from contracts.wire import encode
 from service.client import ServiceClient
-from tests.activator.test_answer import FakeConnection
+from tests.activator.exchanges import exchange
 
 
 class Believing(Authenticator):
@@ -48,18 +48,9 @@ async def test_a_list_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def listed(tenant: str = "a", *models: str) -> list[str]:
         said: list[bytes] = []
-
-        async def send(message: Any) -> None:
-            said.append(message.get("body", b""))
-
-        async def receive() -> dict[str, object]:
-            return {}
-
-        scope = {"method": "GET", "raw_path": b"/", "query_string": b"", "headers": []}
-        named = {**scope, ARRIVED: arrival(), NAMED: "req_1"}
         who.caller = Principal(key_id="k", tenant=tenant, scopes=(Scope.INFER,), models=models)
-        await door.models(Exchange(named, receive, send, FakeConnection(), 1.0), ListModels(Target()))
-        return [each["id"] for each in json.loads(b"".join(said))["data"]]
+        await door.models(exchange(said), ListModels(Target()))
+        return [each["id"] for each in json.loads(b"".join(said[1:]))["data"]]
 
     table.apply(_model("a", "one"))
     assert [await listed() for _ in range(3)] == [["one"]] * 3

@@ -48,8 +48,7 @@ async def ask_all(here: World) -> None:
     assert (await here.get(f"/v1/models/{MARK}?{MARK}")).status == 404
     assert (await here.post(where, chat(), x_kelvin_deadline_ms=MARK)).status == 400
     for raw in (b"GET / HTTP/1.1\r\nX-Mark: %s\r\nbad header\r\n\r\n" % MARK.encode(), http(MARK.encode(), extra="")):
-        reader, writer = await here.raw()
-        writer.write(raw)
+        reader, writer = await here.raw(raw)
         await asyncio.wait_for(reader.read(1), 30)
         writer.close()
     replica.script = cut
@@ -64,26 +63,21 @@ def places(data: Path) -> list[str]:
     return sorted(str(path.relative_to(data)) for path in files if wanted in path.read_bytes())
 
 
-def searched(tmp_path: Path, **settings: object) -> list[str]:
+async def searched(tmp_path: Path, **settings: object) -> list[str]:
     """Where it is after an activator that logs all that it can has ended."""
-
-    async def scenario() -> Path:
-        async with world(tmp_path, log_level="debug", **settings) as here:  # type: ignore[arg-type]
-            await ask_all(here)
-            return here.data
-
-    data = asyncio.run(scenario())
-    lines = [json.loads(line) for line in (data / "log").read_text().splitlines()]
+    async with world(tmp_path, log_level="debug", **settings) as here:  # type: ignore[arg-type]
+        await ask_all(here)
+    lines = [json.loads(line) for line in (here.data / "log").read_text().splitlines()]
     assert lines, "it does log"
-    return places(data)
+    return places(here.data)
 
 
-def test_nothing_of_it_is_kept(tmp_path: Path) -> None:
+async def test_nothing_of_it_is_kept(tmp_path: Path) -> None:
     """At the level `debug`, of good requests and of bad ones: not in the log, the spool, or on the page of metrics."""
-    assert searched(tmp_path) == []
+    assert await searched(tmp_path) == []
 
 
 @pytest.mark.parametrize("tells", ["headers", "query", "body"])
-def test_one_that_tells_is_found(tmp_path: Path, tells: str) -> None:
+async def test_one_that_tells_is_found(tmp_path: Path, tells: str) -> None:
     """Negative control: an activator that logs one of them is."""
-    assert searched(tmp_path, program="tests.activator.telling", tells=tells) == ["log"]
+    assert await searched(tmp_path, program="tests.activator.telling", tells=tells) == ["log"]

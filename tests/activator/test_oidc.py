@@ -3,7 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import jwt
@@ -27,21 +28,20 @@ ANY = {"alg": "ES256", "kid": "one", "typ": "JWT"}
 INFER = 'scopes = ["infer", "push"]\n'
 
 
-def _ask(scratch: Path, scenario: Callable[[KeyServer, Tokens], Awaitable[None]], more: str = INFER) -> None:
-    async def main() -> None:
-        async with key_server(scratch, ONE, TWO) as server:
-            trusted = read_issuers(server.file(scratch / "issuers.toml", more))
-            async with open_tokens(trusted, Page("activator")) as tokens:
-                assert tokens is not None
-                task = asyncio.create_task(tokens.run())
-                try:
-                    async with asyncio.timeout(30):
-                        await scenario(server, tokens)
-                finally:
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def verifying(scratch: Path) -> AsyncIterator[tuple[KeyServer, Tokens]]:
+    """An issuer's server, and what verifies its tokens."""
+    async with key_server(scratch, ONE, TWO) as server:
+        trusted = read_issuers(server.file(scratch / "issuers.toml", INFER))
+        async with open_tokens(trusted, Page("activator")) as tokens:
+            assert tokens is not None
+            task = asyncio.create_task(tokens.run())
+            try:
+                async with asyncio.timeout(30):
+                    yield server, tokens
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
 
 def _tampered(token: str, part: int) -> str:
@@ -78,10 +78,9 @@ def _bad_tokens() -> dict[str, str]:
     }
 
 
-def test_what_is_not_good(tmp_path: Path) -> None:
+async def test_what_is_not_good(tmp_path: Path) -> None:
     """Everything that is not signed by a key of the issuer's for what its file says; a good one beside them is."""
-
-    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+    async with verifying(tmp_path) as (_, tokens):
         for signer in (ONE, TWO):
             principal = await tokens.principal(signer.token(claims(time.time())))
             assert principal is not None
@@ -89,20 +88,16 @@ def test_what_is_not_good(tmp_path: Path) -> None:
         for name, token in _bad_tokens().items():
             assert await tokens.principal(token) is None, name
 
-    _ask(tmp_path, scenario)
 
-
-def test_it_is_the_signature_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_the_signature_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without it a stranger's token is good."""
     monkeypatch.setattr(oidc, "_is_signed", lambda *_: True)
 
-    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+    async with verifying(tmp_path) as (_, tokens):
         assert await tokens.principal(STRANGER.token(claims(time.time()))) is not None
 
-    _ask(tmp_path, scenario)
 
-
-def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And until it expires; as many are kept as may be, the latest."""
     verified: list[str] = []
     is_signed = oidc._is_signed
@@ -114,7 +109,7 @@ def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(oidc, "_is_signed", counted)
     monkeypatch.setattr(oidc, "KEPT", 2)
 
-    async def scenario(_: KeyServer, tokens: Tokens) -> None:
+    async with verifying(tmp_path) as (_, tokens):
         now_s = time.time()
         tokens._wall_s = lambda: now_s
         token = ONE.token(claims(now_s, exp=now_s + 60))
@@ -128,14 +123,12 @@ def test_a_token_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert None not in [await tokens.principal(each) for each in many]
         assert "verified=2" in repr(tokens)
 
-    _ask(tmp_path, scenario)
 
-
-def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were verified with it as well; the other key's stay good."""
     monkeypatch.setattr(jwks, "PAUSE_S", 0.01)
 
-    async def scenario(server: KeyServer, tokens: Tokens) -> None:
+    async with verifying(tmp_path) as (server, tokens):
         first, second = (signer.token(claims(time.time())) for signer in (ONE, TWO))
         assert None not in [await tokens.principal(token) for token in (first, second)]
         server.signers.remove(ONE)
@@ -143,8 +136,6 @@ def test_a_key_that_is_withdrawn_ends_its_tokens(tmp_path: Path, monkeypatch: py
             await tokens.principal(ONE.token(claims(time.time()), kid="none"))
             await asyncio.sleep(0.01)
         assert await tokens.principal(second) is not None
-
-    _ask(tmp_path, scenario)
 
 
 async def _opens(here: World, signer: Signer) -> None:
@@ -176,11 +167,9 @@ async def _refuses(here: World) -> None:
             break
     assert {status for status, _ in answers} == {401}
     assert len(set(answers)) == 1
-    here.control.publish(tenants=(TenantRow(tenant="default", suspended=True),))
-    await here.settled()
+    await here.publish(tenants=(TenantRow(tenant="default", suspended=True),))
     assert (await here.get("/v1/models", ONE.token(claims(time.time())))).code == "tenant_suspended"
-    here.control.publish(tenants=(TenantRow(tenant="default", suspended=False),))
-    await here.settled()
+    await here.publish(tenants=(TenantRow(tenant="default", suspended=False),))
 
 
 async def _counts(here: World) -> None:
@@ -191,7 +180,6 @@ async def _counts(here: World) -> None:
 
 async def test_what_a_token_opens(tmp_path: Path) -> None:
     """Inference and push as keys with those scopes do, in its tenant; keys go on beside it."""
-
     async with key_server(tmp_path / "idp", ONE, TWO) as server:
         file = server.file(tmp_path / "issuers.toml", INFER)
         async with world(tmp_path, oidc=file) as here:
@@ -199,8 +187,7 @@ async def test_what_a_token_opens(tmp_path: Path) -> None:
             await _opens(here, TWO)
             await _refuses(here)
             await _counts(here)
-            here.control.publish(keys=(key_row("kv-push", "kv-push", "default", Scope.PUSH),))
-            await here.settled()
+            await here.publish(keys=(key_row("kv-push", "kv-push", "default", Scope.PUSH),))
             assert (await here.get("/v1/models", "kv-push")).status == 403
             log = (here.data / "log").read_text()
             assert ONE.token(claims(0)).split(".")[0] not in log
@@ -208,7 +195,6 @@ async def test_what_a_token_opens(tmp_path: Path) -> None:
 
 async def test_without_the_setting_no_token_counts(tmp_path: Path) -> None:
     """Negative control: what opens is the file."""
-
     async with key_server(tmp_path / "idp", ONE) as server, world(tmp_path) as here:
         assert (await here.get("/v1/models", ONE.token(claims(time.time())))).status == 401
         assert server.asked == 0
@@ -216,7 +202,6 @@ async def test_without_the_setting_no_token_counts(tmp_path: Path) -> None:
 
 async def test_an_issuer_that_is_away_at_the_start(tmp_path: Path) -> None:
     """Costs only its own tokens: they are told to come back, keys are served."""
-
     async with key_server(tmp_path / "idp", ONE) as server:
         server.status = 503
         async with world(tmp_path, oidc=server.file(tmp_path / "issuers.toml", INFER)) as here:

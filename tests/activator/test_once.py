@@ -7,43 +7,10 @@ from pathlib import Path
 import pytest
 
 from contracts.traffic_errors import Overloaded
-from contracts.usage import RequestRecord
 from tests.activator.control import KEY
-from tests.activator.replica import DONE, Call, chunk, hello, unfiltered
-from tests.activator.world import CHAT, Got, World, http, world
-
-STREAM = CHAT | {"stream": True}
-ASK = {"idempotency-key": "order-7"}
-
-
-def sent(records: list[RequestRecord]) -> list[tuple[str, int, int, bool]]:
-    """Outcome, status, completion tokens and whether it is one with others, of each."""
-    return [(each.outcome, each.status, each.completion_tokens, bool(each.once)) for each in records]
-
-
-def same(one: Got, other: Got) -> bool:
-    """Status, body and what headers say of the answer."""
-    names = {"content-type", "content-length", "server-timing", "x-kelvin-version", "cache-control"}
-    heads = [{name: value for name, value in got.headers.items() if name in names} for got in (one, other)]
-    return (one.status, one.body, heads[0]) == (other.status, other.body, heads[1])
-
-
-class Gate:
-    """A script that says one word, then the rest when it is let."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, call: Call) -> None:
-        if not call.wanted.get("stream"):
-            await self.open.wait()
-            await hello(call)
-            return
-        await call.data(chunk("hel"), 1)
-        await self.open.wait()
-        await call.data(chunk("lo"), 2)
-        await call.data(DONE, 2)
-        await call.end(2)
+from tests.activator.once import ASK, KEYED, same, sent
+from tests.activator.replica import DONE, Call, chunk, halves, hello, refuses, unfiltered
+from tests.activator.world import CHAT, STREAM, world
 
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
@@ -69,37 +36,15 @@ async def test_a_repeat_gets_the_same_bytes_and_no_charge(tmp_path: Path, body: 
         await here.post(body=body)
         await here.post(body=body, **{"idempotency-key": "order-8"})
         assert len(replica.calls) == 3
-        assert await figure(here, 'kelvin_repeats_total answer="replayed"') == 1
-        assert await figure(here, "kelvin_kept_answers{") == 2
-
-
-JOINED = 'kelvin_repeats_total answer="joined"'
-INSIDE = "kelvin_requests_inside"
-
-
-async def until(here: World, series: str, value: float) -> None:
-    """Wait until a figure of the activator is that."""
-    async with asyncio.timeout(30):
-        while await figure(here, series) != value:
-            await asyncio.sleep(0.01)
-
-
-async def figure(here: World, series: str) -> float:
-    """A figure of the activator's page, whatever other labels it has."""
-    name, _, label = series.partition(" ")
-    lines = [line for line in (await here.page()).splitlines() if line.startswith(name) and label in line]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        assert await here.figure("kelvin_repeats_total", answer="replayed") == 1
+        assert await here.figure("kelvin_kept_answers") == 2
 
 
 async def test_a_failure_is_not_kept(tmp_path: Path) -> None:
     """Neither of the replica, nor before any work; and such a record is one with nothing: it costs nothing."""
 
     async with world(tmp_path) as here:
-
-        async def refuse(call: Call) -> None:
-            call.refuse(Overloaded("the queue", 1, 1.0))
-
-        replica = await here.replica("a", refuse)
+        replica = await here.replica("a", refuses(Overloaded("the queue", 1, 1.0)))
         failed = await here.post(**ASK)
         assert failed.status == 503
         replica.script = hello
@@ -130,8 +75,8 @@ async def test_a_key_belongs_to_one_request(tmp_path: Path) -> None:
     """Another body, path or model is 422, while it runs and afterwards; the first one is as it was."""
 
     async with world(tmp_path) as here:
-        gate = Gate()
-        replica = await here.replica("a", gate)
+        held = halves()
+        replica = await here.replica("a", held)
         running = asyncio.create_task(here.post(**ASK))
         await replica.until(lambda r: len(r.calls) == 1)
         others = [
@@ -143,7 +88,7 @@ async def test_a_key_belongs_to_one_request(tmp_path: Path) -> None:
             for path, body in others:
                 refused = await here.post(path, body, **ASK)
                 assert (refused.status, refused.code) == (422, "idempotency_key_reused"), (round, path)
-            gate.open.set()
+            held.release()
             first = await running
         assert same(first, await here.post(**ASK))
         assert len(replica.calls) == 1
@@ -216,11 +161,11 @@ async def test_slow_readers_of_a_kept_answer_hold_a_part_of_the_room(tmp_path: P
         first = await here.post(body=STREAM, **ASK)
         _, writer = await here.raw()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
-        await until(here, 'kelvin_repeats_total answer="replayed"', 1)
+        writer.write(KEYED)
+        await here.until_figure("kelvin_repeats_total", 1, answer="replayed")
         refused = await here.post(body=STREAM, **ASK)
         assert refused.status == 503
         assert refused.code == Overloaded.code
         writer.transport.abort()
-        await until(here, INSIDE, 0)
+        await here.until_figure("kelvin_requests_inside", 0)
         assert same(await here.post(body=STREAM, **ASK), first)

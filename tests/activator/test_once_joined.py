@@ -1,7 +1,6 @@
 """Requests that share a run, over TLS: who comes meanwhile joins, and the work lives as long as anybody listens."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,9 @@ import pytest
 from activator.policy.once import RUNS_PER_CHARGE
 from activator.tape import MAX_LISTENERS
 from tests.activator.control import KEY
-from tests.activator.replica import DONE, Call, chunk, hello
-from tests.activator.test_once import ASK, INSIDE, JOINED, STREAM, Gate, figure, same, sent, until
-from tests.activator.world import CHAT, World, http, world
+from tests.activator.once import ASK, KEYED, same, sent, until_joined
+from tests.activator.replica import DONE, Call, chunk, halves, hello
+from tests.activator.world import CHAT, STREAM, World, world
 
 
 @pytest.mark.parametrize("body", [pytest.param(CHAT, id="whole"), pytest.param(STREAM, id="streamed")])
@@ -19,13 +18,13 @@ async def test_who_comes_meanwhile_joins(tmp_path: Path, body: dict[str, object]
     """From the start; one run, one charge."""
 
     async with world(tmp_path) as here:
-        gate = Gate()
-        replica = await here.replica("a", gate)
+        held = halves()
+        replica = await here.replica("a", held)
         asking = [asyncio.create_task(here.post(body=body, **ASK))]
         await replica.until(lambda r: len(r.calls) == 1)
         asking += [asyncio.create_task(here.post(body=body, **ASK)) for _ in range(3)]
-        await until(here, JOINED, 3)
-        gate.open.set()
+        await until_joined(here, 3)
+        held.release()
         first, *others = await asyncio.gather(*asking)
         assert first.status == 200
         assert all(same(first, other) for other in others)
@@ -39,16 +38,15 @@ async def test_the_work_lives_as_long_as_anybody_listens(tmp_path: Path) -> None
     """The one who asked first leaves; who joined has the answer from its beginning. Nothing is cancelled."""
 
     async with world(tmp_path) as here:
-        gate = Gate()
-        replica = await here.replica("a", gate)
-        reader, writer = await here.raw()
-        writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+        held = halves()
+        replica = await here.replica("a", held)
+        reader, writer = await here.raw(KEYED)
         await reader.readuntil(b"hel")
         joined = asyncio.create_task(here.post(body=STREAM, **ASK))
-        await until(here, JOINED, 1)
+        await until_joined(here, 1)
         writer.transport.abort()
-        await until(here, INSIDE, 1)
-        gate.open.set()
+        await here.until_figure("kelvin_requests_inside", 1)
+        held.release()
         got = await joined
         assert b"hel" in got.body
         assert got.body.endswith(DONE)
@@ -60,13 +58,10 @@ async def test_the_work_lives_as_long_as_anybody_listens(tmp_path: Path) -> None
         assert same(await here.post(body=STREAM, **ASK), got)
 
 
-async def leave(here: World, body: object, after: bytes | None) -> None:
-    """Ask with the key, and break the connection off; after these bytes of the answer, where some are awaited."""
-    reader, writer = await here.raw()
-    writer.write(http(json.dumps(body).encode(), extra="Idempotency-Key: order-7\r\n"))
-    await writer.drain()
-    if after is not None:
-        await reader.readuntil(after)
+async def leave(here: World) -> None:
+    """Ask with the key, and break the connection off once the answer has begun."""
+    reader, writer = await here.raw(KEYED)
+    await reader.readuntil(b"hel")
     writer.transport.abort()
 
 
@@ -74,8 +69,8 @@ async def test_when_nobody_listens_the_work_ends(tmp_path: Path) -> None:
     """The replica is told; what was delivered is recorded; the key is free, and the next one is one with it."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", Gate(), max_streams=1)
-        await leave(here, STREAM, b"hel")
+        replica = await here.replica("a", halves(), max_streams=1)
+        await leave(here)
         await replica.until(lambda r: r.deleted == [r.calls[0].request_id])
         (cut,) = await here.control.until_records(1)
         assert sent([cut]) == [("cancelled", 499, 1, True)]
@@ -85,7 +80,7 @@ async def test_when_nobody_listens_the_work_ends(tmp_path: Path) -> None:
         assert "x-kelvin-repeat-of" not in again.headers
         records = await here.control.until_records(2)
         assert records[1].once == cut.once
-        assert await figure(here, "kelvin_keyed_runs") == 0
+        assert await here.figure("kelvin_keyed_runs") == 0
 
 
 async def test_a_slow_one_does_not_hold_up_a_quick_one(tmp_path: Path) -> None:
@@ -104,11 +99,10 @@ async def test_a_slow_one_does_not_hold_up_a_quick_one(tmp_path: Path) -> None:
 
     async with world(tmp_path, once_answer_bytes=1 << 19) as here:
         replica = await here.replica("a", long)
-        reader, writer = await here.raw()
-        writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+        reader, writer = await here.raw(KEYED)
         await reader.readuntil(b"data: ")  # and no more: it takes nothing for now
         quick = asyncio.create_task(here.post(body=STREAM, **ASK))
-        await until(here, JOINED, 1)
+        await until_joined(here, 1)
         go.set()
         got = await quick
         assert got.body.count(piece.encode()) == 40
@@ -130,11 +124,10 @@ async def test_what_is_too_large_to_be_kept_is_not_joined(tmp_path: Path) -> Non
 
     async with world(tmp_path, once_answer_bytes=1 << 19) as here:
         replica = await here.replica("a", long)
-        reader, writer = await here.raw()
-        writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+        reader, writer = await here.raw(KEYED)
         for _ in range(20):
             await reader.readuntil(b"\n\n")
-        await until(here, "kelvin_keyed_run_bytes", 0)
+        await here.until_figure("kelvin_keyed_run_bytes", 0)
         refused = await here.post(body=STREAM, **ASK)
         assert (refused.status, refused.code) == (409, "idempotency_key_in_use")
         assert refused.headers["retry-after"] == "1"
@@ -149,21 +142,20 @@ async def test_one_answer_has_a_bounded_number_of_listeners(tmp_path: Path) -> N
     """Beyond it 409 with the time to come again; one who leaves makes room, and all others get the answer."""
 
     async with world(tmp_path) as here:
-        gate = Gate()
-        replica = await here.replica("a", gate)
+        held = halves()
+        replica = await here.replica("a", held)
         asking = [asyncio.create_task(here.post(body=STREAM, **ASK)) for _ in range(MAX_LISTENERS - 1)]
-        reader, writer = await here.raw()
-        writer.write(http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n"))
+        reader, writer = await here.raw(KEYED)
         await reader.readuntil(b"hel")
-        await until(here, JOINED, MAX_LISTENERS - 1)
+        await until_joined(here, MAX_LISTENERS - 1)
         refused = await asyncio.wait_for(here.post(body=STREAM, **ASK), 10)
         assert (refused.status, refused.code) == (409, "idempotency_key_in_use")
         assert refused.headers["retry-after"] == "1"
         writer.transport.abort()
-        await until(here, INSIDE, MAX_LISTENERS - 1)
+        await here.until_figure("kelvin_requests_inside", MAX_LISTENERS - 1)
         asking.append(asyncio.create_task(here.post(body=STREAM, **ASK)))
-        await until(here, JOINED, MAX_LISTENERS)
-        gate.open.set()
+        await until_joined(here, MAX_LISTENERS)
+        held.release()
         first, *others = await asyncio.gather(*asking)
         assert first.body.endswith(DONE)
         assert all(same(first, other) for other in others)
@@ -174,12 +166,12 @@ async def test_one_request_is_ended_by_its_id(tmp_path: Path) -> None:
     """The id of the one that runs ends the work, for all who listen; that of one who joined ends this one alone."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", Gate(), max_streams=1)
+        replica = await here.replica("a", halves(), max_streams=1)
         first = asyncio.create_task(here.post(body=CHAT, **ASK, **{"x-request-id": "one"}))
         await replica.until(lambda r: len(r.calls) == 1)
         second = asyncio.create_task(here.post(body=CHAT, **ASK, **{"x-request-id": "two"}))
         third = asyncio.create_task(here.post(body=CHAT, **ASK, **{"x-request-id": "three"}))
-        await until(here, JOINED, 2)
+        await until_joined(here, 2)
         assert (await here.request("DELETE", "/v1/requests/two", None, KEY)).status == 204
         assert ((await second).status, replica.deleted) == (499, [])
         assert (await here.request("DELETE", "/v1/requests/one", None, KEY)).status == 204
@@ -193,9 +185,9 @@ async def test_answers_that_are_cut_short_again_and_again_are_charged_in_the_end
     """So many runs of one key are one for the bill, the next ones are each for itself."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", Gate())
+        replica = await here.replica("a", halves())
         for count in range(1, RUNS_PER_CHARGE + 2):
-            await leave(here, STREAM, b"hel")
+            await leave(here)
             await replica.until(lambda r, count=count: len(r.deleted) == count)  # type: ignore[misc]
             await here.control.until_records(count)
         records = here.control.records
@@ -212,7 +204,7 @@ async def test_answers_that_are_forgotten_again_and_again_are_charged_in_the_end
         for _ in range(RUNS_PER_CHARGE + 1):
             for key in keys:
                 assert (await here.post(**{"idempotency-key": key})).status == 200
-                await until(here, "kelvin_keyed_runs", 0)
+                await here.until_figure("kelvin_keyed_runs", 0)
         runs = len(keys) * (RUNS_PER_CHARGE + 1)
         assert len(replica.calls) == runs
         records = await here.control.until_records(runs)

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from contracts.errors import Internal, LimitExceeded
-from tests.activator.control import KEY, STRANGER, replica_row
+from tests.activator.control import KEY, STRANGER
 from tests.activator.replica import Call, chunk, hello
 from tests.activator.world import World, world
 
@@ -58,8 +58,7 @@ async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) 
         asked = asyncio.create_task(ask())
         await here.control.until_stat(1.0)
         await asyncio.sleep(1.3)
-        await here.replica("a", told=False)
-        here.control.publish(replica_row("a"))
+        await here.replica("a", settles=False)
         assert await asked == ["hel", "lo"]
 
 
@@ -96,8 +95,7 @@ async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
                 [event async for event in stream]
             replica.script = hello
             await ask(client)  # the control: nothing of the above was the client's or the world's
-            here.control.publish(removed=("a",))
-            await here.settled()
+            await here.publish(removed=("a",))
             with pytest.raises(openai.InternalServerError, match="no answer within the deadline"):
                 await ask(client, **{"x-kelvin-deadline-ms": "100"})
         async with _client(here, key="kv-wrong") as client:

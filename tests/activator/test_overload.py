@@ -8,40 +8,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.activator.control import KEY, STRANGER, limited, replica_row
-from tests.activator.replica import DONE, Call, chunk, hello
-from tests.activator.world import CHAT, Got, World, http, world
-
-STREAM = CHAT | {"stream": True}
-
-
-async def _silent(call: Call) -> None:
-    await asyncio.Event().wait()
-
-
-async def test_a_full_queue_sheds_with_retry_after(tmp_path: Path) -> None:
-    """Two may wait for a version; the third is refused at once, with a time to come back, and a record."""
-
-    async with world(tmp_path, queue_requests=2) as here:
-        waiting = [asyncio.create_task(here.post()) for _ in range(2)]
-        await here.control.until_stat(1.0)
-        async with asyncio.timeout(30):
-            while (got := await here.post(x_kelvin_deadline_ms="300")).status != 503:
-                pass
-        assert got.code == "overloaded"
-        assert got.headers["retry-after"] == "1"
-        records = await here.control.until_records(1)
-        assert records[-1].outcome in ("overloaded", "deadline_exceeded")
-        await here.replica("a", told=False)
-        here.control.publish(replica_row("a"))
-        assert [got.status for got in await asyncio.gather(*waiting)] == [200, 200]
+from tests.activator.control import KEY, STRANGER
+from tests.activator.replica import DONE, Call, chunk, halves, hello, silent
+from tests.activator.world import CHAT, STREAM, Got, World, http, world
 
 
 async def test_bodies_have_room_in_all(tmp_path: Path) -> None:
     """A body that would not fit beside the others is refused before it is read; alone it fits."""
 
     async with world(tmp_path, body_bytes_in_all=60_000) as here:
-        replica = await here.replica("a", _silent)
+        replica = await here.replica("a", silent)
         large = json.dumps(CHAT | {"pad": "x" * 40_000}).encode()
         first = asyncio.create_task(here.post(body=large))
         await replica.until(lambda r: len(r.calls) == 1)
@@ -75,7 +51,7 @@ async def test_a_body_keeps_no_more_room_than_it_needs(tmp_path: Path) -> None:
     """
 
     async with world(tmp_path, body_bytes=65_536, body_bytes_in_all=100_000) as here:
-        replica = await here.replica("a", _silent)
+        replica = await here.replica("a", silent)
         first = asyncio.create_task(_unmeasured(here))
         await replica.until(lambda r: len(r.calls) == 1)
         replica.script = hello
@@ -99,8 +75,7 @@ async def test_slow_bodies_of_one_tenant_leave_room_to_others(tmp_path: Path) ->
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
         writers = []
         for _ in range(12):
-            _, writer = await here.raw()
-            writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n".encode())
+            _, writer = await here.raw(f"{head}Transfer-Encoding: chunked\r\n\r\n1\r\n".encode())
             writers.append(writer)
         async with asyncio.timeout(30):
             while (got := await here.post(body=CHAT | {"model": "none"})).status == 404:
@@ -130,8 +105,7 @@ async def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request
         slow = f"{request_line} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nAuthorization: Bearer "
         writers, answers = [], []
         for _ in range(12):
-            reader, writer = await here.raw()
-            writer.write(f"{slow}{KEY}\r\n\r\n".encode())
+            reader, writer = await here.raw(f"{slow}{KEY}\r\n\r\n".encode())
             writers.append(writer)
             answers.append(asyncio.create_task(reader.readuntil(b"unread request bodies of your tenant")))
         refused: set[asyncio.Task[bytes]] = set()
@@ -140,8 +114,7 @@ async def test_slow_bodies_leave_places_to_other_tenants(tmp_path: Path, request
                 refused |= (await asyncio.wait(set(answers) - refused, return_when=asyncio.FIRST_COMPLETED))[0]
         assert all(each.result().startswith(b"HTTP/1.1 503 ") for each in refused)
         assert (await here.post(body=CHAT | {"model": "none"})).status == 404
-        reader, writer = await here.raw()
-        writer.write(f"{slow}{STRANGER}\r\nExpect: 100-continue\r\n\r\n".encode())
+        reader, writer = await here.raw(f"{slow}{STRANGER}\r\nExpect: 100-continue\r\n\r\n".encode())
         assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
         assert sum(each.done() for each in answers) == 4
         for each in (*writers, writer):
@@ -155,9 +128,8 @@ async def test_a_tenants_own_limits(tmp_path: Path) -> None:
     """
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", _silent)
-        here.control.publish(tenants=(limited(requests=1, body_bytes=2048),))
-        await here.settled()
+        replica = await here.replica("a", silent)
+        await here.limit(requests=1, body_bytes=2048)
         large = json.dumps(CHAT | {"pad": "x" * 4000}).encode()
         got = await here.post(body=large)
         assert (got.status, got.code) == (413, "request_too_large")
@@ -168,8 +140,7 @@ async def test_a_tenants_own_limits(tmp_path: Path) -> None:
         assert b"1 requests under way" in got.body
         theirs = await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)
         assert theirs.status == 404
-        here.control.publish(tenants=(limited(),))
-        await here.settled()
+        await here.limit()
         replica.script = hello
         assert (await here.post(body=large)).status == 200
         first.cancel()
@@ -197,7 +168,7 @@ async def test_a_deadline_in_the_answer_cancels_upstream(tmp_path: Path) -> None
     """The runtime is slow: the deadline ends it there, too."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", _silent)
+        replica = await here.replica("a", silent)
         got = await here.post(x_kelvin_deadline_ms="300")
         assert got.status == 504
         await replica.until(lambda r: len(r.deleted) == 1)
@@ -289,22 +260,16 @@ async def _until_refused(here: World) -> None:
 
 async def test_a_drain_finishes_what_runs_and_exits_0(tmp_path: Path) -> None:
     """SIGTERM: no new connections, the running stream ends whole, its record is shipped."""
-    release = asyncio.Event()
-
-    async def hold(call: Call) -> None:
-        await call.data(chunk("x"), 1)
-        await release.wait()
-        await hello(call)
+    held = halves()
 
     async with world(tmp_path) as here:
-        await here.replica("a", hold)
-        reader, writer = await here.raw()
-        writer.write(http(json.dumps(STREAM).encode()))
+        await here.replica("a", held)
+        reader, writer = await here.raw(http(json.dumps(STREAM).encode()))
         await reader.readuntil(b"data: ")
         ending = asyncio.create_task(here.terminate())
         async with asyncio.timeout(30):
             await _until_refused(here)
-        release.set()
+        held.release()
         rest = await reader.read()
         assert b"data: [DONE]" in rest
         assert await ending == 0
@@ -316,7 +281,7 @@ async def test_a_drain_whose_time_is_over_tells_its_streams(tmp_path: Path) -> N
     """What runs on after the drain's limit gets a terminal event, is cancelled upstream, recorded, and we exit 0."""
 
     async with world(tmp_path, activator_drain_s=1) as here:
-        replica = await here.replica("a", _silent)
+        replica = await here.replica("a", silent)
         asked = asyncio.create_task(here.post(body=STREAM))
         await replica.until(lambda r: len(r.calls) == 1)
         assert await here.terminate() == 0

@@ -77,8 +77,9 @@ async def test_internal_routes_have_no_way_in(tmp_path: Path, path: str) -> None
     """No spelling of a path reaches what is not the admin API's."""
 
     async with world(tmp_path) as here:
-        reader, writer = await here.raw()
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n".encode())
+        reader, writer = await here.raw(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n\r\n".encode()
+        )
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
         writer.transport.abort()
         assert here.control.seen_inward == []
@@ -132,8 +133,7 @@ async def test_slow_uploads_hold_up_no_other_tenant(tmp_path: Path, service: str
         head = f"PUT /{service}/v1/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {ADMIN}\r\n"
         stalled = []
         for _ in range(CALLS_OF_TENANT):
-            _, writer = await here.raw()
-            writer.write(f"{head}Content-Length: 10000\r\n\r\n.".encode())
+            _, writer = await here.raw(f"{head}Content-Length: 10000\r\n\r\n.".encode())
             stalled.append(writer)
         behind = here.control if service == "admin" else snapshotter
         await eventually(lambda: behind.beginning >= CALLS_OF_TENANT, "they are being received")
@@ -161,8 +161,7 @@ async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
         await snapshotter.start(here.data / "run" / "snapshotter.sock")
         try:
             key = {"key": PUSHER, "x_kelvin_deadline_ms": "200"}
-            here.control.publish(keys=(key_row("k8", PUSHER, "default", Scope.PUSH),))
-            await here.settled()
+            await here.publish(keys=(key_row("k8", PUSHER, "default", Scope.PUSH),))
             got = await here.get("/push/v1/plans", **key)
             assert (got.status, _problem(got.body)) == (504, "deadline_exceeded")
             got = await here.get("/push/v1/plans", **(key | {"x_kelvin_deadline_ms": "soon"}))

@@ -42,14 +42,13 @@ async def test_ready_models_serve(tmp_path: Path) -> None:
         assert (await here.get("/v1/models", KEY + "x")).status == 401
         ready = await here.own("/readyz")
         assert (ready.status, ready.json["feed"]) == (200, "kept")
-        assert "kelvin_feed_age_seconds{" in await here.page()
+        assert await here.series("kelvin_feed_age_seconds")
         assert here.control.records == []
         await here.control.start(here.data / "run")
         records = await here.control.until_records(3)
         assert sorted(record.sequence for record in records) == [1, 2, 3]
         await here.settled()
-        here.control.publish(removed_keys=("k1",))
-        await here.settled()
+        await here.publish(removed_keys=("k1",))
         assert (await here.post()).status == 401
         assert (await here.own("/readyz")).json["feed"] == "live"
 
@@ -100,8 +99,7 @@ async def test_a_version_at_zero_waits_for_who_wakes_it(tmp_path: Path) -> None:
         await _until_kept(here, OTHER)
         await _cut_off(here)
         asked = asyncio.create_task(here.post())
-        while 'kelvin_requests_queued{process="activator"} 1' not in await here.page():
-            await asyncio.sleep(0.02)
+        await here.until_queued(1)
         await here.control.start(here.data / "run")
         await here.control.until_stat()
         await here.replica("a")

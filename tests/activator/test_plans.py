@@ -8,30 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contracts.control import Priority, TenantLimits, TenantRow
+from contracts.control import Priority
 from contracts.ladder import Rung
-from tests.activator.control import KEY, STRANGER
-from tests.activator.replica import Call, hello
+from tests.activator.control import KEY, STRANGER, limited
+from tests.activator.replica import Held
 from tests.activator.test_grants import grant
 from tests.activator.test_ladder import SMALL, TOLD, full, row, small
-from tests.activator.test_turns import until_queued
 from tests.activator.world import CHAT, Got, World, world
-
-
-def _plan(here: World, tenant: str, weight: int | None = None, priority: Priority | None = None) -> None:
-    limits = TenantLimits(weight=weight, priority=priority)
-    here.control.publish(tenants=(TenantRow(tenant=tenant, suspended=False, limits=limits),))
-
-
-class Held:
-    """A replica of one slot, which is held until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, call: Call) -> None:
-        await self.go_on.wait()
-        await hello(call)
 
 
 async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
@@ -51,8 +34,8 @@ async def _order(here: World, *sent: tuple[str, str, str]) -> list[str]:
     await replica.until(lambda r: len(r.calls) == 2)
     for count, each in enumerate(sent, 1):
         tasks.append(ask(*each))
-        await until_queued(here, count)
-    held.go_on.set()
+        await here.until_queued(count)
+    held.release()
     assert {got.status for got in await asyncio.gather(*tasks)} == {200}
     return [str(call.wanted["user"]) for call in replica.calls[2:]]
 
@@ -68,8 +51,7 @@ async def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest
     """It says that it is interactive, and waits for one that is standard, as batch was given more than that."""
 
     async with world(tmp_path) as here:
-        _plan(here, "default", priority=highest)
-        await here.settled()
+        await here.limit(priority=highest)
         assert await _order(here, ("guest", STRANGER, "standard"), ("own", KEY, "interactive")) == want
 
 
@@ -80,20 +62,16 @@ async def test_a_plan_of_batch_is_batch_whatever_is_said(tmp_path: Path, highest
         pytest.param(3, range(4, 7), id="three for one"),
     ],
 )
-def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
+async def test_weights(tmp_path: Path, weight: int | None, want: range) -> None:
     """Three of the owner's and seven of the guest's wait, all standard: how many of the guest's are served before the
     owner's last. The guest has a weight, and had a request more.
     """
 
-    async def scenario() -> None:
-        async with world(tmp_path) as here:
-            _plan(here, "stranger", weight=weight)
-            await here.settled()
-            sent = [("o", KEY, "standard")] * 3 + [("g", STRANGER, "standard")] * 7
-            order = "".join(await _order(here, *sent))
-            assert order.rindex("o") - 2 in want
-
-    asyncio.run(scenario())
+    async with world(tmp_path) as here:
+        await here.limit("stranger", weight=weight)
+        sent = [("o", KEY, "standard")] * 3 + [("g", STRANGER, "standard")] * 7
+        order = "".join(await _order(here, *sent))
+        assert order.rindex("o") - 2 in want
 
 
 @pytest.mark.parametrize(
@@ -113,9 +91,7 @@ async def test_a_plan_has_steps_of_its_own(
 
     async with full(tmp_path) as (here, _):
         await small(here)
-        who = TenantRow(tenant="default", suspended=False, limits=TenantLimits(plan=plan))
         model = msgspec.structs.replace(row("m", *of_all), plan_ladders={"free": of_free})
-        here.control.publish(tenants=(who,), models=(model,))
-        await here.settled()
+        await here.publish(tenants=(limited(plan=plan),), models=(model,))
         got = await here.post()
         assert (got.status, got.headers.get(TOLD)) == (503 if told is None else 200, told)

@@ -107,26 +107,25 @@ async def test_of_one_that_died_the_others_say_its_share() -> None:
     assert [each.concurrency for _, each in link.told] == [2.5, 2.5, 5.0, 2.5]
 
 
-async def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_alive_is_heard_of_a_real_redis(monkeypatch: pytest.MonkeyPatch, redis: RedisServer) -> None:
     """One that is silent counts no more; nobody says how many there are without a Redis, or while it is away."""
     monkeypatch.setattr(shared_store, "SILENT_S", 1.0)
 
     async with open_rates(None, "one", Page("activator")) as alone:
         assert alone.alive() is None
-    with RedisServer() as server:
-        async with asyncio.timeout(60), open_rates(server.url, "one", Page("activator")) as one:
-            assert one.store is not None
-            assert one.alive() == 1
-            async with open_store(server.url, "two") as two:
-                await two.beat()
-                await one.store.beat()
-                assert one.alive() == 2
-            while one.alive() != 1:
-                await one.store.beat()
-                await asyncio.sleep(0.01)
-            server.kill()
+    async with asyncio.timeout(60), open_rates(redis.url, "one", Page("activator")) as one:
+        assert one.store is not None
+        assert one.alive() == 1
+        async with open_store(redis.url, "two") as two:
+            await two.beat()
             await one.store.beat()
-            assert one.alive() is None
+            assert one.alive() == 2
+        while one.alive() != 1:
+            await one.store.beat()
+            await asyncio.sleep(0.01)
+        redis.kill()
+        await one.store.beat()
+        assert one.alive() is None
 
 
 async def test_the_autoscaler_hears_it() -> None:

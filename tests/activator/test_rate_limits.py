@@ -8,17 +8,12 @@ import pytest
 
 from contracts.errors import InvalidRequest, LimitExceeded
 from contracts.frames import ENCODED
-from tests.activator.control import STRANGER, limited
-from tests.activator.replica import Call, Held, hello
-from tests.activator.world import CHAT, World, http, world
+from tests.activator.control import STRANGER
+from tests.activator.replica import Held, hello, refuses
+from tests.activator.world import CHAT, http, world
 
 SMALL = CHAT | {"max_tokens": 10}
 TOLD = ("limit", "remaining", "reset")
-
-
-async def limit(here: World, **limits: int) -> None:
-    here.control.publish(tenants=(limited(**limits),))
-    await here.settled()
 
 
 async def test_requests_a_minute(tmp_path: Path) -> None:
@@ -29,7 +24,7 @@ async def test_requests_a_minute(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.replica("a")
         assert not [name for name in (await here.post()).headers if "ratelimit" in name]
-        await limit(here, rpm=2)
+        await here.limit(rpm=2)
         got = await here.post()
         assert (got.status, got.headers["x-ratelimit-limit-requests"]) == (200, "2")
         assert got.headers["x-ratelimit-remaining-requests"] == "1"
@@ -51,7 +46,7 @@ async def test_requests_a_minute(tmp_path: Path) -> None:
         theirs = await here.post(body=CHAT | {"model": "nothing"}, key=STRANGER)
         assert theirs.status == 404
         assert "x-ratelimit-limit-requests" not in theirs.headers
-        await limit(here)
+        await here.limit()
         assert (await here.post()).status == 200
 
 
@@ -61,7 +56,7 @@ async def test_tokens_a_minute(tmp_path: Path) -> None:
 
     async with world(tmp_path) as here:
         replica = await here.replica("a", held)
-        await limit(here, tpm=1000)
+        await here.limit(tpm=1000)
         first = asyncio.create_task(here.post(body=CHAT | {"max_tokens": 900}))
         await replica.until(lambda r: len(r.calls) == 1)
         got = await here.post(body=CHAT | {"max_tokens": 200})
@@ -80,18 +75,14 @@ async def test_tokens_a_minute(tmp_path: Path) -> None:
 
 async def test_what_never_ran_costs_no_tokens(tmp_path: Path) -> None:
     """A client that leaves the queue, a refusal by the replica: all that was held is there again."""
-
-    async def refuse(call: Call) -> None:
-        call.refuse(InvalidRequest("n", "2", "only 1 is supported"))
-
     async with world(tmp_path) as here:
-        await limit(here, tpm=1000)
+        await here.limit(tpm=1000)
         leaving = asyncio.create_task(here.post(body=CHAT | {"max_tokens": 950}))
         await here.control.until_stat(1.0)
         assert (await here.post(body=CHAT | {"max_tokens": 950})).status == 429
         leaving.cancel()
         await here.control.until_records(2)
-        replica = await here.replica("a", refuse)
+        replica = await here.replica("a", refuses(InvalidRequest("n", "2", "only 1 is supported")))
         assert (await here.post(body=CHAT | {"max_tokens": 950})).status == 400
         replica.script = hello
         got = await here.post(body=CHAT | {"max_tokens": 950})
@@ -110,13 +101,9 @@ async def test_prompt_that_the_replica_encoded_in_vain_counts(
     tmp_path: Path, encoded: int, low: int, high: int
 ) -> None:
     """As many tokens as the replica says. The answer that never began costs nothing."""
-
-    async def refuse(call: Call) -> None:
-        call.refuse(LimitExceeded("messages", 200, 100, "tokens"), encoded)
-
     async with world(tmp_path) as here:
-        await limit(here, tpm=1000)
-        replica = await here.replica("a", refuse)
+        await here.limit(tpm=1000)
+        replica = await here.replica("a", refuses(LimitExceeded("messages", 200, 100, "tokens"), encoded))
         long = CHAT | {"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 10}
         refused = await here.post(body=long)
         assert refused.code == "context_length_exceeded"
@@ -131,7 +118,7 @@ async def test_a_request_over_the_minute_is_refused_for_good(tmp_path: Path) -> 
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
-        await limit(here, tpm=100)
+        await here.limit(tpm=100)
         got = await here.post()  # an answer of up to what the version allows
         assert (got.status, got.code) == (400, "request_exceeds_rate")
         assert b"prompt and max_tokens together" in got.body
@@ -147,7 +134,7 @@ async def test_maxima_of_context_and_output(tmp_path: Path) -> None:
         replica = await here.replica("a")
         await here.post(body=SMALL)
         assert not [name for name in replica.calls[0].headers if name.lower().endswith("-tokens")]
-        await limit(here, context_tokens=50, output_tokens=20, tpm=60)
+        await here.limit(context_tokens=50, output_tokens=20, tpm=60)
         for wanted, largest in ((21, 20), (50, 20)):
             got = await here.post(body=CHAT | {"max_tokens": wanted})
             assert (got.status, got.code) == (400, "context_length_exceeded")

@@ -1,7 +1,8 @@
 """When the decider is told what, in virtual time: by a post each, or by a connection that may be away."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -9,7 +10,8 @@ from activator.keys import VersionKey
 from activator.reporter import Reporter
 from activator.wake import Waker
 from contracts.control import ConcurrencyStat
-from tests.virtual_loop import run_virtually
+
+pytestmark = pytest.mark.virtual_time
 
 M, N = VersionKey("t", "m", "v" * 64), VersionKey("t", "n", "w" * 64)
 ALONE = "each telling stands for itself"
@@ -40,37 +42,30 @@ class Decider:
         self._session = object()
 
 
-def play(
-    kind: str, scenario: Callable[[Decider, Reporter, Waker], Awaitable[None]]
-) -> list[tuple[float, str, float, int]]:
-    """What the decider was told meanwhile."""
-
-    async def main() -> list[tuple[float, str, float, int]]:
-        decider = Decider(kind)
-        clock = asyncio.get_running_loop().time
-        reporter = Reporter(decider, clock=clock)
-        waker = Waker(reporter.poke, clock=clock)
-        running = asyncio.create_task(reporter.run())
-        try:
-            await asyncio.sleep(0.25)
-            await scenario(decider, reporter, waker)
-        finally:
-            await waker.close()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        return decider.told
-
-    return run_virtually(main())
+@asynccontextmanager
+async def reporting(kind: str) -> AsyncIterator[tuple[Decider, Reporter, Waker]]:
+    """From a quarter of a second on."""
+    decider = Decider(kind)
+    clock = asyncio.get_running_loop().time
+    reporter = Reporter(decider, clock=clock)
+    waker = Waker(reporter.poke, clock=clock)
+    running = asyncio.create_task(reporter.run())
+    try:
+        await asyncio.sleep(0.25)
+        yield decider, reporter, waker
+    finally:
+        await waker.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 both = pytest.mark.parametrize("kind", [ALONE, HEARD])
 
 
 @both
-def test_a_request_at_a_ready_version(kind: str) -> None:
+async def test_a_request_at_a_ready_version(kind: str) -> None:
     """The first is told at once, then each second what the second was, less what was told; a zero, and no more."""
-
-    async def scenario(_: Decider, reporter: Reporter, __: Waker) -> None:
+    async with reporting(kind) as (decider, reporter, _):
         reporter.began(M, lambda key: False)
         await asyncio.sleep(1.0)
         reporter.began(M, lambda key: False)
@@ -78,8 +73,7 @@ def test_a_request_at_a_ready_version(kind: str) -> None:
         reporter.ended(M)
         reporter.ended(M)
         await asyncio.sleep(10)
-
-    assert play(kind, scenario) == [
+    assert decider.told == [
         (0.25, "m", 1.0, 1),
         (1.0, "m", 0.0, 0),
         (2.0, "m", 1.75, 1),
@@ -89,57 +83,48 @@ def test_a_request_at_a_ready_version(kind: str) -> None:
 
 
 @both
-def test_the_next_request_after_the_zero_is_a_first_one(kind: str) -> None:
+async def test_the_next_request_after_the_zero_is_a_first_one(kind: str) -> None:
     """It was forgotten; so it is told at once again."""
-
-    async def scenario(_: Decider, reporter: Reporter, __: Waker) -> None:
+    async with reporting(kind) as (decider, reporter, _):
         for _again in range(2):
             reporter.began(M, lambda key: False)
             reporter.ended(M)
             await asyncio.sleep(3)
-
-    assert [each[:3] for each in play(kind, scenario)] == [
+    assert [each[:3] for each in decider.told] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 0.0), (3.25, "m", 1.0), (4.0, "m", 0.0), (5.0, "m", 0.0),
     ]  # fmt: skip
 
 
-def test_who_hears_each_second_is_poked_once() -> None:
+async def test_who_hears_each_second_is_poked_once() -> None:
     """Reports of one second add where they are heard: while somebody waits there is one a second, and no other."""
-
-    async def scenario(_: Decider, reporter: Reporter, waker: Waker) -> None:
+    async with reporting(HEARD) as (decider, reporter, waker):
         reporter.began(M, lambda key: True)
         waker.ensure(M)
         await asyncio.sleep(4.5)
         waker.rest(M)
         reporter.ended(M)
         await asyncio.sleep(3)
-
-    told = play(HEARD, scenario)
-    assert told == [
+    assert decider.told == [
         (0.25, "m", 1.0, 1), (1.0, "m", 0.0, 0), (2.0, "m", 1.0, 0), (3.0, "m", 1.0, 0), (4.0, "m", 1.0, 0),
         (5.0, "m", 0.75, 0), (6.0, "m", 0.0, 0),
     ]  # fmt: skip
 
 
-def test_who_is_posted_to_is_poked_again() -> None:
+async def test_who_is_posted_to_is_poked_again() -> None:
     """Negative control of the last: a post each stands for itself, and is taken off the next."""
-
-    async def scenario(_: Decider, reporter: Reporter, waker: Waker) -> None:
+    async with reporting(ALONE) as (decider, reporter, waker):
         reporter.began(M, lambda key: True)
         waker.ensure(M)
         await asyncio.sleep(3)
-
-    told = play(ALONE, scenario)
-    assert [each[:3] for each in told] == [
+    assert [each[:3] for each in decider.told] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
     ]  # fmt: skip
 
 
 @both
-def test_a_poke_waits_for_who_is_away(kind: str) -> None:
+async def test_a_poke_waits_for_who_is_away(kind: str) -> None:
     """It is repeated ten times a second until it is taken; what could not be told is not told late, nor taken off."""
-
-    async def scenario(decider: Decider, reporter: Reporter, waker: Waker) -> None:
+    async with reporting(kind) as (decider, reporter, waker):
         decider.is_there = False
         for _ in range(3):
             reporter.began(M, lambda key: True)
@@ -147,32 +132,27 @@ def test_a_poke_waits_for_who_is_away(kind: str) -> None:
         await asyncio.sleep(2.5)
         decider.is_there = True
         await asyncio.sleep(1.5)
-
-    told = play(kind, scenario)
-    assert told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 1), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
+    assert decider.told == [(pytest.approx(2.8, abs=0.06), "m", 1.0, 1), (3.0, "m", 2.0, 0), (4.0, "m", 3.0, 0)]
 
 
-def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
+async def test_a_poke_is_told_again_to_who_has_forgotten() -> None:
     """Another connection is another session: whoever waits is told of anew."""
-
-    async def scenario(decider: Decider, reporter: Reporter, waker: Waker) -> None:
+    async with reporting(HEARD) as (decider, reporter, waker):
         reporter.began(M, lambda key: True)
         waker.ensure(M)
         await asyncio.sleep(1.5)
         decider.restart()
         await asyncio.sleep(1.4)
-
-    assert [each[:3] for each in play(HEARD, scenario)] == [
+    assert [each[:3] for each in decider.told] == [
         (0.25, "m", 1.0), (1.0, "m", 0.0), (2.0, "m", 1.0), (2.25, "m", 1.0), (3.0, "m", 0.0),
     ]  # fmt: skip
 
 
-def test_each_poke_counts_the_request_that_waits() -> None:
+async def test_each_poke_counts_the_request_that_waits() -> None:
     """A decider restarts after the first poke, and while reports are lost: the pokes that it hears say as much as the
     first. A report without a request may be about one that an earlier replica still serves.
     """
-
-    async def scenario(decider: Decider, reporter: Reporter, waker: Waker) -> None:
+    async with reporting(ALONE) as (decider, reporter, waker):
         reporter.began(M, lambda key: True)
         waker.ensure(M)
         await asyncio.sleep(0.5)
@@ -180,9 +160,7 @@ def test_each_poke_counts_the_request_that_waits() -> None:
         await asyncio.sleep(3.0)
         decider.is_there = True
         await asyncio.sleep(4.5)
-
-    told = play(ALONE, scenario)
-    pokes = [each for each in told if each[0] % 1 > 0]  # reports come with the full second
+    pokes = [each for each in decider.told if each[0] % 1 > 0]  # reports come with the full second
     assert len(pokes) >= 3
     assert [each[2:] for each in pokes] == [(1.0, 1)] * len(pokes)
 
@@ -200,51 +178,43 @@ class Slow(Decider):
     pytest.param("it is forgotten", True, id="so is one whose version was forgotten before it was taken"),
     pytest.param("nothing", False, id="the control: one that was taken is not"),
 ])  # fmt: skip
-def test_what_poke_is_told_again(meanwhile: str, want: bool) -> None:
+async def test_what_poke_is_told_again(meanwhile: str, want: bool) -> None:
     """A version is told of where its poke was taken, and not before: else who waits next would be heard by nobody."""
-
-    async def main() -> bool:
-        decider = Slow(HEARD)
-        reporter = Reporter(decider, clock=asyncio.get_running_loop().time)
-        poke = asyncio.create_task(reporter.poke(M))
-        await asyncio.sleep(0.05)
-        if meanwhile == "it is cancelled":
-            poke.cancel()
-        elif meanwhile == "it is forgotten":
-            assert [stat.concurrency for stat in reporter.take_reports()] == [0.0]
-        await asyncio.gather(poke, return_exceptions=True)
-        before = len(decider.told)
-        assert await reporter.poke(M)
-        return len(decider.told) > before
-
-    assert run_virtually(main()) == want
+    decider = Slow(HEARD)
+    reporter = Reporter(decider, clock=asyncio.get_running_loop().time)
+    poke = asyncio.create_task(reporter.poke(M))
+    await asyncio.sleep(0.05)
+    if meanwhile == "it is cancelled":
+        poke.cancel()
+    elif meanwhile == "it is forgotten":
+        assert [stat.concurrency for stat in reporter.take_reports()] == [0.0]
+    await asyncio.gather(poke, return_exceptions=True)
+    before = len(decider.told)
+    assert await reporter.poke(M)
+    assert (len(decider.told) > before) == want
 
 
-def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> None:
+async def test_a_first_request_that_nobody_heard_of_is_in_the_next_report() -> None:
     """The announcement was lost: nothing is taken off for it."""
-
-    async def scenario(decider: Decider, reporter: Reporter, _: Waker) -> None:
+    async with reporting(HEARD) as (decider, reporter, _):
         decider.is_there = False
         reporter.began(M, lambda key: False)
         await asyncio.sleep(0.25)
         decider.is_there = True
         await asyncio.sleep(1.0)
+    assert decider.told == [(1.0, "m", 1.0, 1)]
 
-    assert play(HEARD, scenario) == [(1.0, "m", 1.0, 1)]
 
-
-def test_who_could_not_wait_leaves_a_zero_behind() -> None:
+@pytest.mark.parametrize(("kind", "zeros"), [(HEARD, [1.0, 3.0]), (ALONE, [])])
+async def test_who_could_not_wait_leaves_a_zero_behind(kind: str, zeros: list[float]) -> None:
     """Somebody wants it for three seconds, and nobody is inside: each poke ends with a zero where that is heard."""
-
-    async def scenario(_: Decider, __: Reporter, waker: Waker) -> None:
+    async with reporting(kind) as (decider, _, waker):
         waker.nudge(M, 3.0)
         await asyncio.sleep(6)
+    pokes = [(0.25, "m", 1.0, 1), (2.25, "m", 1.0, 1)]
+    assert decider.told == sorted([*pokes, *((at_s, "m", 0.0, 0) for at_s in zeros)])
 
-    assert play(HEARD, scenario) == [(0.25, "m", 1.0, 1), (1.0, "m", 0.0, 0), (2.25, "m", 1.0, 1), (3.0, "m", 0.0, 0)]
-    assert play(ALONE, scenario) == [(0.25, "m", 1.0, 1), (2.25, "m", 1.0, 1)]
 
-
-@pytest.mark.virtual_time
 async def test_all_versions_are_told_together() -> None:
     """One telling a second, however many there are."""
     tellings: list[int] = []

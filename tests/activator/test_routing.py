@@ -34,13 +34,11 @@ async def test_sessions_and_beginnings_meet_at_one_replica(tmp_path: Path) -> No
             assert (await here.post(x_kelvin_session="s-1")).status == 200
             assert (await here.post(body=_long(f"question {number}"), x_kelvin_session="s-1")).status == 200
         at = _served(here).index(16)
-        here.control.publish(replica_row("abcd"[at], draining=True))
-        await here.settled()
+        await here.publish(replica_row("abcd"[at], draining=True))
         for _ in range(4):
             assert (await here.post(x_kelvin_session="s-1")).status == 200
         assert sorted(_served(here)) == [0, 0, 4, 16]
-        here.control.publish(replica_row("abcd"[at]))
-        await here.settled()
+        await here.publish(replica_row("abcd"[at]))
 
         before = _served(here)
         for number in range(8):
@@ -69,26 +67,16 @@ async def test_a_split_gives_each_session_one_version(tmp_path: Path) -> None:
 
     async with world(tmp_path) as here:
         await here.replica("old")
-        await here.replica("new", told=False)
-        here.control.publish(replica_row("new", version=OTHER))
-        here.control.publish(models=(msgspec.structs.replace(row, split={VERSION: 1, OTHER: 1}),))
-        await here.settled()
+        await here.replica("new", version=OTHER)
+        await here.publish(models=(msgspec.structs.replace(row, split={VERSION: 1, OTHER: 1}),))
         sessions = [f"s-{number}" for number in range(24)]
         first = [await answering(here, x_kelvin_session=session) for session in sessions]
         assert set(first) == {VERSION, OTHER}
         assert first == [await answering(here, x_kelvin_session=session) for session in sessions]
         assert len({await answering(here) for _ in range(8)}) == 1, "the key's"
         assert {await answering(here, "m@" + VERSION[:12], x_kelvin_session=each) for each in sessions} == {VERSION}
-        here.control.publish(models=(row,))
-        await here.settled()
+        await here.publish(models=(row,))
         assert {await answering(here, x_kelvin_session=session) for session in sessions} == {VERSION}
-
-
-async def queued(here: World, count: int) -> None:
-    """Until so many requests wait."""
-    async with asyncio.timeout(30):
-        while f'kelvin_requests_queued{{process="activator"}} {count}\n' not in await here.page():
-            await asyncio.sleep(0.01)
 
 
 async def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Path) -> None:
@@ -103,32 +91,27 @@ async def test_nobody_waits_for_a_version_that_was_only_just_named(tmp_path: Pat
     async with world(tmp_path) as here:
         old = await here.replica("old", max_streams=2)
         await here.replica("new", held, told=False)
-        here.control.publish(models=(deployed,))
-        await here.settled()
+        await here.publish(models=(deployed,))
         got = await here.post()
         assert (got.status, got.headers["x-kelvin-version"]) == (200, VERSION)
         pinned = asyncio.create_task(here.post(body=CHAT | {"model": "m@" + OTHER[:12]}))
-        await queued(here, 1)
-        here.control.publish(replica_row("new", version=OTHER, max_streams=1))
-        await here.settled()
-        await queued(here, 0)
+        await here.until_queued(1)
+        await here.publish(replica_row("new", version=OTHER, max_streams=1))
+        await here.until_queued(0)
         assert (await here.post()).headers["x-kelvin-version"] == VERSION
 
         old.script = held
         others = [asyncio.create_task(here.post()) for _ in range(2)]
-        async with asyncio.timeout(30):
-            while len(old.calls) < 4:
-                await asyncio.sleep(0.01)
+        await old.until(lambda replica: len(replica.calls) == 4)
         waiting = asyncio.create_task(here.post())
-        await queued(here, 1)
+        await here.until_queued(1)
         held.release()
         assert (await waiting).headers["x-kelvin-version"] == OTHER
         assert {(await each).headers["x-kelvin-version"] for each in others} == {VERSION}
         assert (await pinned).status == 200
         assert (await here.post()).headers["x-kelvin-version"] == OTHER, "it has room again"
 
-        here.control.publish(models=(named,), removed=("new",))
-        await here.settled()
+        await here.publish(models=(named,), removed=("new",))
         late = asyncio.create_task(here.post())
-        await queued(here, 1)
+        await here.until_queued(1)
         late.cancel()

@@ -83,19 +83,19 @@ async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
     return heard, app.begun
 
 
-def test_a_drain_waits_for_who_stands_in_the_porch() -> None:
+async def test_a_drain_waits_for_who_stands_in_the_porch() -> None:
     """Their turn comes as ever: each of them is served, and its connection ends."""
-    heard, begun = asyncio.run(drained(3, frees=True))
+    heard, begun = await drained(3, frees=True)
     assert [answer[:12] for answer in heard] == [b"HTTP/1.1 204"] * CALLERS
     assert begun == CALLERS
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_whose_turn_has_not_come_in_time_is_told(first: int) -> None:
+async def test_whose_turn_has_not_come_in_time_is_told(first: int) -> None:
     """With the drain's time those who have begun are ended, and the others refused: a 503 that may be tried again, in
     the API's form, of what nothing has seen.
     """
-    heard, begun = asyncio.run(drained(first, frees=False))
+    heard, begun = await drained(first, frees=False)
     assert [answer[:12] for answer in heard] == [b"HTTP/1.1 503"] * CALLERS
     assert begun == first
     for answer in heard[first:]:

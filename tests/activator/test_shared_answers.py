@@ -1,23 +1,22 @@
 """Several activators over one real Redis: one of them runs a key, all have its answer; what holds without it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from activator.kept_answers import AnswerStore, Elsewhere, Mine, OwnAnswers
-from activator.once_key import ensure_once_key
 from activator.policy.once import ENTRY_BYTES, Asked, Kept, OnceLimits, asked
 from activator.shared_answers import RENEW, RETRY_S, SharedAnswers
 from activator.shared_quotas import SharedPlaces
 from activator.shared_rates import Shared
 from activator.shared_store import RedisStore, open_store
+from tests.activator.once import ASK, pair, same
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import hello
-from tests.activator.test_once import ASK, Gate, same
-from tests.activator.world import CHAT, World, world
+from tests.activator.replica import halves, hello
+from tests.activator.world import CHAT
 
 LIMITS = OnceLimits(tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
 
@@ -35,27 +34,28 @@ async def member(
         yield SharedAnswers(store, "once", limits, own, lease_s), own, store
 
 
-Making = Callable[[AsyncExitStack, OnceLimits], Awaitable[AnswerStore]]
+@asynccontextmanager
+async def _own(limits: OnceLimits) -> AsyncIterator[AnswerStore]:
+    yield OwnAnswers(limits)
 
 
-async def _own(ladder: AsyncExitStack, limits: OnceLimits) -> AnswerStore:
-    return OwnAnswers(limits)
+@asynccontextmanager
+async def _shared(limits: OnceLimits) -> AsyncIterator[AnswerStore]:
+    with RedisServer() as server:
+        async with asyncio.timeout(120), open_store(server.url, "one", answer_s=30.0) as store:
+            yield SharedAnswers(store, "cache", limits)
 
 
-async def _shared(ladder: AsyncExitStack, limits: OnceLimits) -> AnswerStore:
-    server = ladder.enter_context(RedisServer())
-    await ladder.enter_async_context(asyncio.timeout(120))
-    store = await ladder.enter_async_context(open_store(server.url, "one", answer_s=30.0))
-    return SharedAnswers(store, "cache", limits)
+@asynccontextmanager
+async def _with_own(limits: OnceLimits) -> AsyncIterator[AnswerStore]:
+    with RedisServer() as server:
+        async with member(server, limits=limits) as (answers, _, _):
+            yield answers
 
 
-async def _with_own(ladder: AsyncExitStack, limits: OnceLimits) -> AnswerStore:
-    made, _, _ = await ladder.enter_async_context(member(ladder.enter_context(RedisServer()), limits=limits))
-    return made
-
-
+Opened = Callable[[OnceLimits], AbstractAsyncContextManager[AnswerStore]]
 EACH = pytest.mark.parametrize(
-    "making",
+    "opened",
     [
         pytest.param(_own, id="in process"),
         pytest.param(_shared, id="in a Redis"),
@@ -65,12 +65,10 @@ EACH = pytest.mark.parametrize(
 
 
 @EACH
-async def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
+async def test_every_way_to_keep_answers_does_the_same(opened: Opened) -> None:
     """Claimed, published, found with its bytes by who asked; released, free again; a tenant's latest, by number and
     bytes; what is too large is not kept."""
-
-    async with AsyncExitStack() as ladder:
-        answers = await making(ladder, LIMITS)
+    async with opened(LIMITS) as answers:
         first = await answers.claim(ask("1"))
         assert isinstance(first, Mine)
         assert await answers.find(ask("1")) is None
@@ -98,12 +96,10 @@ async def test_every_way_to_keep_answers_does_the_same(making: Making) -> None:
 
 
 @EACH
-async def test_every_way_to_keep_answers_needs_no_claim(making: Making) -> None:
+async def test_every_way_to_keep_answers_needs_no_claim(opened: Opened) -> None:
     """Found with its bytes and its age, by who asked that; replaced; a tenant's latest, by number and bytes; what is
     too large is not kept, and takes nothing's place."""
-
-    async with AsyncExitStack() as ladder:
-        answers = await making(ladder, LIMITS)
+    async with opened(LIMITS) as answers:
         assert await answers.find(ask("1")) is None
         await answers.publish(ask("1"), None, b"\x00sealed")
         found = await answers.find(ask("1"))
@@ -126,11 +122,9 @@ async def test_every_way_to_keep_answers_needs_no_claim(making: Making) -> None:
 
 
 @EACH
-async def test_an_answer_ends_by_itself(making: Making) -> None:
+async def test_an_answer_ends_by_itself(opened: Opened) -> None:
     """After its time nothing of it is found, tended or not."""
-
-    async with AsyncExitStack() as ladder:
-        answers = await making(ladder, OnceLimits(ttl_s=2.0))
+    async with opened(OnceLimits(ttl_s=2.0)) as answers:
         await answers.publish(ask("1"), None, b"sealed")
         await until(answers, ask("1"), None)
         await answers.tend()
@@ -144,121 +138,106 @@ async def until(answers: AnswerStore, what: Asked, sealed: bytes | None) -> None
             await asyncio.sleep(0.005)
 
 
-async def test_one_of_several_runs_it() -> None:
+async def test_one_of_several_runs_it(redis: RedisServer) -> None:
     """The others are told what it is for and when to come again; after its end they have its answer, or may run it."""
-
-    with RedisServer() as server:
-        async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
-            mine = await one.claim(ask("k"))
-            assert isinstance(mine, Mine)
-            assert await two.claim(ask("k", body=b"y")) == Elsewhere(ask("k").fingerprint, RETRY_S)
-            await two.release(ask("k"), Mine(b"not mine"))
-            await two.publish(ask("k"), Mine(b"not mine"), b"forged")
-            assert isinstance(await two.claim(ask("k")), Elsewhere)
-            await one.release(ask("k"), mine)
-            theirs = await two.claim(ask("k"))
-            assert isinstance(theirs, Mine)
-            await two.publish(ask("k"), theirs, b"sealed")
-            assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+    async with member(redis) as (one, _, _), member(redis, "two") as (two, _, _):
+        mine = await one.claim(ask("k"))
+        assert isinstance(mine, Mine)
+        assert await two.claim(ask("k", body=b"y")) == Elsewhere(ask("k").fingerprint, RETRY_S)
+        await two.release(ask("k"), Mine(b"not mine"))
+        await two.publish(ask("k"), Mine(b"not mine"), b"forged")
+        assert isinstance(await two.claim(ask("k")), Elsewhere)
+        await one.release(ask("k"), mine)
+        theirs = await two.claim(ask("k"))
+        assert isinstance(theirs, Mine)
+        await two.publish(ask("k"), theirs, b"sealed")
+        assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
 
 
-async def test_a_claim_ends_unless_it_is_renewed() -> None:
+async def test_a_claim_ends_unless_it_is_renewed(redis: RedisServer) -> None:
     """An activator that died frees its keys; one that lives keeps them. What ended is not published over another's."""
-
-    with RedisServer() as server:
-        async with member(server, lease_s=2.0) as (one, _, _), member(server, "two") as (two, _, _):
-            mine = await one.claim(ask("k"))
-            assert isinstance(mine, Mine)
-            await one.tend()
-            assert isinstance(await two.claim(ask("k")), Elsewhere)
-            async with asyncio.timeout(30):
-                while isinstance(theirs := await two.claim(ask("k")), Elsewhere):
-                    await asyncio.sleep(0.01)
-            assert isinstance(theirs, Mine)
-            await one.publish(ask("k"), mine, b"late")
-            assert isinstance(await one.claim(ask("k")), Elsewhere)
+    async with member(redis, lease_s=2.0) as (one, _, _), member(redis, "two") as (two, _, _):
+        mine = await one.claim(ask("k"))
+        assert isinstance(mine, Mine)
+        await one.tend()
+        assert isinstance(await two.claim(ask("k")), Elsewhere)
+        async with asyncio.timeout(30):
+            while isinstance(theirs := await two.claim(ask("k")), Elsewhere):
+                await asyncio.sleep(0.01)
+        assert isinstance(theirs, Mine)
+        await one.publish(ask("k"), mine, b"late")
+        assert isinstance(await one.claim(ask("k")), Elsewhere)
 
 
-async def test_a_claim_outlives_the_data_of_redis() -> None:
+async def test_a_claim_outlives_the_data_of_redis(redis: RedisServer) -> None:
     """Its activator claims the key again, unless another one did so first; whoever has it publishes."""
-
-    with RedisServer() as server:
-        async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
-            mine = await one.claim(ask("k"))
-            assert isinstance(mine, Mine)
-            server.ask("FLUSHALL")
-            await one.tend()
-            assert await two.claim(ask("k")) == Elsewhere(ask("k").fingerprint, RETRY_S)
-            server.ask("FLUSHALL")
-            theirs = await two.claim(ask("k"))
-            assert isinstance(theirs, Mine)
-            await one.tend()
-            await one.publish(ask("k"), mine, b"late")
-            await two.publish(ask("k"), theirs, b"sealed")
-            await one.tend()
-            assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+    async with member(redis) as (one, _, _), member(redis, "two") as (two, _, _):
+        mine = await one.claim(ask("k"))
+        assert isinstance(mine, Mine)
+        redis.ask("FLUSHALL")
+        await one.tend()
+        assert await two.claim(ask("k")) == Elsewhere(ask("k").fingerprint, RETRY_S)
+        redis.ask("FLUSHALL")
+        theirs = await two.claim(ask("k"))
+        assert isinstance(theirs, Mine)
+        await one.tend()
+        await one.publish(ask("k"), mine, b"late")
+        await two.publish(ask("k"), theirs, b"sealed")
+        await one.tend()
+        assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
 
 
-async def test_renewal_never_outlives_a_release() -> None:
+async def test_renewal_never_outlives_a_release(redis: RedisServer) -> None:
     """Redis is told of the renewal only after the release: the key is free all the same."""
+    async with member(redis) as (one, _, store), member(redis, "two") as (two, _, _):
+        mine = await one.claim(ask("k"))
+        assert isinstance(mine, Mine)
+        ask_store, is_late = store.ask, True
 
-    with RedisServer() as server:
-        async with member(server) as (one, _, store), member(server, "two") as (two, _, _):
-            mine = await one.claim(ask("k"))
-            assert isinstance(mine, Mine)
-            ask_store, is_late = store.ask, True
+        async def late(script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> object:
+            nonlocal is_late
+            if script == RENEW and is_late:
+                is_late = False
+                await one.release(ask("k"), mine)
+            return await ask_store(script, keys, *arguments)
 
-            async def late(script: str, keys: tuple[str, ...], *arguments: str | bytes | int) -> object:
-                nonlocal is_late
-                if script == RENEW and is_late:
-                    is_late = False
-                    await one.release(ask("k"), mine)
-                return await ask_store(script, keys, *arguments)
-
-            store.ask = late  # type: ignore[method-assign]
-            await one.tend()
-            assert not is_late
-            assert isinstance(await two.claim(ask("k")), Mine)
+        store.ask = late  # type: ignore[method-assign]
+        await one.tend()
+        assert not is_late
+        assert isinstance(await two.claim(ask("k")), Mine)
 
 
-async def test_without_redis_each_goes_on_by_itself() -> None:
+async def test_without_redis_each_goes_on_by_itself(redis: RedisServer) -> None:
     """And says so; what was kept meanwhile is found here, also when it is back."""
-
-    with RedisServer() as server:
-        async with member(server) as (one, _, store):
-            server.kill()
-            alone = await one.claim(ask("k"))
-            assert alone == Mine(is_alone=True)
-            assert not store.is_up
-            await one.publish(ask("k"), Mine(is_alone=True), b"sealed")
-            await one.release(ask("other"), Mine(b"token"))
-            server.start()
-            await store.beat()
-            assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
-            mine = await one.claim(ask("new"))
-            assert isinstance(mine, Mine)
-            server.kill()
-            await one.publish(ask("new"), mine, b"here")
-            assert await one.claim(ask("new")) == Kept(ask("new").fingerprint, b"here")
+    async with member(redis) as (one, _, store):
+        redis.kill()
+        alone = await one.claim(ask("k"))
+        assert alone == Mine(is_alone=True)
+        assert not store.is_up
+        await one.publish(ask("k"), Mine(is_alone=True), b"sealed")
+        await one.release(ask("other"), Mine(b"token"))
+        redis.start()
+        await store.beat()
+        assert await one.claim(ask("k")) == Kept(ask("k").fingerprint, b"sealed")
+        mine = await one.claim(ask("new"))
+        assert isinstance(mine, Mine)
+        redis.kill()
+        await one.publish(ask("new"), mine, b"here")
+        assert await one.claim(ask("new")) == Kept(ask("new").fingerprint, b"here")
 
 
-async def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
+async def test_two_activators_charge_and_run_once(tmp_path: Path, redis: RedisServer) -> None:
     """409 while the other one runs it, the same bytes afterwards, 422 for another body; one that can't ask says so."""
-    secret = ensure_once_key(tmp_path / "once.key")
-    for name in ("a", "b"):
-        (tmp_path / name / "data").mkdir(parents=True)
-        (tmp_path / name / "data" / "once.key").write_text(secret.hex())
-
-    async def scenario(server: RedisServer, here: World, there: World) -> None:
-        gate = Gate()
-        ours, theirs = await here.replica("a", gate), await there.replica("b")
+    async with pair(tmp_path, redis) as (here, there):
+        held = halves()
+        ours, theirs = await here.replica("a", held), await there.replica("b")
         running = asyncio.create_task(here.post(**ASK))
         await ours.until(lambda r: len(r.calls) == 1)
         refused = await there.post(**ASK)
         assert (refused.status, refused.code) == (409, "idempotency_key_in_use")
         assert refused.headers["retry-after"] == "2"
         assert (await there.post(body=CHAT | {"seed": 1}, **ASK)).status == 422
-        gate.open.set()
+        held.release()
         first = await running
         again = await there.post(**ASK)
         assert same(first, again)
@@ -269,19 +248,12 @@ async def test_two_activators_charge_and_run_once(tmp_path: Path) -> None:
         assert [(each.outcome, each.status) for each in records] == [
             ("idempotency_key_in_use", 409), ("idempotency_key_reused", 422), ("replayed", 200),
         ]  # fmt: skip
-        server.kill()
+        redis.kill()
         ours.script = hello
         alone = [await each.post(**{"idempotency-key": "order-8"}) for each in (here, there)]
         assert [(got.status, got.headers.get("x-kelvin-idempotency")) for got in alone] == [(200, "local")] * 2
         one = (await here.control.until_records(2))[1].once
         assert one == (await there.control.until_records(4))[3].once, "the ledger knows them for one"
-
-    with RedisServer() as server:
-        async with (
-            world(tmp_path / "a", redis=server.url) as here,
-            world(tmp_path / "b", redis=server.url) as there,
-        ):
-            await scenario(server, here, there)
 
 
 async def _publish(answers: SharedAnswers, key: str, sealed: bytes = b"sealed") -> None:
@@ -291,89 +263,79 @@ async def _publish(answers: SharedAnswers, key: str, sealed: bytes = b"sealed") 
 
 
 @pytest.mark.parametrize("evicted", ["sizes", "ends"])
-async def test_eviction_of_a_list_wedges_nothing(evicted: str) -> None:
+async def test_eviction_of_a_list_wedges_nothing(evicted: str, redis: RedisServer) -> None:
     """A Redis that drops one of a tenant's two lists answers the next publication, and goes on keeping answers."""
-
-    with RedisServer() as server:
-        async with member(server) as (answers, _, store):
-            for number in range(3):
-                await _publish(answers, str(number))
-            server.ask("DEL", f"kelvin:{{acme}}:once-{evicted}")
-            for number in range(3, 9):
-                await _publish(answers, str(number))
-            assert store.is_up
-            found = [await answers.claim(ask(str(number))) for number in range(6, 9)]
-            assert all(isinstance(each, Kept) for each in found)
+    async with member(redis) as (answers, _, store):
+        for number in range(3):
+            await _publish(answers, str(number))
+        redis.ask("DEL", f"kelvin:{{acme}}:once-{evicted}")
+        for number in range(3, 9):
+            await _publish(answers, str(number))
+        assert store.is_up
+        found = [await answers.claim(ask(str(number))) for number in range(6, 9)]
+        assert all(isinstance(each, Kept) for each in found)
 
 
-async def test_making_room_ends_no_claim() -> None:
+async def test_making_room_ends_no_claim(redis: RedisServer) -> None:
     """An answer that Redis evicted is still in its tenant's lists. Its key is claimed anew, and stays so when the lists
     make room.
     """
-
-    with RedisServer() as server:
-        async with member(server) as (one, _, _), member(server, "two") as (two, _, _):
-            for number in range(LIMITS.tenant_answers):
-                await _publish(one, str(number))
-            server.ask("DEL", f"kelvin:{{acme}}:once:{ask('0').name.hex()}")
-            assert isinstance(await one.claim(ask("0")), Mine)
-            await _publish(one, "more")
-            assert isinstance(await two.claim(ask("0")), Elsewhere)
+    async with member(redis) as (one, _, _), member(redis, "two") as (two, _, _):
+        for number in range(LIMITS.tenant_answers):
+            await _publish(one, str(number))
+        redis.ask("DEL", f"kelvin:{{acme}}:once:{ask('0').name.hex()}")
+        assert isinstance(await one.claim(ask("0")), Mine)
+        await _publish(one, "more")
+        assert isinstance(await two.claim(ask("0")), Elsewhere)
 
 
-async def test_answers_are_kept_after_a_clock_step() -> None:
+async def test_answers_are_kept_after_a_clock_step(redis: RedisServer) -> None:
     """Redis's clock stepped back by an hour. Old answers make room, though they seem to end after the new one."""
-
-    with RedisServer() as server:
-        async with member(server) as (answers, _, _):
-            for number in range(LIMITS.tenant_answers):
-                await _publish(answers, str(number))
-                name = ask(str(number)).name.hex()
-                server.ask("ZINCRBY", "kelvin:{acme}:once-ends", str(3600 * 1_000_000), name)
-            for name in ("new", "newer"):
-                await _publish(answers, name)
-            found = [await answers.find(ask(name)) for name in ("new", "newer")]
-            assert None not in found
-            old = [await answers.find(ask(str(number))) for number in range(LIMITS.tenant_answers)]
-            assert sum(each is not None for each in old) == LIMITS.tenant_answers - len(found)
+    async with member(redis) as (answers, _, _):
+        for number in range(LIMITS.tenant_answers):
+            await _publish(answers, str(number))
+            name = ask(str(number)).name.hex()
+            redis.ask("ZINCRBY", "kelvin:{acme}:once-ends", str(3600 * 1_000_000), name)
+        for name in ("new", "newer"):
+            await _publish(answers, name)
+        found = [await answers.find(ask(name)) for name in ("new", "newer")]
+        assert None not in found
+        old = [await answers.find(ask(str(number))) for number in range(LIMITS.tenant_answers)]
+        assert sum(each is not None for each in old) == LIMITS.tenant_answers - len(found)
 
 
 LARGE = OnceLimits(tenant_answers=10_000, tenant_bytes=1 << 30, nbytes=1 << 30)
 
 
-async def test_answers_leave_room_for_limits() -> None:
+async def test_answers_leave_room_for_limits(redis: RedisServer) -> None:
     """In a Redis that evicts nothing, answers stop at a part of what it may have; limits count on, and each answer is
     kept all the same, by the activator that has it.
     """
-
-    with RedisServer() as server:
-        used = int(server.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
-        server.ask("CONFIG", "SET", "maxmemory", str(used + (32 << 20)))
-        server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
-        async with member(server, limits=LARGE) as (answers, own, store):
-            for number in range(64):
-                await _publish(answers, str(number), b"x" * (1 << 20))
-                if number % 8 == 0:
-                    await store.beat()
-            assert store.is_up
-            assert (await Shared(store, "requests").hold("acme", 60, 1)).wait_s is None
-            with await SharedPlaces(store).enter("acme", 1):
-                assert server.ask("EXISTS", "kelvin:{acme}:requests", "kelvin:{acme}:places") == b":2"
-            kept = [await answers.claim(ask(str(number))) for number in range(64)]
-            assert all(isinstance(each, Kept) for each in kept)
-            assert own.shelf.nbytes > 0
+    used = int(redis.ask("INFO", "memory").partition(b"used_memory:")[2].split()[0])
+    redis.ask("CONFIG", "SET", "maxmemory", str(used + (32 << 20)))
+    redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    async with member(redis, limits=LARGE) as (answers, own, store):
+        for number in range(64):
+            await _publish(answers, str(number), b"x" * (1 << 20))
+            if number % 8 == 0:
+                await store.beat()
+        assert store.is_up
+        assert (await Shared(store, "requests").hold("acme", 60, 1)).wait_s is None
+        with await SharedPlaces(store).enter("acme", 1):
+            assert redis.ask("EXISTS", "kelvin:{acme}:requests", "kelvin:{acme}:places") == b":2"
+        kept = [await answers.claim(ask(str(number))) for number in range(64)]
+        assert all(isinstance(each, Kept) for each in kept)
+        assert own.shelf.nbytes > 0
 
 
-async def test_redis_that_does_not_tell_its_memory_keeps_limits() -> None:
+async def test_redis_that_does_not_tell_its_memory_keeps_limits(redis: RedisServer) -> None:
     """An account without INFO, or a proxy. How much room there is remains unknown, so answers are kept here alone."""
-
-    with RedisServer() as server:
-        server.ask("ACL", "SETUSER", "default", "-info")
-        async with member(server) as (answers, own, store):
-            await store.beat()
-            assert store.is_up
-            with await SharedPlaces(store).enter("acme", 1):
-                assert server.ask("EXISTS", "kelvin:{acme}:places") == b":1"
-            await _publish(answers, "1")
-            assert own.shelf.nbytes > 0
-            assert store.is_up
+    redis.ask("ACL", "SETUSER", "default", "-info")
+    async with member(redis) as (answers, own, store):
+        await store.beat()
+        assert store.is_up
+        with await SharedPlaces(store).enter("acme", 1):
+            assert redis.ask("EXISTS", "kelvin:{acme}:places") == b":1"
+        await _publish(answers, "1")
+        assert own.shelf.nbytes > 0
+        assert store.is_up

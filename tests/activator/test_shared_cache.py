@@ -1,7 +1,6 @@
 """Where cached answers lie: in this process, or in one real Redis that several activators share."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,15 @@ import pytest
 from activator.cache import Answers
 from activator.errands import Errands
 from activator.kept_answers import OwnAnswers
-from activator.once_key import Content, ensure_once_key
+from activator.once_key import Content
 from activator.policy.once import ENTRY_BYTES, Asked, OnceLimits, asked
 from activator.shared_answers import SharedAnswers
-from activator.shared_store import RedisStore, open_store
-from tests.activator.redis_server import RedisServer
+from activator.shared_store import open_store
+from tests.activator.once import pair, same
+from tests.activator.redis_server import RedisServer, until_up
 from tests.activator.test_cache import ALLOW, GREEDY
-from tests.activator.test_once import same
-from tests.activator.test_shared_answers import EACH, Making, until
-from tests.activator.world import Got, World, world
+from tests.activator.test_shared_answers import EACH, Opened, until
+from tests.activator.world import Got, World
 
 LIMITS = OnceLimits(ttl_s=300.0, answer_bytes=10, tenant_answers=3, tenant_bytes=4 * ENTRY_BYTES)
 
@@ -26,18 +25,10 @@ def ask(what: str, tenant: str = "acme") -> Asked:
     return asked(b"s" * 32, tenant, None, [what.encode()])
 
 
-async def until_up(store: RedisStore) -> None:
-    async with asyncio.timeout(60):
-        while not store.is_up:
-            await store.beat()
-
-
 @EACH
-async def test_it_is_opened_by_its_tenant_alone(making: Making) -> None:
+async def test_it_is_opened_by_its_tenant_alone(opened: Opened) -> None:
     """What lies there says nothing of itself; of another installation's secret, or too large, it is a miss."""
-
-    async with AsyncExitStack() as ladder:
-        kept = await making(ladder, LIMITS)
+    async with opened(LIMITS) as kept:
         errands = Errands()
         ours, theirs = (Answers(secret * 32, LIMITS, kept, errands) for secret in (b"s", b"t"))
         answer = Content("req_1", 200, [], b"hello")
@@ -70,38 +61,32 @@ async def test_an_answer_has_an_age() -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-async def test_without_redis_nothing_is_found(how: str) -> None:
+async def test_without_redis_nothing_is_found(how: str, redis: RedisServer) -> None:
     """Nor kept; once that is known, it is not asked. What was kept in one that only fell silent is found again."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(120), open_store(server.url, "one", answer_s=2.0) as store:
-            kept = SharedAnswers(store, "cache", LIMITS)
-            await kept.publish(ask("1"), None, b"sealed")
-            await until(kept, ask("1"), b"sealed")
-            getattr(server, how)()
-            assert await kept.find(ask("1")) is None
-            assert not store.is_up
-            asked_before = store.commands
-            assert await kept.find(ask("1")) is None
-            await kept.publish(ask("2"), None, b"sealed")
-            assert store.commands == asked_before
-            if how == "kill":
-                server.start()
-            else:
-                server.resume()
-            await until_up(store)
-            await until(kept, ask("1"), None if how == "kill" else b"sealed")
-            assert await kept.find(ask("2")) is None
-            await kept.publish(ask("2"), None, b"sealed")
-            await until(kept, ask("2"), b"sealed")
+    async with asyncio.timeout(120), open_store(redis.url, "one", answer_s=2.0) as store:
+        kept = SharedAnswers(store, "cache", LIMITS)
+        await kept.publish(ask("1"), None, b"sealed")
+        await until(kept, ask("1"), b"sealed")
+        getattr(redis, how)()
+        assert await kept.find(ask("1")) is None
+        assert not store.is_up
+        asked_before = store.commands
+        assert await kept.find(ask("1")) is None
+        await kept.publish(ask("2"), None, b"sealed")
+        assert store.commands == asked_before
+        if how == "kill":
+            redis.start()
+        else:
+            redis.resume()
+        await until_up(store)
+        await until(kept, ask("1"), None if how == "kill" else b"sealed")
+        assert await kept.find(ask("2")) is None
+        await kept.publish(ask("2"), None, b"sealed")
+        await until(kept, ask("2"), b"sealed")
 
 
-async def test_two_activators_have_one_cache(tmp_path: Path) -> None:
+async def test_two_activators_have_one_cache(tmp_path: Path, redis: RedisServer) -> None:
     """What one answered the other one gives again, byte for byte; without Redis each runs it, and says so."""
-    secret = ensure_once_key(tmp_path / "once.key")
-    for name in ("a", "b"):
-        (tmp_path / name / "data").mkdir(parents=True)
-        (tmp_path / name / "data" / "once.key").write_text(secret.hex())
 
     async def until_hit(here: World, body: object) -> Got:
         async with asyncio.timeout(60):
@@ -109,7 +94,7 @@ async def test_two_activators_have_one_cache(tmp_path: Path) -> None:
                 assert got.status == 200
         return got
 
-    async def scenario(server: RedisServer, here: World, there: World) -> None:
+    async with pair(tmp_path, redis) as (here, there):
         for each in (here, there):
             await each.replica("a")
         bodies = [GREEDY | {"stream": is_stream} for is_stream in (False, True)]
@@ -122,13 +107,6 @@ async def test_two_activators_have_one_cache(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             while not same(await until_hit(here, bodies[0]), await until_hit(there, bodies[0])):
                 pass  # what ran beside it may have been kept since
-        server.kill()
+        redis.kill()
         alone = [await each.post(body=bodies[0], **ALLOW) for each in (here, there) for _ in range(2)]
         assert [(got.status, got.headers["x-kelvin-cache"]) for got in alone] == [(200, "miss")] * 4
-
-    with RedisServer() as server:
-        async with (
-            world(tmp_path / "a", redis=server.url) as here,
-            world(tmp_path / "b", redis=server.url) as there,
-        ):
-            await scenario(server, here, there)

@@ -12,10 +12,9 @@ from activator.policy.held_quota import PLACES
 from activator.shared_quotas import SharedPlaces
 from activator.shared_store import open_store
 from activator.shares import Place
-from contracts.control import TenantLimits, TenantRow
 from contracts.errors import Refused
-from tests.activator.redis_server import RedisServer
-from tests.activator.test_rates import Clock
+from tests.activator.clock import Clock
+from tests.activator.redis_server import RedisServer, is_up, until_up
 from tests.activator.test_shares import over, refused, settled
 from tests.activator.world import world
 
@@ -24,12 +23,11 @@ LIMIT = 12
 
 @pytest.mark.parametrize("shared", [pytest.param(True, id="one Redis"), pytest.param(False, id="two: the control")])
 @pytest.mark.parametrize("seed", range(4))
-async def test_together_never_more_than_the_limit(shared: bool, seed: int) -> None:
+async def test_together_never_more_than_the_limit(redis: RedisServer, shared: bool, seed: int) -> None:
     """Whoever comes, leaves, renews, in whatever order; and what one does not use is the other's."""
-
     draw = random.Random(seed)
-    with RedisServer() as server, RedisServer() as other:
-        async with over(server) as one, over(server if shared else other, "two") as two:
+    with RedisServer() as other:
+        async with over(redis) as one, over(redis if shared else other, "two") as two:
             inside: list[tuple[SharedPlaces, Place]] = []
             most = 0
 
@@ -63,156 +61,134 @@ async def test_together_never_more_than_the_limit(shared: bool, seed: int) -> No
                 assert await refused(two, "a", LIMIT) is not None
 
 
-async def test_few_requests_ask() -> None:
+async def test_few_requests_ask(redis: RedisServer) -> None:
     """One after another: the first, and the renewals. Beyond the limit: once in a while. All at once: together."""
-
-    with RedisServer() as server:
-        async with over(server) as one:
-            await refused(one, "c", LIMIT)  # from now on the script is known there
-            before = server.scripts_run()
-            for _ in range(300):
-                assert await refused(one, "a", LIMIT) is None
-            assert server.scripts_run() - before == 1
-            await one.tend()
-            assert server.scripts_run() - before == 3  # of both tenants
-            with ExitStack() as stack:
-                for place in await asyncio.gather(*(one.enter("b", LIMIT) for _ in range(LIMIT))):
-                    stack.enter_context(place)
-                assert server.scripts_run() - before <= 5
+    async with over(redis) as one:
+        await refused(one, "c", LIMIT)  # from now on the script is known there
+        before = redis.scripts_run()
+        for _ in range(300):
+            assert await refused(one, "a", LIMIT) is None
+        assert redis.scripts_run() - before == 1
+        await one.tend()
+        assert redis.scripts_run() - before == 3  # of both tenants
+        with ExitStack() as stack:
+            for place in await asyncio.gather(*(one.enter("b", LIMIT) for _ in range(LIMIT))):
+                stack.enter_context(place)
+            assert redis.scripts_run() - before <= 5
 
 
 @pytest.mark.parametrize(("holder", "asks"), [("one", 0), ("two", 1)])
-async def test_beyond_the_limit_it_is_not_asked_each_time(holder: str, asks: int) -> None:
+async def test_beyond_the_limit_it_is_not_asked_each_time(holder: str, asks: int, redis: RedisServer) -> None:
     """By a clock that stands still: never where the requests inside are this activator's own."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store, over(server, "two") as two:
-            one = SharedPlaces(store, Clock())
-            with await {"one": one, "two": two}[holder].enter("a", 1):
-                before = server.scripts_run()
-                for _ in range(100):
-                    assert await refused(one, "a", 1) is not None
-                assert server.scripts_run() - before == asks
-            await one.close()
+    async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store, over(redis, "two") as two:
+        one = SharedPlaces(store, Clock())
+        with await {"one": one, "two": two}[holder].enter("a", 1):
+            before = redis.scripts_run()
+            for _ in range(100):
+                assert await refused(one, "a", 1) is not None
+            assert redis.scripts_run() - before == asks
+        await one.close()
 
 
-async def test_renewal_refuses_nobody_while_places_are_free() -> None:
+async def test_renewal_refuses_nobody_while_places_are_free(redis: RedisServer) -> None:
     """By a clock that stands still: it renews what is used, and whoever comes then or meanwhile asks for more."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store:
-            one = SharedPlaces(store, Clock())
-            assert await refused(one, "a", LIMIT) is None
-            await one.tend()
-            assert (await asyncio.gather(one.tend(), refused(one, "a", LIMIT)))[1] is None
-            with await one.enter("a", LIMIT), await one.enter("a", LIMIT):
-                for _ in range(2):
-                    await one.tend()
-                    assert await refused(one, "a", LIMIT) is None
-            await one.close()
+    async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
+        one = SharedPlaces(store, Clock())
+        assert await refused(one, "a", LIMIT) is None
+        await one.tend()
+        assert (await asyncio.gather(one.tend(), refused(one, "a", LIMIT)))[1] is None
+        with await one.enter("a", LIMIT), await one.enter("a", LIMIT):
+            for _ in range(2):
+                await one.tend()
+                assert await refused(one, "a", LIMIT) is None
+        await one.close()
 
 
-async def test_a_lowered_limit_holds_for_all_together() -> None:
+async def test_a_lowered_limit_holds_for_all_together(redis: RedisServer) -> None:
     """Two that are busy give up the places that they leased of the old one, though they used them a moment ago."""
-
-    with RedisServer() as server:
-        async with over(server) as one, over(server, "two") as two:
-            with ExitStack() as stack:
-                for entrance in (one, two):
-                    for _ in range(3):
-                        stack.enter_context(await entrance.enter("a", 10))
-                    assert await refused(entrance, "a", 10) is None
-                for entrance in (one, two):
-                    await refused(entrance, "a", 5)
-                    await entrance.tend()
-                for entrance in (one, two):
-                    assert await refused(entrance, "a", 5) is not None
+    async with over(redis) as one, over(redis, "two") as two:
+        with ExitStack() as stack:
+            for entrance in (one, two):
+                for _ in range(3):
+                    stack.enter_context(await entrance.enter("a", 10))
+                assert await refused(entrance, "a", 10) is None
+            for entrance in (one, two):
+                await refused(entrance, "a", 5)
+                await entrance.tend()
+            for entrance in (one, two):
+                assert await refused(entrance, "a", 5) is not None
 
 
-async def test_who_is_silent_loses_its_places() -> None:
+async def test_who_is_silent_loses_its_places(redis: RedisServer) -> None:
     """After its time, and not before; who ends gives them back at once."""
-
-    with RedisServer() as server:
-        async with asyncio.timeout(60), open_store(server.url, "one", 20.0) as store:
-            one = SharedPlaces(store, terms=replace(PLACES, leased_s=0.5))
-            with await one.enter("a", 1):
-                async with over(server, "two") as two:
-                    assert int(server.ask("PTTL", "kelvin:{a}:places")[1:]) <= 500
-                    await settled(two, "a", 1)
-                async with over(server, "three") as three:
-                    with await three.enter("a", 1):
-                        assert await refused(three, "a", 1) is not None
-            await one.close()
-            assert server.ask("KEYS", "*places").startswith(b"*0")
+    async with asyncio.timeout(60), open_store(redis.url, "one", 20.0) as store:
+        one = SharedPlaces(store, terms=replace(PLACES, leased_s=0.5))
+        with await one.enter("a", 1):
+            async with over(redis, "two") as two:
+                assert int(redis.ask("PTTL", "kelvin:{a}:places")[1:]) <= 500
+                await settled(two, "a", 1)
+            async with over(redis, "three") as three:
+                with await three.enter("a", 1):
+                    assert await refused(three, "a", 1) is not None
+        await one.close()
+        assert redis.ask("KEYS", "*places").startswith(b"*0")
 
 
 @pytest.mark.parametrize("fault", ["killed", "paused"])
-async def test_without_redis(fault: str) -> None:
+async def test_without_redis(fault: str, redis: RedisServer) -> None:
     """What is leased until its time is over, then this activator's share; nobody waits for it twice. When it is back it
     is told who is inside.
     """
 
     clock = Clock()
-    with RedisServer() as server:
-        async with asyncio.timeout(60), open_store(server.url, "one", 2.0) as store, over(server, "two") as two:
-            one = SharedPlaces(store, clock)
-            await store.beat()
-            assert store.members == 2
-            with ExitStack() as stack:
-                stack.enter_context(await one.enter("a", 6))  # leases two
-                server.kill() if fault == "killed" else server.pause()
-                stack.enter_context(await one.enter("a", 6))
-                assert await refused(one, "a", 6) is not None
-                assert not is_up(store)
-                clock.now_s += PLACES.good_s
-                stack.enter_context(await one.enter("a", 6))
-                commands = store.commands
-                assert await refused(one, "a", 6) is not None
-                assert store.commands == commands
-                server.start() if fault == "killed" else server.resume()
-                while not is_up(store):
-                    await store.beat()
-                clock.now_s += 1
-                await one.tend()
-                places = await asyncio.gather(*(two.enter("a", 6) for _ in range(3)))
-                for place in places:
-                    stack.enter_context(place)
-                assert await refused(two, "a", 6) is not None
-            await one.close()
+    async with asyncio.timeout(60), open_store(redis.url, "one", 2.0) as store, over(redis, "two") as two:
+        one = SharedPlaces(store, clock)
+        await store.beat()
+        assert store.members == 2
+        with ExitStack() as stack:
+            stack.enter_context(await one.enter("a", 6))  # leases two
+            redis.kill() if fault == "killed" else redis.pause()
+            stack.enter_context(await one.enter("a", 6))
+            assert await refused(one, "a", 6) is not None
+            assert not is_up(store)
+            clock.now_s += PLACES.good_s
+            stack.enter_context(await one.enter("a", 6))
+            commands = store.commands
+            assert await refused(one, "a", 6) is not None
+            assert store.commands == commands
+            redis.start() if fault == "killed" else redis.resume()
+            await until_up(store)
+            clock.now_s += 1
+            await one.tend()
+            places = await asyncio.gather(*(two.enter("a", 6) for _ in range(3)))
+            for place in places:
+                stack.enter_context(place)
+            assert await refused(two, "a", 6) is not None
+        await one.close()
 
 
-def is_up(store: object) -> bool:
-    return bool(getattr(store, "is_up"))  # noqa: B009 - mypy would take it for unchanged
-
-
-async def test_places_of_a_dead_member_come_back_after_a_clock_step() -> None:
+async def test_places_of_a_dead_member_come_back_after_a_clock_step(redis: RedisServer) -> None:
     """Leased until an hour from now, they are kept for as long as those of any that is silent."""
-
-    with RedisServer() as server:
-        async with over(server) as one:
-            server.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {server.now_s() + 3600}'")
-            with await one.enter("a", 5), await one.enter("a", 5):
-                assert await refused(one, "a", 5) is not None
-            ends = server.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
-            assert float(ends) <= server.now_s() + PLACES.leased_s + 1
+    async with over(redis) as one:
+        redis.ask("HSET", "kelvin:{a}:places", "dead", f"'3 {redis.now_s() + 3600}'")
+        with await one.enter("a", 5), await one.enter("a", 5):
+            assert await refused(one, "a", 5) is not None
+        ends = redis.ask("HGET", "kelvin:{a}:places", "dead").split(b" ")[-1]
+        assert float(ends) <= redis.now_s() + PLACES.leased_s + 1
 
 
-async def test_an_activator_leases_its_places(tmp_path: Path) -> None:
+async def test_an_activator_leases_its_places(tmp_path: Path, redis: RedisServer) -> None:
     """Named by its setting: while another one has the only place it is 429, then it is served; and ends in peace."""
-
-    with RedisServer() as server:
-        async with world(tmp_path, redis=server.url) as here, over(server, "other") as other:
-            await here.replica("a")
-            limits = TenantLimits(requests=1)
-            here.control.publish(tenants=(TenantRow(tenant="default", suspended=False, limits=limits),))
-            await here.settled()
-            with await other.enter("default", 1):
-                got = await here.post()
-                assert (got.status, got.code) == (429, "tenant_busy")
-            await other.close()
-            async with asyncio.timeout(30):
-                while (got := await here.post()).status == 429:
-                    await asyncio.sleep(0.05)
-            assert got.status == 200
-            assert await here.terminate() == 0
-            assert server.ask("KEYS", "*places").startswith(b"*0")
+    async with world(tmp_path, redis=redis.url) as here, over(redis, "other") as other:
+        await here.replica("a")
+        await here.limit(requests=1)
+        with await other.enter("default", 1):
+            got = await here.post()
+            assert (got.status, got.code) == (429, "tenant_busy")
+        await other.close()
+        async with asyncio.timeout(30):
+            while (got := await here.post()).status == 429:
+                await asyncio.sleep(0.05)
+        assert got.status == 200
+        assert await here.terminate() == 0
+        assert redis.ask("KEYS", "*places").startswith(b"*0")

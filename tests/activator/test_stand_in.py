@@ -1,7 +1,7 @@
 """Versions are woken without a control plane: once each, never beside another decider, never over the slots."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,9 +66,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(run: Path) -> AsyncIterator[World]:
-    (run / "meters").mkdir(parents=True)
-    with closing(SocketDirectory(run)) as directory:
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    (tmp_path / "meters").mkdir()
+    with closing(SocketDirectory(tmp_path)) as directory:
         here = World(directory)
         try:
             yield here
@@ -80,18 +80,9 @@ async def world(run: Path) -> AsyncIterator[World]:
                 await parked.stop()
 
 
-def play(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world(tmp_path / "run") as here:
-            await scenario(here)
-
-    asyncio.run(main())
-
-
-def test_a_version_is_woken_once(tmp_path: Path) -> None:
+async def test_a_version_is_woken_once(tmp_path: Path) -> None:
     """Not before the patience is over, then on one standby, however often it is asked for; the row says what it is."""
-
-    async def scenario(here: World) -> None:
+    async with world(tmp_path) as here:
         one, two = [await here.park(name) for name in ("r1", "r2")]
         assert not await here.stand_in.poke(KEY)
         here.now_s += PATIENCE_S - 0.01
@@ -116,16 +107,13 @@ def test_a_version_is_woken_once(tmp_path: Path) -> None:
         assert [len(line.replicas) for line in here.told] == [1, 1]
         assert (one.binds, two.binds) == (1, 0)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("why", ["is_taken", "is_heard", "is_held", "no machine", "is_away"])
-def test_never_beside_another_decider(tmp_path: Path, why: str) -> None:
+async def test_never_beside_another_decider(tmp_path: Path, why: str) -> None:
     """Who takes the poke, who is heard, who holds the lock though it hangs; nor by a feed that counts no more.
     Negative control: with nobody else it is woken.
     """
-
-    async def scenario(here: World) -> None:
+    async with world(tmp_path) as here:
         standby = await here.park("r1")
         standby.release.set()
         await here.wait_patiently()
@@ -139,13 +127,10 @@ def test_never_beside_another_decider(tmp_path: Path, why: str) -> None:
             held.close()
         assert standby.binds == (why == "is_away")
 
-    play(tmp_path, scenario)
 
-
-def test_the_lock_is_held_until_the_standby_is_taken_and_no_longer(tmp_path: Path) -> None:
+async def test_the_lock_is_held_until_the_standby_is_taken_and_no_longer(tmp_path: Path) -> None:
     """A control plane that starts meanwhile finds it restoring, and need not wait for its bytes."""
-
-    async def scenario(here: World) -> None:
+    async with world(tmp_path) as here:
         standby = await here.park("r1")
         await here.wait_patiently()
         assert await here.stand_in.poke(KEY)
@@ -157,13 +142,10 @@ def test_the_lock_is_held_until_the_standby_is_taken_and_no_longer(tmp_path: Pat
         await here.settled()
         assert here.told == []
 
-    play(tmp_path, scenario)
 
-
-def test_never_over_the_slots(tmp_path: Path) -> None:
+async def test_never_over_the_slots(tmp_path: Path) -> None:
     """Two slots, three standbys: the third version waits, also while a process that listens no more holds its slot."""
-
-    async def scenario(here: World) -> None:
+    async with world(tmp_path) as here:
         one, two, three = [await here.park(name) for name in ("r1", "r2", "r3")]
         await here.wait_patiently()
         for key in (KEY, OTHER, KEY._replace(model="o")):
@@ -181,13 +163,10 @@ def test_never_over_the_slots(tmp_path: Path) -> None:
         await here.settled()
         assert three.binds == 1
 
-    play(tmp_path, scenario)
 
-
-def test_a_failure_is_told_to_who_waits(tmp_path: Path) -> None:
+async def test_a_failure_is_told_to_who_waits(tmp_path: Path) -> None:
     """Of the bytes; one that was merely lost is followed by the next."""
-
-    async def scenario(here: World) -> None:
+    async with world(tmp_path) as here:
         one, two = [await here.park(name) for name in ("r1", "r2")]
         one.failure = ChunkCorrupt("c" * 64, "nvme")
         one.release.set()
@@ -204,13 +183,10 @@ def test_a_failure_is_told_to_who_waits(tmp_path: Path) -> None:
         await here.settled()
         assert len(here.told) == 1
 
-    play(tmp_path, scenario)
 
-
-def test_nobody_is_parked(tmp_path: Path) -> None:
+async def test_nobody_is_parked(tmp_path: Path) -> None:
     """It is looked at again each time that it is told, and nothing is said."""
-
-    async def scenario(here: World) -> None:
+    async with world(tmp_path) as here:
         await here.wait_patiently()
         assert await here.stand_in.poke(KEY)
         await here.settled()
@@ -219,5 +195,3 @@ def test_nobody_is_parked(tmp_path: Path) -> None:
         assert await here.stand_in.poke(KEY)
         await here.settled()
         assert [len(line.replicas) for line in here.told] == [1]
-
-    play(tmp_path, scenario)

@@ -7,7 +7,7 @@ import pytest
 
 from activator.edge_connection import EdgeConnection
 from activator.exchange import ClientGone, Stay
-from tests.activator.test_answer import FakeConnection
+from tests.activator.exchanges import FakeConnection
 
 
 class Watched(FakeConnection):
@@ -25,7 +25,7 @@ class Watched(FakeConnection):
         self._gone()
 
 
-def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None]) -> BaseException | None:
+async def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None]) -> BaseException | None:
     """How a block ended that would wait for ever; what it leaves of itself fails here."""
     client = Watched()
 
@@ -33,18 +33,15 @@ def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"
         with Stay(client, within_s):
             await asyncio.Event().wait()
 
-    async def scenario() -> BaseException | None:
-        task = asyncio.create_task(stay())
-        await asyncio.sleep(0)
-        end(client, task)
-        await asyncio.wait((task,))
-        assert client.gone is None
-        if task.cancelled():
-            return asyncio.CancelledError()
-        assert not task.cancelling(), "a cancellation of ours is taken back"
-        return task.exception()
-
-    return asyncio.run(scenario())
+    task = asyncio.create_task(stay())
+    await asyncio.sleep(0)
+    end(client, task)
+    await asyncio.wait((task,))
+    assert client.gone is None
+    if task.cancelled():
+        return asyncio.CancelledError()
+    assert not task.cancelling(), "a cancellation of ours is taken back"
+    return task.exception()
 
 
 @pytest.mark.parametrize(("within_s", "end", "want"), [
@@ -55,11 +52,11 @@ def _end_of(within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"
     pytest.param(60.0, lambda client, task: (client.leave(), task.cancel()), asyncio.CancelledError,
                  id="somebody else beside a client that leaves"),
 ])  # fmt: skip
-def test_what_ends_it(
+async def test_what_ends_it(
     within_s: float | None, end: Callable[[Watched, "asyncio.Task[None]"], None], want: type[BaseException]
 ) -> None:
     """Each with its own exception."""
-    assert type(_end_of(within_s, end)) is want
+    assert type(await _end_of(within_s, end)) is want
 
 
 async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
@@ -75,25 +72,21 @@ async def test_a_block_that_ends_by_itself_is_not_ended_again() -> None:
 
 
 @pytest.mark.parametrize("ends", ["its time", "its client"])
-def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str) -> None:
+async def test_the_end_of_one_leaves_the_next_on_its_connection_alone(ends: str) -> None:
     """A request's task may end after the next request has come: that one's time, and its client, still end it."""
+    client = Watched()
+    before = Stay(client, 60.0)
+    before.__enter__()
 
-    async def scenario() -> BaseException | None:
-        client = Watched()
-        before = Stay(client, 60.0)
-        before.__enter__()
+    async def after() -> None:
+        with Stay(client, 0.05 if ends == "its time" else 60.0):
+            await asyncio.Event().wait()
 
-        async def after() -> None:
-            with Stay(client, 0.05 if ends == "its time" else 60.0):
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(after())
-        await asyncio.sleep(0)
-        before.__exit__(None, None, None)
-        if ends == "its client":
-            client.leave()
-        await asyncio.wait((task,), timeout=30)
-        assert task.done()
-        return task.exception()
-
-    assert isinstance(asyncio.run(scenario()), TimeoutError if ends == "its time" else ClientGone)
+    task = asyncio.create_task(after())
+    await asyncio.sleep(0)
+    before.__exit__(None, None, None)
+    if ends == "its client":
+        client.leave()
+    await asyncio.wait((task,), timeout=30)
+    assert task.done()
+    assert isinstance(task.exception(), TimeoutError if ends == "its time" else ClientGone)

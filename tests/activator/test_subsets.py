@@ -8,40 +8,32 @@ from pathlib import Path
 import pytest
 
 from activator.line import Replica
-from activator.policy.admission import QueueLimits
 from activator.policy.affinity import Affinity
 from activator.policy.ask import Ask
-from activator.policy.bounds import Bound
 from activator.policy.held_quota import RENEW_S
-from activator.shared_store import RedisStore, open_store
+from activator.shared_store import open_store
 from activator.slots import Peers
-from activator.throttler import Throttler
-from contracts.control import Feed
-from contracts.deadline import Deadline
+from tests.activator.clock import Clock
 from tests.activator.control import replica_row
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import Held
-from tests.activator.test_rates import Clock
-from tests.activator.test_throttler import KEY, Bell
+from tests.activator.slot_world import ASK, KEY, SlotWorld
 from tests.activator.world import world
+from tests.eventually import eventually
 
 SLOTS = 8
-ASK = Ask("default", 10, 10)
-WIDE = Bound(1000, 100_000, 100_000)
 MANY = "abcdefghijklmnop"
 FEW = "abcdef"  # of four activators, where two share a replica: three each
 
 
-class Door:
+class Door(SlotWorld):
     """One activator. The replicas tell it that it may have all their slots."""
 
     def __init__(self, number: int, members: list[str], replicas: str, *, prefer: bool = True) -> None:
-        self.clock = Clock()
+        self.now = Clock()
         peers = Peers(f"door-{number}", lambda: tuple(members), prefer)
-        limits = QueueLimits(WIDE, WIDE, WIDE, 60.0)
-        draw = random.Random(number).randrange
-        self.throttler = Throttler(limits, Bell(), peers=peers, clock=self.clock, draw=draw)
-        self.throttler.apply(Feed(revision=1, replicas=tuple(replica_row(name, SLOTS) for name in replicas)))
+        rows = (replica_row(name, SLOTS) for name in replicas)
+        super().__init__(*rows, clock=self.now, draw=random.Random(number).randrange, peers=peers)
         self.inside: list[Replica] = []
 
     @property
@@ -50,27 +42,27 @@ class Door:
 
     async def come(self, many: int = 1, ask: Ask = ASK) -> set[str]:
         """So many requests, which stay inside; where they are."""
-        until = Deadline(self.clock.now_s + 60.0)
-        found = [await asyncio.wait_for(self.throttler.acquire(KEY, ask, until), 10) for _ in range(many)]
+        found = [await asyncio.wait_for(self.take(ask), 10) for _ in range(many)]
         for replica in found:
             self.throttler.report_began(replica, SLOTS)
         self.inside += found
         self.throttler.check_integrity()
         return {replica.row.runtime_id for replica in found}
 
-    def leave(self, many: int) -> None:
+    def end_first(self, many: int) -> None:
+        """Of those inside, so many that came first have ended."""
         for replica in self.inside[:many]:
-            self.throttler.slots.release(KEY, replica, ASK, 10)
+            self.release(replica, ASK, 10)
         del self.inside[:many]
 
     async def one_by_one(self, many: int, ask: Ask = ASK) -> set[str]:
         """So many requests, each after the one before, over three seconds: where they were in the last one."""
         for _ in range(3):
-            self.clock.now_s += RENEW_S
+            self.now.now_s += RENEW_S
             found: set[str] = set()
             for _ in range(many):
                 found |= await self.come(ask=ask)
-                self.throttler.slots.release(KEY, self.inside.pop(), ASK, 10)
+                self.release(self.inside.pop(), ASK, 10)
         return found
 
 
@@ -97,14 +89,14 @@ async def test_nobody_waits_while_there_is_a_slot_elsewhere() -> None:
 
     (one, *_), _ = doors(4, FEW)
     await one.come(len(FEW))  # each has told by now how many it takes
-    one.leave(len(FEW))
+    one.end_first(len(FEW))
     near = await one.one_by_one(3)
     assert near <= one.preferred
     assert len(one.preferred) == 3
     for name in FEW:
-        one.throttler.report_began(one.throttler.slots.line_of(KEY).replicas[name], SLOTS)
+        one.throttler.report_began(one.replica(name), SLOTS)
     assert await one.come(len(FEW) * SLOTS) == set(FEW)
-    one.leave(len(FEW) * SLOTS)
+    one.end_first(len(FEW) * SLOTS)
     assert await one.one_by_one(20) <= one.preferred
     assert len(one.preferred) == 3
 
@@ -116,16 +108,16 @@ async def test_one_that_has_many_at_once_prefers_none() -> None:
 
     async def settled() -> int:
         for _ in range(3):
-            one.clock.now_s += RENEW_S
+            one.now.now_s += RENEW_S
             await one.come()
-            one.throttler.slots.release(KEY, one.inside.pop(), ASK, 10)
+            one.release(one.inside.pop(), ASK, 10)
         return len(one.preferred)
 
     await one.come(len(FEW) - 2)
     assert await settled() == 3
     await one.come(2)
     assert await settled() == len(FEW)
-    one.leave(3)
+    one.end_first(3)
     assert await settled() == 3
 
 
@@ -154,48 +146,33 @@ async def test_they_follow_who_comes_and_goes() -> None:
     assert await settled(every) == [3] * 4
     assert set().union(*(door.preferred for door in every)) == set(FEW)
     for door in every:
-        door.throttler.apply(Feed(revision=2, replicas=tuple(map(replica_row, "gh"))))
+        door.feed(*map(replica_row, "gh"))
     assert await settled(every) == [4] * 4
     assert set().union(*(door.preferred for door in every)) == {*FEW, "g", "h"}
-    gone = Feed(revision=3, replicas=(replica_row("a", draining=True),), removed_replicas=("b",))
     for door in every:
-        door.throttler.apply(gone)
+        door.feed(replica_row("a", draining=True), removed_replicas=("b",))
     assert await settled(every) == [3] * 4
     del members[2:]
     assert await settled(every[:2]) == [6] * 2, "as many as share a replica"
 
 
-async def _beat(store: RedisStore) -> None:
-    await store.run()
-
-
 @pytest.mark.parametrize(("setting", "want"), [("auto", 2), ("off", 6)])
-def test_an_activator_prefers_some(tmp_path: Path, setting: str, want: int) -> None:
+async def test_an_activator_prefers_some(tmp_path: Path, redis: RedisServer, setting: str, want: int) -> None:
     """Beside three others, of six replicas with four slots: two requests at once are at two of them, and its page says
     how many it prefers.
     """
     held = Held()
 
-    async def scenario() -> None:
-        with RedisServer() as server:
-            async with AsyncExitStack() as ladder:
-                beats = []
-                for number in range(3):
-                    store = await ladder.enter_async_context(open_store(server.url, f"other-{number}", 20.0))
-                    beats.append(asyncio.create_task(_beat(store)))
-                    ladder.callback(beats[-1].cancel)
-                here = await ladder.enter_async_context(world(tmp_path, redis=server.url, subsets=setting))
-                while 'kelvin_redis_members{process="activator"} 4' not in await here.page():
-                    await asyncio.sleep(0.05)
-                replicas = [await here.replica(name, held, max_streams=4) for name in FEW]
-                asked = [asyncio.create_task(here.post()) for _ in range(2)]
-                async with asyncio.timeout(30):
-                    while sum(len(replica.calls) for replica in replicas) < 2:
-                        await asyncio.sleep(0.01)
-                page = await here.page()
-                assert f'kelvin_shared_replicas{{process="activator",preferred="yes"}} {want}' in page
-                assert f'kelvin_shared_replicas{{process="activator",preferred="no"}} {6 - want}' in page
-                held.release()
-                assert [each.status for each in await asyncio.gather(*asked)] == [200] * 2
-
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            store = await stack.enter_async_context(open_store(redis.url, f"other-{number}", 20.0))
+            stack.callback(asyncio.ensure_future(store.run()).cancel)
+        here = await stack.enter_async_context(world(tmp_path, redis=redis.url, subsets=setting))
+        await here.until_figure("kelvin_redis_members", 4)
+        replicas = [await here.replica(name, held, max_streams=4) for name in FEW]
+        asked = [asyncio.create_task(here.post()) for _ in range(2)]
+        await eventually(lambda: sum(len(replica.calls) for replica in replicas) == 2)
+        assert await here.figure("kelvin_shared_replicas", preferred="yes") == want
+        assert await here.figure("kelvin_shared_replicas", preferred="no") == 6 - want
+        held.release()
+        assert [each.status for each in await asyncio.gather(*asked)] == [200] * 2

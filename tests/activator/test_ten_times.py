@@ -1,12 +1,11 @@
 """Ten times what the replicas can do: what is done in time is as much as ever, what waits is bounded, and who is shed
 is shed in order.
 
-The product's own throttler, queue and shedding on a loop whose time passes only when nobody can do anything.
+The product's own throttler, queue and shedding in virtual time.
 """
 
 import asyncio
 import random
-import selectors
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,16 +15,15 @@ import pytest
 
 from activator.line import next_waiter
 from activator.policy import shed
-from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask, Rank
-from activator.policy.bounds import Bound
 from activator.shedding import Shedding
 from activator.throttler import Throttler
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from contracts.problem import code_of
 from tests.activator.control import replica_row
-from tests.activator.test_throttler import KEY, Bell, _feed
+from tests.activator.slot_world import KEY, SlotWorld, queue_limits
+from tests.virtual_loop import run_virtually
 
 SLOTS = 16
 TOKENS_PER_S = 100.0  # of a slot
@@ -35,28 +33,6 @@ WAITING = 256  # sixteen seconds of it
 
 
 Size = Callable[[random.Random], tuple[int, float]]  # tokens that a request is thought to take, and seconds
-
-
-class _Jumping(selectors.DefaultSelector):
-    """Nobody waits for time."""
-
-    now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "everybody waits, and for nothing"
-        self.now_s += timeout
-        return super().select(0)
-
-
-class _Virtual(asyncio.SelectorEventLoop):
-    """A loop whose time is the selector's."""
-
-    def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now_s
 
 
 @dataclass(frozen=True)
@@ -128,10 +104,10 @@ async def _asked(throttler: Throttler, kind: Kind, tokens: int, takes_s: float, 
 
 async def _flooded(times: float, size: Size) -> Seen:
     """Half a minute of arrivals at random moments, for so many times the capacity; then until all have ended."""
-    bound, wide = Bound(WAITING, 1 << 30, 1 << 30), Bound(1 << 20, 1 << 30, 1 << 30)
     loop, seen, rng = asyncio.get_running_loop(), Seen(), random.Random(7)
-    throttler = Throttler(QueueLimits(bound, wide, wide, 600.0), Bell(), clock=loop.time, draw=rng.randrange)
-    throttler.apply(_feed(replica_row("a", SLOTS // 2), replica_row("b", SLOTS // 2)))
+    await asyncio.sleep(1000.0)  # a machine's clock doesn't begin when an activator does
+    rows = (replica_row(name, SLOTS // 2) for name in "ab")
+    throttler = SlotWorld(*rows, limits=queue_limits(version=WAITING, wait_s=600.0), draw=rng.randrange).throttler
     rates = [kind.share + kind.rest * (times - 1) for kind in KINDS]
     until_s = loop.time() + LASTS_S
     async with asyncio.TaskGroup() as group:
@@ -147,8 +123,7 @@ async def _flooded(times: float, size: Size) -> Seen:
 
 
 def _run(times: float, size: Size = _exactly) -> Seen:
-    with asyncio.Runner(loop_factory=_Virtual) as runner:
-        return runner.run(_flooded(times, size))
+    return run_virtually(_flooded(times, size))
 
 
 @cache

@@ -7,62 +7,33 @@ from types import FrameType
 
 import pytest
 
-from activator.keys import VersionKey
-from activator.policy.admission import QueueLimits
 from activator.policy.ask import Ask
-from activator.policy.bounds import Bound
 from activator.policy.slot_shares import WINDOW_S, SlotShares
-from activator.throttler import Throttler
-from contracts.control import Feed
 from contracts.deadline import Deadline
-from tests.activator.control import VERSION, replica_row
-from tests.activator.test_throttler import LIMITS, Bell
-from tests.virtual_loop import run_virtually
+from tests.activator.control import replica_row
+from tests.activator.slot_world import KEY, SlotWorld, turns
 
-KEY = VersionKey("default", "m", VERSION)
 SLOTS = 16
 ANSWER_S = 3.0  # that a slot is held for
+LATER_S = 1000.0
+OWNER, GUEST = Ask("default", 10, 100), Ask("guest", 10, 100)
 
 
-class Load:
-    """Requests of one version on virtual time."""
+def load() -> SlotWorld:
+    """One replica, for requests of which each has its slot for ANSWER_S."""
+    return SlotWorld(replica_row("a", SLOTS))
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.throttler = Throttler(LIMITS, Bell(), clock=self.loop.time, draw=lambda n: 0)
-        self.throttler.apply(Feed(revision=1, replicas=(replica_row("a", SLOTS),)))
-        self.served: dict[str, list[float]] = {}
 
-    async def ask(self, tenant: str, weight: int = 1) -> None:
-        """One request, from its arrival to the end of its answer."""
-        began_s = self.loop.time()
-        ask = Ask(tenant, 10, 100, weight=weight)
-        async with self.throttler.slot(KEY, ask, Deadline(began_s + 50.0)):
-            self.served.setdefault(tenant, []).append(self.loop.time() - began_s)
-            self.throttler.check_integrity()
-            await asyncio.sleep(ANSWER_S)
+async def clients(here: SlotWorld, tenant: str, count: int, until_s: float, weight: int = 1) -> None:
+    """So many, each of which asks again at once."""
 
-    async def clients(self, tenant: str, count: int, until_s: float, weight: int = 1) -> None:
-        """So many, each of which asks again at once."""
+    async def client(number: int) -> None:
+        await asyncio.sleep(number * 0.37)
+        while here.clock() < until_s:
+            await here.serve(Ask(tenant, 10, 100, weight=weight), ANSWER_S)
+            here.throttler.check_integrity()
 
-        async def client(number: int) -> None:
-            await asyncio.sleep(number * 0.37)
-            while self.loop.time() < until_s:
-                await self.ask(tenant, weight)
-
-        await asyncio.gather(*(client(number) for number in range(count)))
-
-    async def arrivals(self, tenant: str, at_s: Iterator[float]) -> None:
-        """Requests at these times, whatever became of those before."""
-        asked = []
-        for time_s in at_s:
-            await asyncio.sleep(time_s - self.loop.time())
-            asked.append(asyncio.ensure_future(self.ask(tenant)))
-        await asyncio.gather(*asked)
-
-    def p95_s(self, tenant: str) -> float:
-        waits = sorted(self.served[tenant])
-        return waits[int(len(waits) * 0.95)]
+    await asyncio.gather(*(client(number) for number in range(count)))
 
 
 def _now_and_then(every_s: float, until_s: float = 200.0) -> Iterator[float]:
@@ -82,15 +53,15 @@ async def test_guest_at_ten_times_the_load_keeps_no_owner_waiting(
     if not kept:
         monkeypatch.setattr(SlotShares, "may_take", lambda self, tenant, weight, slots, free, running: free > 0)
 
-    load = Load()
-    guest = asyncio.ensure_future(load.clients("guest", 40, 205.0))
-    await load.arrivals("default", _now_and_then(every_s))
+    here = load()
+    guest = asyncio.ensure_future(clients(here, "guest", 40, 205.0))
+    await here.arrivals(OWNER, _now_and_then(every_s), ANSWER_S)
     await guest
-    assert (load.p95_s("default") == 0.0) is kept, load.p95_s("default")
+    assert (here.p95_s("default") == 0.0) is kept, here.p95_s("default")
     if kept:
         owner_slots = min(SLOTS / 2, ANSWER_S / every_s + 1)
-        assert len(load.served["guest"]) >= (SLOTS - owner_slots) * 200.0 / ANSWER_S * 0.95
-    load.throttler.check_integrity()
+        assert len(here.waits["guest"]) >= (SLOTS - owner_slots) * 200.0 / ANSWER_S * 0.95
+    here.throttler.check_integrity()
 
 
 @pytest.mark.parametrize("weight", [1, 3])
@@ -98,37 +69,35 @@ async def test_guest_at_ten_times_the_load_keeps_no_owner_waiting(
 async def test_tenants_that_want_all_slots_get_them_by_weight(weight: int) -> None:
     """Two guests of one weight or another, and an owner that does nothing: they share all slots, and none is idle."""
 
-    load = Load()
-    await asyncio.gather(load.clients("g", 30, 300.0, weight), load.clients("h", 30, 300.0))
-    ratio = len(load.served["g"]) / len(load.served["h"])
-    assert weight * 0.8 <= ratio <= weight * 1.25, ratio
-    assert len(load.served["g"]) + len(load.served["h"]) >= SLOTS * 300.0 / ANSWER_S * 0.97
+    here = load()
+    await asyncio.gather(clients(here, "g", 30, 300.0, weight), clients(here, "h", 30, 300.0))
+    served = [len(here.waits[tenant]) for tenant in "gh"]
+    assert weight * 0.8 <= served[0] / served[1] <= weight * 1.25, served
+    assert sum(served) >= SLOTS * 300.0 / ANSWER_S * 0.97
 
 
 @pytest.mark.virtual_time
 async def test_owner_alone_has_all_slots() -> None:
     """Also once its guests have gone."""
 
-    load = Load()
-    await load.clients("guest", 40, 30.0)
+    here = load()
+    await clients(here, "guest", 40, 30.0)
     await asyncio.sleep(30.0)
-    began_s, before = load.loop.time(), len(load.served.get("default", ()))
-    await load.clients("default", 40, began_s + 60.0)
-    assert len(load.served["default"]) - before >= SLOTS * 60.0 / ANSWER_S * 0.95
+    await clients(here, "default", 40, here.clock() + 60.0)
+    assert len(here.waits["default"]) >= SLOTS * 60.0 / ANSWER_S * 0.95
 
 
 @pytest.mark.virtual_time
 async def test_no_slot_idles_in_a_flood_of_guests() -> None:
     """Each slot is busy all the time, though some guests ask now and then and the owner asks steadily."""
 
-    load = Load()
-    flood = asyncio.ensure_future(load.clients("flood", 40, 205.0))
-    owner = asyncio.ensure_future(load.clients("default", 2, 205.0))
-    guests = (load.arrivals(f"g{number}", _now_and_then(4.0 + number)) for number in range(8))
+    here = load()
+    flood, owner = clients(here, "flood", 40, 205.0), clients(here, "default", 2, 205.0)
+    guests = (here.arrivals(Ask(f"g{n}", 10, 100), _now_and_then(4.0 + n), ANSWER_S) for n in range(8))
     await asyncio.gather(flood, owner, *guests)
-    busy = sum(map(len, load.served.values())) * ANSWER_S / SLOTS / load.loop.time()
+    busy = sum(map(len, here.waits.values())) * ANSWER_S / SLOTS / here.clock()
     assert busy >= 0.97, busy
-    assert load.p95_s("default") == 0.0
+    assert here.p95_s("default") == 0.0
 
 
 @pytest.mark.parametrize(("weight", "want"), [(1, 8), (3, 12)])
@@ -136,15 +105,14 @@ async def test_no_slot_idles_in_a_flood_of_guests() -> None:
 async def test_waiting_guest_leaves_the_owner_its_share_by_weight(weight: int, want: int) -> None:
     """The owner had all slots a moment ago, and a guest then waits with more requests than there are slots."""
 
-    loop = asyncio.get_running_loop()
-    load = Load()
-    owner = [asyncio.ensure_future(load.ask("default")) for _ in range(SLOTS)]
+    here = load()
+    owner = [asyncio.ensure_future(here.serve(OWNER, ANSWER_S)) for _ in range(SLOTS)]
     await asyncio.sleep(1.0)
-    asks = [Ask("guest", 10, 100, weight=weight) for _ in range(2 * SLOTS)]
-    waiting = [asyncio.ensure_future(load.throttler.acquire(KEY, ask, Deadline(loop.time() + 50.0))) for ask in asks]
+    waiting = [await here.ask(Ask("guest", 10, 100, weight=weight)) for _ in range(2 * SLOTS)]
     await asyncio.gather(*owner)
+    await turns()
     assert sum(task.done() for task in waiting) == want
-    load.throttler.check_integrity()
+    here.throttler.check_integrity()
     for task in waiting:
         task.cancel()
 
@@ -155,18 +123,16 @@ async def test_slot_is_not_kept_for_an_owner_that_has_stopped_asking() -> None:
     meanwhile, as where answers are long.
     """
 
-    loop = asyncio.get_running_loop()
-    throttler = Throttler(LIMITS, Bell(), clock=loop.time, draw=lambda n: 0)
-    throttler.apply(Feed(revision=1, replicas=(replica_row("a", 2),)))
+    here = SlotWorld(replica_row("a", 2))
     await asyncio.sleep(2 * WINDOW_S)
-    deadline = Deadline(loop.time() + 1000.0)
-    async with throttler.slot(KEY, Ask("default", 10, 100), deadline):
+    deadline = Deadline(here.clock() + LATER_S)
+    async with here.throttler.slot(KEY, OWNER, deadline):
         pass
-    async with throttler.slot(KEY, Ask("guest", 10, 100), deadline):  # an answer of many minutes
-        began_s = loop.time()
-        async with throttler.slot(KEY, Ask("guest", 10, 100), deadline):
-            assert 0 < loop.time() - began_s <= 2 * WINDOW_S
-            throttler.check_integrity()
+    async with here.throttler.slot(KEY, GUEST, deadline):  # an answer of many minutes
+        began_s = here.clock()
+        async with here.throttler.slot(KEY, GUEST, deadline):
+            assert 0 < here.clock() - began_s <= 2 * WINDOW_S
+            here.throttler.check_integrity()
 
 
 @pytest.mark.parametrize("weight", [1, 2])
@@ -174,76 +140,64 @@ async def test_slot_is_not_kept_for_an_owner_that_has_stopped_asking() -> None:
 async def test_need_of_an_owner_counts_after_a_quiet_time(weight: int) -> None:
     """Its request comes long after the last event, while guests have all slots and wait. It gets the next slot."""
 
-    loop = asyncio.get_running_loop()
-    throttler = Throttler(LIMITS, Bell(), clock=loop.time, draw=lambda n: 0)
-    throttler.apply(Feed(revision=1, replicas=(replica_row("a", 2),)))
-    deadline, guest = Deadline(loop.time() + 1000.0), Ask("guest", 10, 100)
-    held = [await throttler.acquire(KEY, guest, deadline) for _ in range(2)]
-    waiting = asyncio.ensure_future(throttler.acquire(KEY, guest, deadline))
+    here = SlotWorld(replica_row("a", 2))
+    held = [await here.take(GUEST, LATER_S) for _ in range(2)]
+    waiting = await here.ask(GUEST, LATER_S)
     await asyncio.sleep(3 * WINDOW_S)
-    ask = Ask("default", 10, 100, weight=weight)
-    owner = asyncio.ensure_future(throttler.acquire(KEY, ask, deadline))
-    await asyncio.sleep(0)
-    throttler.slots.release(KEY, held[0], guest, 100)
-    throttler.check_integrity()
-    await asyncio.sleep(0)
+    owner = await here.ask(Ask("default", 10, 100, weight=weight), LATER_S)
+    here.release(held[0], GUEST, 100)
+    here.throttler.check_integrity()
+    await turns()
     assert owner.done()
     assert not waiting.done()
     waiting.cancel()
 
 
-@pytest.mark.parametrize("tenant", ["default", "guest"])
+@pytest.mark.parametrize("ask", [OWNER, GUEST], ids=["default", "guest"])
 @pytest.mark.virtual_time
-async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(tenant: str) -> None:
+async def test_hedge_takes_a_slot_of_a_version_that_was_replaced_meanwhile(ask: Ask) -> None:
     """All replicas went, and others came: the new line has not heard of the tenant. No slot is left behind. The tenant
     is the owner or a guest.
     """
 
-    loop = asyncio.get_running_loop()
-    throttler = Throttler(LIMITS, Bell(), clock=loop.time, draw=lambda n: 0)
-    throttler.apply(Feed(revision=1, replicas=(replica_row("a", 2), replica_row("b", 2))))
-    deadline, ask = Deadline(loop.time() + 50.0), Ask(tenant, 10, 100)
-    async with throttler.slot(KEY, ask, deadline) as slot:
+    here = SlotWorld(replica_row("a", 2), replica_row("b", 2))
+    deadline = Deadline(here.clock() + 50.0)
+    async with here.throttler.slot(KEY, ask, deadline) as slot:
         first = slot.replica
-        throttler.apply(Feed(revision=2, removed_replicas=("a", "b")))
-        throttler.apply(Feed(revision=3, replicas=(replica_row("c", 2),)))
-        second = throttler.try_other(KEY, ask, deadline, first)
+        here.feed(removed_replicas=("a", "b"))
+        here.feed(replica_row("c", 2))
+        second = here.throttler.try_other(KEY, ask, deadline, first)
         assert second is not None
-        throttler.check_integrity()
+        here.throttler.check_integrity()
         second.release()
-    throttler.check_integrity()
+    here.throttler.check_integrity()
     for _ in range(2):
-        await throttler.acquire(KEY, ask, deadline)
-    throttler.check_integrity()
+        await here.take(ask)
+    here.throttler.check_integrity()
 
 
 @pytest.mark.parametrize("tenants", [20, 200])
-def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -> None:
+@pytest.mark.virtual_time
+async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -> None:
     """All share one version and wait. Frames of Python that one release enters, for each tenant that waits."""
 
-    async def scenario() -> int:
-        loop = asyncio.get_running_loop()
-        wide = Bound(1000, 1_000_000, 1_000_000)
-        throttler = Throttler(QueueLimits(wide, wide, wide, 60.0), Bell(), clock=loop.time, draw=lambda n: 0)
-        throttler.apply(Feed(revision=1, replicas=(replica_row("a", 256),)))
-        deadline, asks = Deadline(loop.time() + 50.0), [Ask(f"t{number}", 10, 100) for number in range(tenants)]
-        waiting = [asyncio.ensure_future(throttler.acquire(KEY, asks[n % tenants], deadline)) for n in range(500)]
-        await asyncio.sleep(0.01)
-        replica = waiting[0].result()
-        entered = 0
+    here = SlotWorld(replica_row("a", 256))
+    asks = [Ask(f"t{number}", 10, 100) for number in range(tenants)]
+    waiting = [asyncio.ensure_future(here.take(asks[n % tenants])) for n in range(500)]
+    await asyncio.sleep(0.01)
+    replica = waiting[0].result()
+    entered = 0
 
-        def count(frame: FrameType, event: str, arg: object) -> None:
-            nonlocal entered
-            entered += event == "call"
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal entered
+        entered += event == "call"
 
-        sys.setprofile(count)
-        try:
-            throttler.slots.release(KEY, replica, asks[0], 100)
-        finally:
-            sys.setprofile(None)
-        throttler.check_integrity()
-        for task in waiting:
-            task.cancel()
-        return entered
-
-    assert run_virtually(scenario()) <= 20 * tenants
+    sys.setprofile(count)
+    try:
+        here.release(replica, asks[0], 100)
+    finally:
+        sys.setprofile(None)
+    here.throttler.check_integrity()
+    for task in waiting:
+        task.cancel()
+    assert entered <= 20 * tenants

@@ -1,10 +1,12 @@
-"""A request to a model that runs: key, model, stream over TLS, a usage record."""
+"""A request to a model that runs: key, model, stream over TLS, a usage record, a line of the log."""
 
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.activator.control import VERSION
-from tests.activator.world import CHAT, world
+from tests.activator.world import STREAM, world
 
 
 async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
@@ -12,7 +14,7 @@ async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
 
     async with world(tmp_path) as here:
         await here.replica("a")
-        got = await here.post(body=CHAT | {"stream": True})
+        got = await here.post(body=STREAM)
         assert got.status == 200, got
         assert got.headers["content-type"].startswith("text/event-stream")
         events = got.body.split(b"\n\n")
@@ -22,7 +24,8 @@ async def test_a_stream_arrives_whole_with_its_record(tmp_path: Path) -> None:
         timeline = json.loads(events[2][11:])
         assert [stamp["stage"] for stamp in timeline["stamps"]] == [
             "routed", "dispatched", "tokenized", "prefilled", "first_token", "done",
-        ] or not timeline["cold"]  # fmt: skip
+        ]  # fmt: skip
+        assert not timeline["cold"]
         (record,) = await here.control.until_records(1)
         assert record.request_id == got.headers["x-request-id"]
         assert (record.outcome, record.status, record.version, record.runtime_id) == ("ok", 200, VERSION, "a")
@@ -40,3 +43,18 @@ async def test_a_whole_answer_is_timed_in_its_head(tmp_path: Path) -> None:
         assert "prefilled;dur=" in got.headers["server-timing"]
         (record,) = await here.control.until_records(1)
         assert (record.completion_tokens, record.stream, record.device_us) == (2, False, 20)
+
+
+@pytest.mark.parametrize(("level", "count"), [("debug", 1), ("info", 0)])
+async def test_its_end_is_told_at_debug(tmp_path: Path, level: str, count: int) -> None:
+    """Once, by its id, with what came of it, as it is one of many; and not at all by default."""
+    async with world(tmp_path, log_level=level) as here:
+        await here.replica("a")
+        got = await here.post()
+        await here.control.until_records(1)
+        lines = [json.loads(line) for line in (here.data / "log").read_text().splitlines()]
+        found = [line for line in lines if line["message"] == "a request ended"]
+        assert [line["request_id"] for line in found] == [got.headers["x-request-id"]] * count
+        for line in found:
+            seen = (line["outcome"], line["status"], line["cold"], line["version"], line["completion_tokens"])
+            assert seen == ("ok", 200, False, VERSION, 2)

@@ -1,0 +1,58 @@
+"""A request as its handler has it, of a client that takes everything."""
+
+from collections.abc import Callable, Iterable
+
+from starlette.types import Message
+
+from activator.alarm import Alarm
+from activator.exchange import ARRIVED, NAMED, Exchange, arrival
+
+
+class FakeConnection:
+    """What it is sent it has."""
+
+    def __init__(self) -> None:
+        self.alarm = Alarm()
+
+    def unaccepted(self) -> int:
+        return 0
+
+    def is_accepted(self) -> bool:
+        return True
+
+    async def accepted(self) -> bool:
+        return True
+
+    def watch(self, gone: Callable[[], None]) -> None: ...
+
+    def try_body(self) -> bytes | None:
+        return None
+
+    def body_is_read(self) -> None: ...
+
+    def unwatch(self, gone: Callable[[], None] | None = None) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def exchange(
+    said: list[bytes] | None = None,
+    connection: FakeConnection | None = None,
+    *,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    address: str = "127.0.0.1",
+) -> Exchange:
+    """Named req_1, within a minute. What it is answered is `said`: a status, as <200>, and pieces of the body."""
+
+    async def send(message: Message) -> None:
+        if said is not None:
+            said.append(message.get("body", b"<%d>" % message.get("status", 0)))
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "method": "POST", "raw_path": b"/", "query_string": b"", "headers": [*headers], "client": (address, 1),
+        ARRIVED: arrival(), NAMED: "req_1",
+    }  # fmt: skip
+    return Exchange(scope, receive, send, connection or FakeConnection(), 60.0)

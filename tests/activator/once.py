@@ -1,0 +1,42 @@
+"""What tests of requests that share an answer ask, and compare."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from activator.once_key import ensure_once_key
+from contracts.usage import RequestRecord
+from tests.activator.redis_server import RedisServer
+from tests.activator.world import STREAM, Got, World, http, world
+
+ASK = {"idempotency-key": "order-7"}
+KEYED = http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n")  # on a connection of its own
+
+
+def sent(records: list[RequestRecord]) -> list[tuple[str, int, int, bool]]:
+    """Outcome, status, completion tokens and whether it is one with others, of each."""
+    return [(each.outcome, each.status, each.completion_tokens, bool(each.once)) for each in records]
+
+
+def same(one: Got, other: Got) -> bool:
+    """Status, body and what headers say of the answer."""
+    names = {"content-type", "content-length", "server-timing", "x-kelvin-version", "cache-control"}
+    heads = [{name: value for name, value in got.headers.items() if name in names} for got in (one, other)]
+    return (one.status, one.body, heads[0]) == (other.status, other.body, heads[1])
+
+
+async def until_joined(here: World, count: int) -> None:
+    """Wait until so many came while the answer was under way."""
+    await here.until_figure("kelvin_repeats_total", count, answer="joined")
+
+
+@asynccontextmanager
+async def pair(tmp_path: Path, redis: RedisServer) -> AsyncIterator[tuple[World, World]]:
+    """Two activators of one installation, each with a control plane of its own, that share a Redis."""
+    secret = ensure_once_key(tmp_path / "once.key")
+    for name in ("a", "b"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data" / "once.key").write_text(secret.hex())
+    async with world(tmp_path / "a", redis=redis.url) as one, world(tmp_path / "b", redis=redis.url) as two:
+        yield one, two
