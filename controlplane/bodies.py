@@ -5,35 +5,24 @@ from typing import Final, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from contracts.errors import BodyTooLarge, Refused
 from contracts.wire import decode, encode
 from controlplane.nul import check_json
+from service.bodies import read_body
 
 T = TypeVar("T")
 
 SMALL_BYTES: Final = 64 << 10
-LARGE_BYTES: Final = 64 << 20  # batches of records, and the tensor tables of models
+LARGE_BYTES: Final = 64 << 20  # batches of records
 
 
-async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES, *, is_stored: bool = True) -> T:
+async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
     """Decode the body as `kind`. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong.
 
-    A body that is stored may hold no NUL character: see `nul.py`.
+    It is stored, so it may hold no NUL character: see `nul.py`.
     """
     raw = await read_body(request, limit_bytes)
-    if is_stored:
-        check_json(raw)
+    check_json(raw)
     return decode(raw, kind)
-
-
-async def read_body(request: Request, limit_bytes: int) -> bytearray:
-    """Return the body undecoded. Raises Refused(BodyTooLarge)."""
-    raw = bytearray()
-    async for piece in request.stream():
-        raw += piece
-        if len(raw) > limit_bytes:
-            raise Refused(BodyTooLarge(limit_bytes))
-    return raw
 
 
 def answer(value: object, status: int = 200) -> Response:

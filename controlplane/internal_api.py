@@ -27,18 +27,19 @@ from contracts.control import (
     VersionRegistration,
 )
 from contracts.errors import CapacityExceeded, InvalidRequest, Refused
-from contracts.jobs import GateJob, SealJob
 from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane import dependencies
 from controlplane.backups import Backups
-from controlplane.bodies import LARGE_BYTES, SMALL_BYTES, answer, nothing, read, read_body
+from controlplane.bodies import LARGE_BYTES, answer, nothing, read
 from controlplane.clock import Clock
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
 from controlplane.ledger import Ledger
 from controlplane.registry import Registry
 from controlplane.running import Running
 from controlplane.usage_batches import read_batch
-from service.first import disconnected, while_asked
+from service.bodies import read_body
+from service.first import disconnected
+from service.jobs import job_routes
 
 WRITE_S: Final = dependencies.READERS.timeout_s  # for a reader of the feed to take one line
 _READER: Final = READER.encode()
@@ -115,14 +116,6 @@ def routes(internals: Internals) -> list[Route]:
     async def named(request: Request) -> Response:
         return answer(NamedVersions(versions=internals.registry.named(_tenant(request))))
 
-    async def gate(request: Request) -> Response:
-        job = await read(request, GateJob, LARGE_BYTES, is_stored=False)
-        return answer(await while_asked(request.receive, internals.running.jobs.gate(job)))
-
-    async def seal(request: Request) -> Response:
-        job = await read(request, SealJob, SMALL_BYTES, is_stored=False)
-        return answer(await while_asked(request.receive, internals.running.jobs.seal(job)))
-
     async def timeline(request: Request) -> Response:
         return answer(await internals.timeline_of(_tenant(request), request.path_params["request_id"]))
 
@@ -137,8 +130,7 @@ def routes(internals: Internals) -> list[Route]:
         Route("/internal/v1/feed", FeedStream(internals.feed), methods=["GET"]),
         Route("/internal/v1/versions", versions, methods=["POST"]),
         Route("/internal/v1/versions", named, methods=["GET"]),
-        Route("/internal/v1/jobs/gate", gate, methods=["POST"]),
-        Route("/internal/v1/jobs/seal", seal, methods=["POST"]),
+        *job_routes(internals.running.jobs),
         Route("/internal/v1/requests/{request_id}/timeline", timeline, methods=["GET"]),
         Route("/healthz", healthz, methods=["GET"]),
         Route("/readyz", readyz, methods=["GET"]),

@@ -12,11 +12,10 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 
 from contracts.errors import Refused, Unavailable
-from contracts.jobs import ENGINE, GateJob, SealJob
-from contracts.wire import decode, encode
+from contracts.jobs import ENGINE
 from kelvin.settings import EngineSettings, engine_environment
 from kelvin.supervisor.children import (
     KILL_AFTER_S,
@@ -32,8 +31,7 @@ from kelvin.supervisor.lock import data_lock
 from kelvin.supervisor.watchdog import Watchdog, asking, is_ready
 from service.born import BornProcess, socket_name
 from service.failures import install_failure_handlers
-from service.first import while_asked
-from service.jobs import JobDesk, Jobs
+from service.jobs import JobDesk, Jobs, job_routes
 from service.log import configure_logging
 from service.loops import Loops
 from service.run import serve_until, stop_on_signals
@@ -124,16 +122,7 @@ def make_app(jobs: Jobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
     """The jobs at the control plane's paths, and health."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     install_failure_handlers(app)
-
-    @app.post("/internal/v1/jobs/gate")
-    async def gate(request: Request) -> Response:
-        job = decode(await request.body(), GateJob)
-        return _json(await while_asked(request.receive, jobs.gate(job)))
-
-    @app.post("/internal/v1/jobs/seal")
-    async def seal(request: Request) -> Response:
-        job = decode(await request.body(), SealJob)
-        return _json(await while_asked(request.receive, jobs.seal(job)))
+    app.router.routes.extend(job_routes(jobs))
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -144,10 +133,6 @@ def make_app(jobs: Jobs, is_ready: Callable[[], Awaitable[bool]]) -> FastAPI:
         return Response(status_code=200 if await is_ready() else 503)
 
     return app
-
-
-def _json(value: object) -> Response:
-    return Response(encode(value), media_type="application/json")
 
 
 async def _supervise(settings: EngineSettings) -> int:

@@ -235,7 +235,7 @@ async def test_registration_says_what_keeps_the_version_from_starting(data: Path
 
     feed = FeedHub()
     async with opened_registry(data, feed) as registry:
-        running = cast(Running, SimpleNamespace(obstacle=find))
+        running = cast(Running, SimpleNamespace(jobs=None, obstacle=find))
         internals = Internals(feed, nothing_known, registry, running, VirtualClock())
         transport = httpx.ASGITransport(Starlette(routes=routes(internals)))
         async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:

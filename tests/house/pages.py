@@ -126,7 +126,7 @@ def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
     """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
     nothing = cast(Any, Nothing())
     # Building routers touches nothing: what they act on is needed only when one is called.
-    running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "alive"), nothing))
+    running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "jobs", "alive"), nothing))
     running.routers = (machine_api.router(*[nothing] * 3),)
     control = compose(nothing, cast(Any, running), nothing)
 

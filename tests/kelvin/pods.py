@@ -1,4 +1,4 @@
-"""A `kelvin runtime` of a test's: its command line, its port, its processes."""
+"""A `kelvin runtime`, `cache` or `engine` of a test's: its command line, its port, its processes."""
 
 import http.client
 import json
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,11 +81,7 @@ class Pod:
 
     def find_child(self, module: str) -> int | None:
         """Return the process id of one of its processes, or None while that is down."""
-        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            with suppress(OSError):  # it ended meanwhile
-                if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
-                    return int(pid)
-        return None
+        return child_of(self.process, module)
 
     def _ask(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
@@ -101,16 +97,14 @@ class Pod:
 def pod(
     house: Installation, version: str, data: Path, *options: str, tenant: str = TENANT, **more: str
 ) -> Iterator[Pod]:
-    """Nothing of it lives on, and where it ended by itself with 0 its log has nothing that tells of a disorderly end.
-    `more` is of its environment, without the prefix.
-    """
+    """One that serves this version. See `kelvin` for its end."""
     with _running(house, data, (version, "--tenant", tenant, "--model", "m", *options), more) as each:
         yield each
 
 
 @contextmanager
 def standby(house: Installation, data: Path, *options: str, **more: str) -> Iterator[Pod]:
-    """One that waits on `cpu-1`; likewise."""
+    """One that waits on `cpu-1`. See `kelvin` for its end."""
     with _running(house, data, ("--standby", "cpu-1", "--threads", "1", *options), more) as each:
         yield each
 
@@ -118,24 +112,30 @@ def standby(house: Installation, data: Path, *options: str, **more: str) -> Iter
 @contextmanager
 def _running(house: Installation, data: Path, what: tuple[str, ...], more: dict[str, str]) -> Iterator[Pod]:
     port = free_port()
+    words = ("runtime", *what, "--host", "127.0.0.1", "--data", str(data))
+    settings = {"PORT": str(port), **{f"KELVIN_{name}": value for name, value in more.items()}}
+    with kelvin(house, *words, settings=settings) as process:
+        yield Pod(process, port, data)
+
+
+@contextmanager
+def kelvin(
+    house: Installation, *words: str, settings: Mapping[str, str] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command over the house's store. Nothing of it lives on, and where it ended by itself with 0 its log has
+    nothing that tells of a disorderly end.
+    """
     env = os.environ | {
-        "PORT": str(port),
         "KELVIN_HOST_BYTES": str(16 << 20),
         "KELVIN_SLAB_BYTES": str(4 << 20),
         "KELVIN_NVME_BYTES": str(64 << 20),
         "PYTHONPATH": os.pathsep.join(sys.path),
-        **{f"KELVIN_{name}": value for name, value in more.items()},
+        **(settings or {}),
     }
-    store = (house.data / "store").as_uri()
-    command = [sys.executable, "-m", "kelvin.main", "runtime", *what]
-    process = subprocess.Popen(
-        [*command, "--store", store, "--host", "127.0.0.1", "--data", str(data)],
-        env=env,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "kelvin.main", *words, "--store", (house.data / "store").as_uri()]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        yield Pod(process, port, data)
+        yield process
     finally:
         status = process.poll()
         process.kill()  # its children see the end of their lifeline
@@ -143,3 +143,12 @@ def _running(house: Installation, data: Path, what: tuple[str, ...], more: dict[
         if status == 0:
             left = disorder((lines or b"").decode())
             assert left == [], "\n".join(left)
+
+
+def child_of(process: "subprocess.Popen[bytes]", module: str) -> int | None:
+    """Return the process id of its child that runs this module, or None while that is down."""
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        with suppress(OSError):  # it ended meanwhile
+            if module in Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0"):
+                return int(pid)
+    return None

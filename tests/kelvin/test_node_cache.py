@@ -4,43 +4,17 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from blobstore.files import FileStore
 from service.unix import SocketDirectory
-from tests.endings import disorder
-from tests.kelvin.pods import PROMPT, pod
+from tests.kelvin.pods import PROMPT, kelvin, pod
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 from tests.weightcache.kit import TENANT, Version, publish, state_of
 from weightcache.api import State
-
-
-@contextmanager
-def node_cache(house: Installation, data: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command, of the tenant."""
-    env = os.environ | {
-        "KELVIN_HOST_BYTES": str(16 << 20),
-        "KELVIN_SLAB_BYTES": str(4 << 20),
-        "KELVIN_NVME_BYTES": str(64 << 20),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    command = [sys.executable, "-m", "kelvin.main", "cache", "--tenant", TENANT, "--data", str(data)]
-    log = data.parent / "agent.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen([*command, "--store", (house.data / "store").as_uri()], env=env, stderr=sink)
-    try:
-        yield process
-    finally:
-        status = process.poll()
-        process.kill()
-        process.wait(DEADLINE_S)
-        assert status != 0 or disorder(log.read_text()) == []
 
 
 def told(run: Path) -> State:
@@ -58,7 +32,7 @@ def test_a_second_pod_costs_no_bytes(sealed: tuple[Installation, Version], tmp_p
     run = tmp_path / "node" / "run"
     shared = ("--threads", "1", "--cache", str(run))
     with (
-        node_cache(house, tmp_path / "node") as agent,
+        kelvin(house, "cache", "--tenant", TENANT, "--data", str(tmp_path / "node")) as agent,
         pod(house, version.id, tmp_path / "one", *shared) as one,
         pod(house, version.id, tmp_path / "other", *shared, tenant="other") as other,
     ):
