@@ -85,7 +85,7 @@ def expire_command(tenant: str | None) -> None:
 @_TENANT
 def windows_command(wanted: tuple[str, ...], tenant: str | None) -> None:
     """For how many days what is kept; `--set` is for operators, and with `--tenant ''` for every tenant without."""
-    days_of, where = dict(map(_setting, wanted)), of_tenant(tenant)
+    days_of, where = _days_of(wanted), of_tenant(tenant)
     with target().door() as door:
         if days_of:
             answer = door.put("/admin/v1/audit/windows", params=where, json={"days": days_of})
@@ -110,13 +110,16 @@ def _value(value: object) -> str:
             return json.dumps(value)
 
 
-def _setting(text: str) -> tuple[str, int | None]:
-    name, _, days = text.partition("=")
-    if days == "default":
-        return name, None
-    if (number := whole_number(days)) is None:
-        raise click.UsageError(f"--set {text}: must be WINDOW=DAYS or WINDOW=default")
-    return name, number
+def _days_of(wanted: tuple[str, ...]) -> dict[str, int | None]:
+    """Of WINDOW=DAYS. Raises UsageError."""
+    found: dict[str, int | None] = {}
+    for each in wanted:
+        name, _, days = each.partition("=")
+        number = whole_number(days)
+        if (number is None and days != "default") or name in found:
+            raise click.UsageError(f"--set {each}: must be WINDOW=DAYS or WINDOW=default, each window once")
+        found[name] = number
+    return found
 
 
 def _name(tenant: str) -> str:

@@ -59,7 +59,7 @@ class Target:
             verify=_trusting(ca),
             headers={"authorization": f"Bearer {_secret(key)}"},
             timeout=TIMEOUT_S,
-            event_hooks={"response": [_refuse]},
+            event_hooks={"response": [refuse]},
             trust_env=False,
         )
 
@@ -109,7 +109,7 @@ def of_tenant(tenant: str | None) -> dict[str, str]:
     return {} if tenant is None else {"tenant": tenant}
 
 
-def _refuse(answer: httpx.Response) -> None:
+def refuse(answer: httpx.Response) -> None:
     """Turn an error of the API into the sentence that it carries. A redirect is of something else, such as a proxy."""
     if answer.is_success:
         return

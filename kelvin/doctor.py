@@ -24,7 +24,7 @@ from kelvin.checks.kernel import (
 )
 from kelvin.checks.services import check_services
 from kelvin.client import DoorClosed, target
-from kelvin.policy.configuration import judge_names, judge_values
+from kelvin.policy.configuration import judge_names, judge_values, number_of
 from kelvin.policy.findings import Finding, Level, fails
 from kelvin.settings import doctor_environment
 from service.private import keep_secrets
@@ -41,7 +41,7 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
     before_s = wall_minus_monotonic_s()
     yield from check_disk(data, read_bytes=read_bytes)
     yield from check_memory()
-    yield from check_limits(_whole(environment, "KELVIN_CONNECTIONS", 8192))
+    yield from check_limits(int(number_of(environment, "KELVIN_CONNECTIONS")))
     yield from check_kernel()
     yield from check_devices()
     yield from judge_names(environment)
@@ -54,17 +54,9 @@ def examine(data: Path, environment: Mapping[str, str], read_bytes: int) -> Iter
     if environment.get("KELVIN_DATABASE"):
         yield OF_POSTGRESQL
     else:
-        every_s = float(_whole(environment, "KELVIN_BACKUP_S", 240))
+        every_s = number_of(environment, "KELVIN_BACKUP_S")
         yield from check_backups(data, environment.get("KELVIN_BACKUP") or None, every_s, running=running)
     yield from check_clock(before_s, data)
-
-
-def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
-    """A value that is no number is its service's to name."""
-    try:
-        return int(float(environment[name]))
-    except (KeyError, ValueError, OverflowError):
-        return default
 
 
 @click.command("doctor")

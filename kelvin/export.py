@@ -10,7 +10,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -196,7 +195,7 @@ def export_version(
     if directory.exists() or directory.is_symlink():
         raise Refused(InvalidRequest("directory", str(directory), "exists already"))
     progress.begin("looking", None)
-    calls = ExportCalls(door, patience or Patience(), threading.Event())
+    calls = ExportCalls(door, patience)
     manifest = calls.manifest(version)
     original = calls.try_original(version) if form == "tensors" else None
     if form == "tensors" and original is None:

@@ -70,20 +70,11 @@ def main(context: click.Context) -> None:
     context.obj = Target(default_data())
 
 
-def _place(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Point the running command at another installation."""
-    if value is None:
-        return
-    assert isinstance(context.obj, Target)
-    match parameter.name, value:
-        case "data", Path():
-            context.obj = dataclasses.replace(context.obj, data=value)
-        case "url", str():
-            context.obj = dataclasses.replace(context.obj, url=value)
-        case "ca", Path():
-            context.obj = dataclasses.replace(context.obj, ca=value)
-        case "key", Path():
-            context.obj = dataclasses.replace(context.obj, key=value)
+def _place(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Point the running command at another installation. The options are named as the fields of Target."""
+    if value is not None:
+        assert isinstance(context.obj, Target)
+        context.obj = dataclasses.replace(context.obj, **{str(parameter.name): value})
 
 
 class _NamedPath(click.Path):

@@ -252,11 +252,17 @@ def _model_table(models: list[dict[str, Any]]) -> Table:
 @click.argument("reference", metavar="M@VERSION")
 def deploy_command(reference: str) -> None:
     """Move the alias `prod` of a model to one of its versions (12 or more hex digits)."""
+    model, digits = named_version(reference)
+    answer = asked("POST", f"/admin/v1/models/{model}/deploy", json={"version": digits})
+    click.echo(f"{model}@prod -> {answer['version']}")
+
+
+def named_version(reference: str) -> tuple[str, str]:
+    """Return the model, and digits of its version. Raises UsageError where the reference names no version by them."""
     found = parse_reference(reference)
     if found.version_prefix is None:
         raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
-    answer = asked("POST", f"/admin/v1/models/{found.model}/deploy", json={"version": found.version_prefix})
-    click.echo(f"{found.model}@prod -> {answer['version']}")
+    return found.model, found.version_prefix
 
 
 @click.command("stop")

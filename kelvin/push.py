@@ -64,11 +64,6 @@ class Line:
     patience: Patience = field(default_factory=Patience)
 
 
-def push(directory: Path, model: str, door: httpx.Client, progress: Progress) -> Committed:
-    """Push `directory` as a version of `model`. Raises `Refused`."""
-    return push_directory(directory, model, door, progress).committed
-
-
 def push_directory(
     directory: Path,
     model: str,
@@ -78,7 +73,7 @@ def push_directory(
     tensors: TensorsWish | None = None,
     signing: Signing | None = None,
 ) -> Pushed:
-    """As `push`, and says what was sent and what was left out. Holds at most a chunk per sender in memory.
+    """Push `directory` as a version of `model`. Holds at most a chunk per sender in memory. Raises `Refused`.
 
     `directory` may be a tensorizer file; `tensors` is then what is wished of it.
     """

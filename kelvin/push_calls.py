@@ -117,11 +117,15 @@ class PushCalls:
     """Each method raises `Refused` with the failure that the installation answered, or Unavailable. Thread-safe."""
 
     def __init__(
-        self, door: httpx.Client, patience: Patience, stopped: threading.Event, pace: Pace | None = None
+        self,
+        door: httpx.Client,
+        patience: Patience | None = None,
+        stopped: threading.Event | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._door = door
-        self._patience = patience
-        self._stopped = stopped  # then nothing is repeated any more
+        self._patience = patience or Patience()
+        self._stopped = stopped or threading.Event()  # then nothing is repeated any more
         self._pace = pace
         self._reached = False
         self._client = secrets.token_hex(8)

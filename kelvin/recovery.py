@@ -9,6 +9,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -240,13 +241,16 @@ def reported(module: str, arguments: Sequence[str], kind: type[T], *, otherwise:
 def written(module: str, arguments: Sequence[str], *, otherwise: str, locks: Sequence[int] = ()) -> Iterator[bytes]:
     """Run a module and yield what it writes, as it comes. Raises as `reported`, at the end."""
     command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=locks) as process:
+    with (
+        tempfile.TemporaryFile() as said,  # nobody reads it meanwhile: a pipe would fill, and stop who writes
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, pass_fds=locks) as process,
+    ):
         assert process.stdout is not None
-        assert process.stderr is not None
         while piece := process.stdout.read(_PIECE):
             yield piece
-        said = process.stderr.read()
-    _check_ended(process.returncode, said, otherwise)
+        status = process.wait()
+        said.seek(0)
+        _check_ended(status, said.read(), otherwise)
 
 
 def _check_ended(status: int, said: bytes, otherwise: str) -> None:

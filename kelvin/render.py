@@ -4,7 +4,6 @@
 """
 
 import json
-import threading
 
 import click
 
@@ -25,7 +24,7 @@ from controlplane.policy.tenant_space import Needs, render_namespace, store_port
 from kelvin.client import json_of
 from kelvin.export import ExportCalls, resolve
 from kelvin.policy.configuration import DEFAULTS
-from kelvin.push_calls import Patience, answered, open_door
+from kelvin.push_calls import answered, open_door
 from kelvin.runtime import device_class_option
 
 
@@ -108,7 +107,7 @@ def render_command(
         raise click.UsageError(f"{reference}: must be M, M@prod or M@HEX")
     with open_door() as door:
         version = resolve(door, reference)
-        manifest = ExportCalls(door, Patience(), threading.Event()).manifest(version)
+        manifest = ExportCalls(door).manifest(version)
         model = reference.partition("@")[0]
         scale = json_of(answered(door.request("GET", f"/admin/v1/models/{model}")))["scale"]
     rendered = service(

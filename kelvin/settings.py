@@ -163,47 +163,34 @@ def pod_environment(
     settings: PodSettings, lifeline_fd: int, runtime_id: str, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the environment for the processes of a pod, whose runtime is called `runtime_id`."""
-    return {
-        **_kept(env, uses_store=uses_store),
-        **settings.told,
-        "KELVIN_POD": encode(msgspec.structs.replace(settings.pod, runtime_id=runtime_id)).decode(),
-        "KELVIN_DATA": str(settings.data),
-        "KELVIN_LIFELINE_FD": str(lifeline_fd),
-        **_QUIET_LIBRARIES,
-    }
+    pod = encode(msgspec.structs.replace(settings.pod, runtime_id=runtime_id)).decode()
+    return _environment(settings.data, lifeline_fd, {**settings.told, "KELVIN_POD": pod}, uses_store, env)
 
 
 def engine_environment(
     settings: EngineSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the environment for the processes of an engine."""
-    return {
-        **_kept(env, uses_store=uses_store),
-        "KELVIN_STORE": settings.store,
-        "KELVIN_DATA": str(settings.data),
-        "KELVIN_LIFELINE_FD": str(lifeline_fd),
-        **_QUIET_LIBRARIES,
-    }
+    return _environment(settings.data, lifeline_fd, {"KELVIN_STORE": settings.store}, uses_store, env)
 
 
 def child_environment(
     settings: UpSettings, lifeline_fd: int, *, uses_store: bool, env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The caller's environment, the installation's settings, and one compute thread in whatever loads numerics.
+    """Return the environment for the processes of an installation."""
+    told = {"KELVIN_HOST": settings.host, "KELVIN_PORT": str(settings.port)}
+    if settings.store is not None:
+        told["KELVIN_STORE"] = settings.store
+    return _environment(settings.data, lifeline_fd, told, uses_store, env)
+
+
+def _environment(
+    data: Path, lifeline_fd: int, told: Mapping[str, str], uses_store: bool, env: Mapping[str, str]
+) -> dict[str, str]:
+    """The caller's environment, what its processes are told, and one compute thread in whatever loads numerics.
 
     Credentials of the object store reach the processes that use it, and none that computes or faces callers.
     """
-    store = {} if settings.store is None else {"KELVIN_STORE": settings.store}
-    return {
-        **_kept(env, uses_store=uses_store),
-        **store,
-        "KELVIN_DATA": str(settings.data),
-        "KELVIN_HOST": settings.host,
-        "KELVIN_PORT": str(settings.port),
-        "KELVIN_LIFELINE_FD": str(lifeline_fd),
-        **_QUIET_LIBRARIES,
-    }
-
-
-def _kept(env: Mapping[str, str], *, uses_store: bool) -> Mapping[str, str]:
-    return env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
+    kept = env if uses_store else {name: value for name, value in env.items() if not name.startswith("AWS_")}
+    place = {"KELVIN_DATA": str(data), "KELVIN_LIFELINE_FD": str(lifeline_fd)}
+    return {**kept, **told, **place, **_QUIET_LIBRARIES}

@@ -5,7 +5,6 @@ whether that key is trusted is the installation's word.
 """
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,13 +18,12 @@ from contracts.errors import Refused
 from contracts.keys import ORIGIN_PREFIX, SEAL_PREFIX
 from contracts.kinds import PATHS
 from contracts.manifest import Manifest
-from contracts.names import parse_reference
 from contracts.push import AttestationEntry
 from kelvin.client import asked, json_option
 from kelvin.export import ExportCalls, resolve
-from kelvin.models import behind_lines
+from kelvin.models import behind_lines, named_version
 from kelvin.policy.summary import summarize
-from kelvin.push_calls import Patience, open_door
+from kelvin.push_calls import open_door
 from kelvin.tables import print_json, print_table
 
 
@@ -55,13 +53,9 @@ def delete_command(reference: str) -> None:
 
     Its bytes stay until `kelvin collect --run` has found it so for the grace period; the same push brings it back.
     """
-    found = parse_reference(reference)
-    if found.version_prefix is None:
-        raise click.UsageError(f"{reference}: must be MODEL@VERSION with 12 or more hex digits of the version")
-    answer = asked("DELETE", f"/admin/v1/models/{found.model}/versions/{found.version_prefix}")
-    click.echo(
-        f"deleted {found.model}@{answer['version']}; `kelvin collect --run` frees its bytes after the grace period"
-    )
+    model, digits = named_version(reference)
+    answer = asked("DELETE", f"/admin/v1/models/{model}/versions/{digits}")
+    click.echo(f"deleted {model}@{answer['version']}; `kelvin collect --run` frees its bytes after the grace period")
 
 
 def _table(model: str, versions: list[dict[str, Any]]) -> Table:
@@ -82,7 +76,7 @@ def show_command(reference: str, as_json: bool) -> None:
     """Print what a version is, and who vouches for it: M, M@prod, M@HEX, or the 64 digits of a version."""
     with open_door() as door:
         version = resolve(door, reference)
-        calls = ExportCalls(door, Patience(), threading.Event())
+        calls = ExportCalls(door)
         manifest, entries = calls.manifest(version), calls.attestations(version)
     found = describe(version, manifest, entries)
     click.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines_of(found)))

@@ -110,6 +110,11 @@ def judge_certificate_file(file: CertificateFile) -> Finding | None:
     return None
 
 
+def times_of_leaf(path: Path) -> "Times":
+    """Of the first certificate in that file."""
+    return _of_leaf(_read(path))
+
+
 def _left(file: CertificateFile) -> float:
     return float("-inf") if file.left_s is None or file.begins_in_s > 0 else file.left_s
 
@@ -175,26 +180,24 @@ def _read(path: Path) -> list[x509.Certificate]:
         return []
 
 
-class _Times(NamedTuple):
+class Times(NamedTuple):
     """Seconds from now, as in `CertificateFile`."""
 
     left_s: float | None
     begins_in_s: float = 0.0
 
 
-def _of_leaf(chain: Sequence[x509.Certificate]) -> _Times:
-    return _times(chain[0]) if chain else _Times(None)
+def _of_leaf(chain: Sequence[x509.Certificate]) -> Times:
+    return _times(chain[0]) if chain else Times(None)
 
 
-def _of_authority(authorities: Sequence[x509.Certificate], chain: Sequence[x509.Certificate] = ()) -> _Times:
+def _of_authority(authorities: Sequence[x509.Certificate], chain: Sequence[x509.Certificate] = ()) -> Times:
     issuers = {each.issuer for each in chain}
     counting = [each for each in authorities if each.subject in issuers] or authorities
-    return max(
-        map(_times, counting), key=lambda each: (each.begins_in_s <= 0, each.left_s or 0.0), default=_Times(None)
-    )
+    return max(map(_times, counting), key=lambda each: (each.begins_in_s <= 0, each.left_s or 0.0), default=Times(None))
 
 
-def _times(certificate: x509.Certificate) -> _Times:
+def _times(certificate: x509.Certificate) -> Times:
     now = datetime.now(UTC)
     left, begins_in = certificate.not_valid_after_utc - now, certificate.not_valid_before_utc - now
-    return _Times(left.total_seconds(), begins_in.total_seconds())
+    return Times(left.total_seconds(), begins_in.total_seconds())

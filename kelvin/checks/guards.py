@@ -2,21 +2,21 @@
 
 import base64
 import binascii
-import os
 import socket
 import ssl
 import stat
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from contracts.backup import SUFFIX
 from contracts.secrets import KEY_TEXT
+from kelvin.checks.certificates import times_of_leaf
 from kelvin.policy.findings import DAY_S, Finding, Level
-from service.certificate import read_chain
+from service.unix import SocketDirectory
 
 CONNECT_S: Final = 3.0
 STATED_RPO_S: Final = 300
@@ -87,22 +87,11 @@ def check_certificates(data: Path, *, running: bool) -> Iterator[Finding]:
     """Of the installation's own CA, and the one that callers are shown now."""
     if (data / "ca.pem").exists():
         mend = "remove DATA/ca.pem and DATA/tls/ca.key, restart, and give callers the new ca.pem"
-        left_s, begins_in_s = authority_times_s(data)
+        left_s, begins_in_s = times_of_leaf(data / "ca.pem")
         yield judge_certificate("of the CA", left_s, mend, begins_in_s)
     if running:
         mend = "restart `kelvin up`: it should have been renewed"
         yield judge_certificate("that callers see", leaf_left_s(data), mend)
-
-
-def authority_times_s(data: Path) -> tuple[float | None, float]:
-    """Seconds until the CA's certificate expires, None where it can't be read, and until it is valid."""
-    try:
-        (certificate, *_) = read_chain((data / "ca.pem").read_bytes())
-    except (OSError, ValueError):
-        return None, 0.0
-    now = datetime.now(UTC)
-    left, begins_in = certificate.not_valid_after_utc - now, certificate.not_valid_before_utc - now
-    return left.total_seconds(), begins_in.total_seconds()
 
 
 def leaf_left_s(data: Path) -> float | None:
@@ -143,16 +132,10 @@ def _span(seconds: float) -> str:
 
 def is_running(data: Path) -> bool:
     """Whether a control plane answers on its socket's path."""
-    path = data / "run" / "control.sock"
-    if not path.exists():
-        return False
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(CONNECT_S)
-            return probe.connect_ex(f"/proc/self/fd/{directory}/{path.name}") == 0
-    finally:
-        os.close(directory)
+    with suppress(OSError), closing(SocketDirectory(data / "run", is_ours=False)) as directory:
+        directory.connect("control.sock", timeout_s=CONNECT_S).close()
+        return True
+    return False
 
 
 OF_POSTGRESQL: Final = Finding(

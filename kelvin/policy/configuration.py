@@ -107,7 +107,7 @@ def judge_names(names: Collection[str]) -> list[Finding]:
 
 def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[Finding]:
     """Contradictions, on a machine of so much. Values that are no numbers are passed over: their service names them."""
-    found = {name: _number(env, name) for name in DEFAULTS}
+    found = {name: number_of(env, name) for name in DEFAULTS}
     findings = []
     for rule in RULES:
         small, large = found[rule.small], found[rule.large]
@@ -116,7 +116,7 @@ def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[
             mend = f"{rule.small}={large:.12g} or less, or a larger {rule.large}"
             findings.append(Finding("settings contradict", rule.level, seen, rule.cost, mend))
     slots, threads = found["KELVIN_DEVICE_SLOTS"], found["KELVIN_THREADS"]
-    host = _number(env, "KELVIN_HOST_BYTES", memory_bytes / 4)
+    host = number_of(env, "KELVIN_HOST_BYTES", memory_bytes / 4)
     promised = host + slots * found["KELVIN_KV_BYTES"]
     if promised > memory_bytes:
         seen = f"host tier {as_bytes(host)} and {slots:g} replicas' KV come to {as_bytes(promised)}"
@@ -133,7 +133,8 @@ def judge_values(env: Mapping[str, str], memory_bytes: int, cores: int) -> list[
     return findings or [Finding("settings agree", Level.OK, "no value contradicts another")]
 
 
-def _number(env: Mapping[str, str], name: str, default: float | None = None) -> float:
+def number_of(env: Mapping[str, str], name: str, default: float | None = None) -> float:
+    """The setting's value, or its default. A value that is no number is its service's to name."""
     fallback = DEFAULTS[name] if default is None else default
     try:
         value = float(env[name])

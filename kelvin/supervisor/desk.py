@@ -151,10 +151,10 @@ async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
 async def _last(desk: LedgerDesk, shipper: Shipper) -> None:
     """The record of the life, and what the replica left: each again until it is taken, or the time is over."""
     deadline = Deadline.after(LAST_S, time.monotonic())
-    is_told, is_shipped = await asyncio.gather(shipper.flush(deadline), _shipped(desk, LAST_S))
+    is_flushed, is_shipped = await asyncio.gather(shipper.flush(deadline), _shipped(desk, LAST_S))
     if not is_shipped:
         log.error("what the replica left is not told: it stays in its spool")
-    if not is_told:
+    if not is_flushed:
         log.error("the end of the life is not told: it stays in the spool", extra={"records": shipper.backlog})
 
 

@@ -54,8 +54,8 @@ class Pod:
         # The kubelet's liveness probe watches the runtime, and whether another one follows is decided here.
         self._runtime = Child(RUNTIME, is_kept=False)
         self._cache = Child(CACHE)
-        members = (self._cache, self._runtime) if settings.has_agent else (self._runtime,)
-        self.group = ChildGroup(members, self._spawn, self._on_death)
+        self._children = (self._cache, self._runtime) if settings.has_agent else (self._runtime,)
+        self.group = ChildGroup(self._children, self._spawn, self._on_death)
         self._renewing: asyncio.Task[None] | None = None
         self._lives = 0
         self._is_stopping = False
@@ -74,7 +74,7 @@ class Pod:
         if self._parks and self._settings.has_agent:
             forget(self._settings.data)  # a container that ended may have left something here
         self._lives += 1
-        for child in (self._cache, self._runtime) if self._settings.has_agent else (self._runtime,):
+        for child in self._children:
             self.group.start(child)
 
     @property

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import httpx
 
+from contracts.push import Committed
 from contracts.wire import encode
-from kelvin.client import Target, _refuse
+from kelvin.client import Target, refuse
+from kelvin.progress import Progress
+from kelvin.push import push_directory
 from snapshotter.app import SOCKET
 from tests.snapshotter.house import House, principal
 from tests.snapshotter.unix import unix_transport
@@ -34,7 +37,7 @@ class Installation(Target):
     asked: list[httpx.Request] = field(default_factory=list)
 
     def door(self, key_file: str = "admin.key") -> httpx.Client:
-        hooks = {"response": [_refuse]}
+        hooks = {"response": [refuse]}
         return httpx.Client(transport=httpx.MockTransport(self._answer), base_url="https://door", event_hooks=hooks)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -46,3 +49,8 @@ class Installation(Target):
 def answering(*answers: object) -> Installation:
     """Return an installation that gives these answers."""
     return Installation(answers=answers)
+
+
+def push(directory: Path, model: str, door: httpx.Client, progress: Progress) -> Committed:
+    """Push `directory` as a version of `model`; what the installation says of it. Raises `Refused`."""
+    return push_directory(directory, model, door, progress).committed

@@ -31,13 +31,15 @@ def test_what_does_not_hold_is_exit_code_2() -> None:
 
 
 def test_windows_are_set_by_name() -> None:
-    """In days, or back to the installation's; a word that is neither is refused before anybody is asked."""
+    """In days, or back to the installation's. A word that is neither is refused before anybody is asked, and so is a
+    window that is named twice.
+    """
     windows = AuditWindows(tenant="acme", days={"access": 0})
     result, installation = run(windows, "windows", "--set", "access=0", "--set", "keys=default", "--tenant", "acme")
     assert result.output == "access: 0 days\n"
     assert json.loads(installation.asked[0].content) == {"days": {"access": 0, "keys": None}}
-    for wrong in ("access", "access=-1", "access=soon"):
-        result, installation = run(windows, "windows", "--set", wrong)
+    for wrong in (["access"], ["access=-1"], ["access=soon"], ["access=1", "access=2"], ["access=1", "access=default"]):
+        result, installation = run(windows, "windows", *(word for each in wrong for word in ("--set", each)))
         assert (result.exit_code, installation.asked) == (2, [])
         assert "must be WINDOW=DAYS" in result.output
 

@@ -12,9 +12,8 @@ from click.testing import CliRunner, Result
 from contracts.control import Scope
 from contracts.errors import Unavailable
 from kelvin.progress import Progress
-from kelvin.push import push
 from kelvin.store import collect, collect_command, fsck_command
-from tests.kelvin.doors import Doors
+from tests.kelvin.doors import Doors, push
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.tensors_files import TensorsFile

@@ -18,7 +18,7 @@ from contracts.problem import code_of
 from kelvin import export as subject
 from kelvin.export import export_version
 from kelvin.progress import Progress
-from kelvin.push import push
+from tests.kelvin.doors import push
 from tests.kelvin.test_push import FAST, Told
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, Weight, default_weights, resharded, weight

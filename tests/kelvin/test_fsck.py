@@ -13,9 +13,8 @@ from contracts.problem import problem_details, to_wire
 from contracts.push import FsckBroken, FsckFinding, FsckProgress, FsckSummary
 from contracts.wire import encode
 from kelvin.progress import Progress
-from kelvin.push import push
 from kelvin.store import check_store, fsck_command, read_findings
-from tests.kelvin.doors import Doors
+from tests.kelvin.doors import Doors, push
 from tests.kelvin.test_push import Told
 from tests.snapshotter.house import TENANT, House, open_house, settings_for
 from tests.snapshotter.models import Model

@@ -13,9 +13,10 @@ from msgspec import structs
 from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
 from kelvin.progress import Progress
-from kelvin.push import PARALLEL, Line, push, push_directory
+from kelvin.push import PARALLEL, Line, push_directory
 from kelvin.push_calls import Patience
 from kelvin.push_directory import Source
+from tests.kelvin.doors import push
 from tests.snapshotter.house import TENANT, House
 from tests.snapshotter.models import Model, default_weights, resharded, weight
 from tests.snapshotter.reader import assert_whole, read_version, versions_of

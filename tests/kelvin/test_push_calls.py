@@ -1,7 +1,6 @@
 """A call is repeated while that may help and its time lasts, and a failure reads the same whoever wrote it."""
 
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -78,7 +77,7 @@ def missing(calls: PushCalls) -> Missing:
 def test_repeats(before: list[Answer], calls: int) -> None:
     """What passes is waited out."""
     door, clock = ScriptedDoor([*before, GOOD]), Clock()
-    assert missing(PushCalls(door, clock.patience(), threading.Event())) == NOTHING
+    assert missing(PushCalls(door, clock.patience())) == NOTHING
     assert door.calls == calls
     assert len(clock.pauses) == calls - 1
 
@@ -95,7 +94,7 @@ def test_does_not_repeat(failure: Failure) -> None:
     """What stays is told at once, with its code and status."""
     door = ScriptedDoor([problem(failure)])
     with pytest.raises(Refused) as caught:
-        missing(PushCalls(door, Clock().patience(), threading.Event()))
+        missing(PushCalls(door, Clock().patience()))
     assert door.calls == 1
     assert (code_of(caught.value.failure), status_of(caught.value.failure)) == (failure.code, failure.status)
     assert caught.value.failure.message == failure.message
@@ -105,7 +104,7 @@ def test_redirect_is_no_success() -> None:
     """A login proxy at the URL sends the chunk elsewhere: it was not stored."""
     door = ScriptedDoor([httpx.Response(302, headers={"location": "https://login"})])
     with pytest.raises(Refused, match=r"https://door/push/v1/plans/0+/chunks/f+ answered 302: is the URL Kelvin's\?"):
-        PushCalls(door, Clock().patience(), threading.Event()).put_chunk("0" * 32, "f" * 64, b"bytes")
+        PushCalls(door, Clock().patience()).put_chunk("0" * 32, "f" * 64, b"bytes")
     assert door.calls == 1
 
 
@@ -114,10 +113,10 @@ def test_gives_up() -> None:
     clock = Clock()
     door = ScriptedDoor([CUT])
     with pytest.raises(Refused, match="the installation is not available"):
-        missing(PushCalls(door, clock.patience(), threading.Event()))
+        missing(PushCalls(door, clock.patience()))
     assert 5 < clock.now - 1000 <= 10
     door, clock = ScriptedDoor([GOOD, CUT]), Clock()
-    calls = PushCalls(door, clock.patience(), threading.Event())
+    calls = PushCalls(door, clock.patience())
     missing(calls)
     with pytest.raises(Refused):
         missing(calls)
@@ -130,16 +129,14 @@ def test_one_that_is_full_is_there() -> None:
     """Its answer counts as its first: who is told to wait for a turn is as patient as later on."""
     clock = Clock()
     with pytest.raises(Refused, match="turn"):
-        missing(PushCalls(ScriptedDoor([problem(Overloaded("a turn", 1, 5.0))]), clock.patience(), threading.Event()))
+        missing(PushCalls(ScriptedDoor([problem(Overloaded("a turn", 1, 5.0))]), clock.patience()))
     assert 100 < clock.now - 1000 <= 120
 
 
 def test_waits_as_asked() -> None:
     """A time to wait that the answer names is kept, whatever chance says."""
     clock = Clock()
-    missing(
-        PushCalls(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.patience(chance=0.0), threading.Event())
-    )
+    missing(PushCalls(ScriptedDoor([problem(Overloaded("x", 1, 7.0)), GOOD]), clock.patience(chance=0.0)))
     assert clock.pauses == [7.0]
 
 
@@ -159,14 +156,14 @@ def test_distrust() -> None:
 
     door = ScriptedDoor([untrusted()])
     with pytest.raises(Refused, match="not trusted: self-signed certificate"):
-        missing(PushCalls(door, Clock().patience(), threading.Event()))
+        missing(PushCalls(door, Clock().patience()))
     assert door.calls == 1
 
 
 def test_a_commit_that_runs_on() -> None:
     """202 is not yet a version."""
     running = httpx.Response(202, content=encode(Committing(step=CommitStep.SEALING)))
-    calls = PushCalls(ScriptedDoor([running]), Clock().patience(), threading.Event())
+    calls = PushCalls(ScriptedDoor([running]), Clock().patience())
     assert calls.commit("0" * 32, ()) == Committing(step=CommitStep.SEALING)
 
 

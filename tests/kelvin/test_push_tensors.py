@@ -13,10 +13,10 @@ from contracts.push import WeightsFile
 from contracts.wire import encode
 from kelvin.export import export_version
 from kelvin.progress import Progress
-from kelvin.push import push, push_directory
+from kelvin.push import push_directory
 from kelvin.push_command import push_command
 from kelvin.push_directory import TensorsWish
-from tests.kelvin.doors import Doors
+from tests.kelvin.doors import Doors, push
 from tests.kelvin.test_export import hashes, read_by_library
 from tests.kelvin.test_push import FAST, Told
 from tests.snapshotter.house import TENANT, House

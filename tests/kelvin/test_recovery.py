@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kelvin.recovery import written
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from tests.controlplane.door import program
 from tests.controlplane.ground import ROOT
@@ -121,3 +122,10 @@ def test_what_is_no_file_is_not_backed_up(tmp_path: Path, is_file: bool) -> None
     assert (code, file.exists()) == ((0, True) if is_file else (1, False)), said
     for word in ("KELVIN_DATABASE", "pg_dump"):
         assert (word in said) is not is_file
+
+
+def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes is read to its end."""
+    (tmp_path / "talkative.py").write_text("import sys; sys.stderr.write('x' * (1 << 20)); print('whole')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert b"".join(written("talkative", [], otherwise="nothing was written")) == b"whole\n"

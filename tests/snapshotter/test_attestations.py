@@ -71,9 +71,9 @@ def entries(client: httpx.Client, version: str) -> dict[str, tuple[str | None, s
 
 def pushed(house: House, client: httpx.Client, tmp_path: Path) -> str:
     from kelvin.progress import Progress
-    from kelvin.push import push as push_all
+    from kelvin.push import push_directory
 
-    return push_all(Model().write(tmp_path / "model"), "toy", client, Progress()).version
+    return push_directory(Model().write(tmp_path / "model"), "toy", client, Progress()).committed.version
 
 
 def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> None:
