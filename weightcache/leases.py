@@ -186,6 +186,8 @@ class LeaseServer:
             if lent.resident is arrival.resident:
                 await _say(lent.sock, whole)
             else:
+                if lent.resident is not None:  # the client may not have read all that it was told yet
+                    await _until_writable(lent.sock)
                 self._lend(lent, arrival.resident, whole)
             self._counters.leases_granted += 1
             self._counters.leases_hot += arrival.tally is arrival.resident.tally
@@ -249,6 +251,17 @@ class LeaseServer:
 def may_lease(uid: int) -> bool:
     """Whether a process of this user may be sent weights: of our own, or of root, who can read them anyway."""
     return uid in (0, os.geteuid())
+
+
+async def _until_writable(sock: socket.socket) -> None:
+    """Wait until a message can be sent without waiting. Raises TimeoutError where the client reads nothing."""
+    loop, writable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(sock, writable.set)
+    try:
+        async with asyncio.timeout(SAY_TIMEOUT_S):
+            await writable.wait()
+    finally:
+        loop.remove_writer(sock)
 
 
 async def _say(sock: socket.socket, reply: LeaseReply) -> None:

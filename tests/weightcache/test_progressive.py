@@ -2,6 +2,7 @@
 in the middle, and whatever can't be had, leaves nothing behind.
 """
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +145,27 @@ def test_what_was_told_and_is_found_wrong_is_brought_elsewhere(tmp_path: Path) -
         assert view == VERSION.linear[slice(*PLACES[first][0])]
         assert lease.view(0, TOTAL) == VERSION.linear
         assert agent.state().leases_granted == 1
+
+
+def test_lease_that_moves_waits_for_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has not read yet what it was told before gets the new place behind that."""
+    accept = socket.socket.accept
+
+    def accept_narrow(sock: socket.socket) -> tuple[socket.socket, object]:
+        accepted, address = accept(sock)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # a few messages, as the kernel has it
+        return accepted, address
+
+    monkeypatch.setattr(socket.socket, "accept", accept_narrow)
+    first = VERSION.digests[1]
+    checks = Checks(LATE, {first: [True, False]})
+    with checking(tmp_path, checks) as agent, agent.acquire(VERSION, progressive=True) as lease:
+        agent.wait_for("all but one are there", lambda state: state.host.loading == 1)
+        assert [fault.chunk for fault in agent.ask("POST", "/v1/check", Report).faults] == [first]
+        checks.release.set()
+        agent.wait_for("all of it is elsewhere", lambda state: state.host.versions == 1)
+        lease.until_whole()
+        assert lease.view(0, TOTAL) == VERSION.linear
 
 
 def _place(digest: str) -> tuple[int, int]:

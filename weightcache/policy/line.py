@@ -66,7 +66,7 @@ class Pace:
 
 
 class Line:
-    """At most `at_once` ranges, of one lane or of several. Call `begin` and `end` for each read."""
+    """At most `at_once` ranges. Call `begin` and `end` for each read."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
