@@ -25,7 +25,7 @@ from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, sta
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
-from runtime.delivery import Delivery, Exchange, watch_connection
+from runtime.delivery import Delivery, Exchange, now_us, watch_connection
 from runtime.engine.interface import Request
 from runtime.orphans import Account, Orphans
 from runtime.policy.credit import Credits
@@ -206,7 +206,7 @@ class ServingApi:
     @contextmanager
     def _exchange(self, call: Call, streams: Streams, request: Request, bind: Bind, stream: bool) -> Iterator[Exchange]:
         """From the engine's acceptance to the last byte; left, the engine is let go of, and the account is kept."""
-        exchange = Exchange(call.request_id, streams.open(request), call.began_us, _now_us())
+        exchange = Exchange(call.request_id, streams.open(request), call.began_us, now_us())
         self._exchanges[call.request_id] = exchange
         try:
             yield exchange
@@ -282,7 +282,7 @@ def _call(scope: Scope) -> Call:
         timeout_s=timeout_s,
         deadline_s=asyncio.get_running_loop().time() + timeout_s,
         ceiling=_ceiling(scope),
-        began_us=_now_us(),
+        began_us=now_us(),
         started_at_us=time.time_ns() // 1000,
         once=_header(scope, ONCE) or "",
         degraded=_header(scope, RECORDED) or "",
@@ -348,7 +348,3 @@ async def _respond(send: Send, status: int, body: bytes = b"", headers: Mapping[
         lines.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})
-
-
-def _now_us() -> int:
-    return time.monotonic_ns() // 1000

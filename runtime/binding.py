@@ -25,6 +25,7 @@ from contracts.manifest import ENGINE_INTERFACE, Manifest
 from contracts.wire import decode_lenient
 from runtime.engine import attention
 from runtime.families import SERVED, Family, Fusion
+from runtime.pinned import CONFIG
 
 How = Literal["fast", "library"]
 DTYPES: Final[Mapping[str, torch.dtype]] = {
@@ -69,7 +70,7 @@ def bind(
         module.requires_grad_(False).eval()
         check_complete(family, module, tensors)
     except BindingFault as fault:
-        raise Refused(ArtifactRejected("config.json", str(fault))) from fault
+        raise Refused(ArtifactRejected(CONFIG, str(fault))) from fault
     move(module, device)
     return BoundModel(module, _config_of(module))
 

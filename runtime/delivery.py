@@ -115,7 +115,7 @@ class Delivery:
             raise Refused(events[0].failure)
         while True:
             if events and self._prefilled_us is None:
-                self._prefilled_us = _now_us()
+                self._prefilled_us = now_us()
             progress = self._answer.feed(events)
             if not isinstance(progress, Progress):  # a filter is asked
                 progress = await progress
@@ -178,5 +178,6 @@ class Delivery:
         return tuple(spans)
 
 
-def _now_us() -> int:
+def now_us() -> int:
+    """Return monotonic microseconds, as `Exchange.began_us` has them."""
     return time.monotonic_ns() // 1000

@@ -20,8 +20,8 @@ from contracts.jobs import GateFacts, GateJob
 from contracts.wire import BadJson, decoder
 from runtime.binding import DTYPES, parse_config
 from runtime.families import DECODERS, Family
+from runtime.pinned import CONFIG
 
-CONFIG: Final = "config.json"
 _ATTENTION: Final = "kelvin_gate"
 _RECORDER: Final = "kelvin_recorder"
 TOKENS: Final = 8
@@ -308,6 +308,6 @@ def _facts(architecture: str, dtype: str, config: PreTrainedConfig, seen: _Seen,
     )
 
 
-def first_line(error: Exception) -> str:
-    """What it says, cut short."""
+def first_line(error: BaseException) -> str:
+    """Return what an error says, as far as a caller may know it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -14,9 +14,7 @@ import torch
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, Probe, SealAttestation, SealJob
-from runtime import decoder
 from runtime.binding import BoundModel
-from runtime.encoder import sealing as encoder
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
 from runtime.encoder.serving import EmbeddingCodec
@@ -29,32 +27,27 @@ from runtime.predictor import sealing as predictor
 from runtime.screening import FilterProcess, check_filters
 from runtime.tokenizer import TextCodec, check_reading, check_text, check_vocabulary
 from runtime.tokenizer_file import TOKENIZER
-from runtime.weights import Acquire, Weights, device_of, gate_job, pinned_files, prove
+from runtime.weights import Acquire, Weights, examine, gate_job, pinned_files, prove
 from weightcache.checksum import checksum_of
 
 log = logging.getLogger(__name__)
 
+_CPU: Final = torch.device("cpu")
 _BLOCKS: Final = 8  # room for the probe and an engine around it
 
 
 def gate(job: GateJob) -> GateFacts:
-    """Return the facts of a model that may be served. Only what embeds has a `recipe`. Raises `Refused`."""
+    """Return the facts of a model that may be served. Raises `Refused`."""
     with _blaming_the_artifact():
-        return (encoder.WAYS if job.recipe else decoder.WAYS).examine(job)
+        return examine(job)
 
 
 def seal(
-    job: SealJob,
-    acquire: Acquire,
-    device_class: str = "cpu",
-    *,
-    for_devices: bool = False,
-    filters: FilterProcess | None = None,
+    job: SealJob, acquire: Acquire, *, for_devices: bool = False, filters: FilterProcess | None = None
 ) -> SealAttestation:
     """Raises `Refused`: what is wrong with the draft, in the words of whatever found it. With `for_devices` it says
     what a device has to find that is given the bytes; it takes 0.65 s of a core per GB.
     """
-    device = device_of(device_class)
     weights = acquire(job.tenant, job.version)
     manifest, files = weights.lease.manifest, pinned_files(weights.lease)
     if manifest.engine.kind != "predict":
@@ -62,7 +55,7 @@ def seal(
     with _blaming_the_artifact():
         if manifest.engine.kind == "predict":
             return predictor.seal(job.version, weights.lease)
-        return _prove(job.version, weights, files, device, for_devices=for_devices)
+        return _prove(job.version, weights, files, for_devices=for_devices)
 
 
 @contextmanager
@@ -78,14 +71,11 @@ def _blaming_the_artifact() -> Iterator[None]:
         raise Refused(ArtifactRejected("model", reason)) from error
 
 
-def _prove(
-    version: str, weights: Weights, files: PinnedFiles, device: torch.device, *, for_devices: bool
-) -> SealAttestation:
+def _prove(version: str, weights: Weights, files: PinnedFiles, *, for_devices: bool) -> SealAttestation:
     manifest = weights.lease.manifest
     if for_devices:
         weights = replace(weights, device_checksum=checksum_of(weights.lease.view(0, manifest.total_bytes)))
-    ways = encoder.WAYS if manifest.engine.kind == "embed" else decoder.WAYS
-    facts = ways.examine(gate_job(manifest, files))
+    facts = examine(gate_job(manifest, files))
     check_reading(files[TOKENIZER])
     if facts.kind == "embed":
         EmbeddingCodec(files, facts.vocab_size)
@@ -93,18 +83,16 @@ def _prove(
         codec = TextCodec(files)
         check_vocabulary(codec, facts.vocab_size)
         check_text(codec, facts.vocab_size)
-    bound, attestation = prove(version, weights, files, facts, device, ways)
-    _prove_engine(_engine(bound, files, facts, attestation.probe, version, device), version)
+    bound, attestation = prove(version, weights, files, facts, _CPU)
+    _prove_engine(_engine(bound, files, facts, attestation.probe, version), version)
     return attestation
 
 
-def _engine(
-    bound: BoundModel, files: PinnedFiles, facts: GateFacts, probe: Probe, version: str, device: torch.device
-) -> Engine:
+def _engine(bound: BoundModel, files: PinnedFiles, facts: GateFacts, probe: Probe, version: str) -> Engine:
     if facts.kind == "embed":
-        return EncoderEngine(bound, read_recipe(files), facts, version=version, device=device, probe=probe)
+        return EncoderEngine(bound, read_recipe(files), facts, version=version, device=_CPU, probe=probe)
     kv_bytes = _BLOCKS * BLOCK_SIZE * facts.kv_bytes_per_token
-    return ModelEngine(bound, facts, version=version, kv_bytes=kv_bytes, device=device, probe=probe)
+    return ModelEngine(bound, facts, version=version, kv_bytes=kv_bytes, device=_CPU, probe=probe)
 
 
 def _prove_engine(engine: Engine, version: str) -> None:

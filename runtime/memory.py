@@ -64,12 +64,12 @@ def settle_heap() -> None:
         tune(_M_TRIM_THRESHOLD, 2 * KEPT_BYTES)
 
 
-def keep_heap(nbytes: int = KEPT_BYTES) -> None:
-    """Touch so many bytes of heap, and free them again. They stay backed by memory.
+def keep_heap() -> None:
+    """Touch KEPT_BYTES of heap, and free them again. They stay backed by memory.
 
     So a standby's memory includes them from the start, and a restore that uses them does not wait for page faults.
     """
-    pieces = [_libc.malloc(_PIECE) for _ in range(nbytes // _PIECE)]
+    pieces = [_libc.malloc(_PIECE) for _ in range(KEPT_BYTES // _PIECE)]
     for piece in pieces:
         if piece:
             ctypes.memset(piece, 0, _PIECE)

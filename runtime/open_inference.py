@@ -14,10 +14,9 @@ import msgspec
 from contracts.errors import InvalidRequest, LimitExceeded, Refused
 from contracts.frames import MAX_PAYLOAD, Counts
 from contracts.signature import Signature, TensorSpec, check_schema, find_misfit
-from contracts.wire import BadJson, decode_any
 from runtime.answer import Progress
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
-from runtime.openai_requests import convert, refused
+from runtime.openai_requests import convert, json_body, refused
 
 MAX_ID: Final = 256
 # Values that are encoded at once. A number has at most 25 bytes, a text has any length.
@@ -72,7 +71,7 @@ class PredictionAsk:
 
 def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> PredictionAsk:
     """`POST …/infer`. Raises `Refused`: InvalidRequest naming value and rule, LimitExceeded, SchemaMismatch."""
-    request = convert(_json(raw), _Request)
+    request = convert(json_body(raw), _Request)
     if request.id is not None and len(request.id) > MAX_ID:
         raise refused("id", request.id[:20], f"must have at most {MAX_ID} characters")
     _check_parameters("parameters", request.parameters, signature)
@@ -93,16 +92,6 @@ def decode_prediction(raw: bytes, signature: Signature, max_rows: int) -> Predic
         counts = ", ".join(str(each.shape[0]) for each in inputs[:8])
         raise refused("inputs", counts, "all inputs must have as many rows")
     return PredictionAsk(rows, inputs, outputs, request.id)
-
-
-def _json(raw: bytes) -> dict[str, Any]:
-    try:
-        value = decode_any(raw)
-    except BadJson as error:
-        raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
-    if not isinstance(value, dict):
-        raise refused("body", value, "must be a JSON object")
-    return value
 
 
 def _check_parameters(where: str, parameters: Mapping[str, Any] | None, signature: Signature | None = None) -> None:

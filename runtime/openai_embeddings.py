@@ -12,7 +12,7 @@ from contracts.errors import LimitExceeded, Refused
 from contracts.frames import MAX_PAYLOAD, Counts
 from runtime.answer import Progress
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, Generated, Predicted
-from runtime.openai_requests import convert, json_body, refused
+from runtime.openai_requests import convert, openai_body, refused
 
 Format = Literal["float", "base64"]
 MAX_INPUTS: Final = 512
@@ -37,7 +37,7 @@ class EmbeddingAsk:
 
 def decode_embeddings(raw: bytes, dimensions: int) -> EmbeddingAsk:
     """`POST /v1/embeddings` to a model of so many dimensions. Raises `Refused`: InvalidRequest, LimitExceeded."""
-    request = convert(json_body(raw), _Request)
+    request = convert(openai_body(raw), _Request)
     if request.dimensions not in (None, dimensions):
         raise refused("dimensions", request.dimensions, f"this model's embeddings have {dimensions}")
     inputs = _inputs(request.input)

@@ -147,7 +147,7 @@ class Ask:
 
 def decode_chat(raw: bytes) -> Ask:
     """Decode a `POST /v1/chat/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
-    request = convert(json_body(raw), _ChatRequest)
+    request = convert(openai_body(raw), _ChatRequest)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise refused("max_tokens", request.max_tokens, "cannot be given together with max_completion_tokens")
     if not request.messages:
@@ -162,7 +162,7 @@ def decode_chat(raw: bytes) -> Ask:
 
 def decode_completion(raw: bytes) -> Ask:
     """Decode a `POST /v1/completions`. Raises `Refused(InvalidRequest)` naming field, value and rule."""
-    request = convert(json_body(raw), _CompletionRequest)
+    request = convert(openai_body(raw), _CompletionRequest)
     wanted = COMPLETION_DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     return _ask(request, _one_prompt(request.prompt), "max_tokens", wanted)
 
@@ -192,13 +192,19 @@ def fit_output(ask: Ask, prompt_tokens: int, limits: Limits, max_positions: int,
 
 
 def json_body(raw: bytes) -> dict[str, Any]:
-    """The request's object. Raises `Refused(InvalidRequest)`, also for what is defined and not honoured."""
+    """Return the request's object. Raises `Refused(InvalidRequest)`."""
     try:
         value = decode_any(raw)
     except BadJson as error:
         raise Refused(InvalidRequest("body", "(JSON)", str(error))) from error
     if not isinstance(value, dict):
         raise refused("body", value, "must be a JSON object")
+    return value
+
+
+def openai_body(raw: bytes) -> dict[str, Any]:
+    """Return the request's object. Raises `Refused(InvalidRequest)`, also for what OpenAI defines and we don't do."""
+    value = json_body(raw)
     for field, (nothing, rule) in _UNSUPPORTED.items():
         asked = value.get(field)
         if asked is not None and not any(_is_equal(asked, each) for each in nothing):

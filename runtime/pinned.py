@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.wire import BadJson, decode_lenient
 
+CONFIG: Final = "config.json"
 PinnedFiles = Mapping[str, bytes]
 
 
@@ -36,7 +37,7 @@ def json_object(files: PinnedFiles, name: str) -> dict[str, Any]:
 def end_ids(files: PinnedFiles) -> frozenset[int]:
     """Whatever either configuration calls an end of sequence: checkpoints disagree among their own files."""
     ids: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
+    for name in (CONFIG, "generation_config.json"):
         value = json_object(files, name).get("eos_token_id")
         ids.update(item for item in (value if isinstance(value, list) else [value]) if type(item) is int)
     return frozenset(ids)

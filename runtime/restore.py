@@ -14,11 +14,9 @@ from typing import Final
 import torch
 
 from contracts.errors import Internal, Refused
-from contracts.jobs import Bind, Probe, SealAttestation
+from contracts.jobs import Bind, Probe
 from contracts.timeline import Span, Stage
-from runtime import decoder
 from runtime.binding import BoundModel
-from runtime.encoder import sealing as encoder
 from runtime.encoder.engine import EncoderEngine
 from runtime.encoder.recipe import read_recipe
 from runtime.encoder.serving import EmbeddingCodec, EmbeddingServing
@@ -55,7 +53,28 @@ log = logging.getLogger(__name__)
 PROBE_AFTER_S: Final = 0.25
 
 
-Stamp = Callable[[Stage], None]
+class _Stages:
+    """The stages of one restore, which begins now. Each is told as it ends."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._began_ns = time.monotonic_ns()
+        self._on_stage = wiring.on_stage
+        self._ended: list[Span] = []
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(self._ended)
+
+    def end(self, stage: Stage) -> None:
+        span = Span(stage, (time.monotonic_ns() - self._began_ns) // 1000)
+        self._ended.append(span)
+        self._on_stage(span)
+
+    def end_first(self, stage: Stage) -> None:
+        """End a stage that the others needed. None of them has ended before it."""
+        self.end(stage)
+        *others, first = self._ended
+        self._ended = [first, *(Span(each.stage, max(each.after_us, first.after_us)) for each in others)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +128,8 @@ class Dormant:
         self.is_dropped = True
         self._lease.close()
 
-    def rouse(self, request: Bind, stamp: Callable[[Stage], None]) -> Weights:
-        """The weights, with the model over them: as they were left, or leased and placed anew. Raises `Refused`."""
+    def rouse(self, request: Bind, stages: _Stages) -> Weights:
+        """Return the weights with the model over them: as they were left, or leased anew. Raises `Refused`."""
         if self._weights is not None:
             return self._weights
         if self._renew is not None:
@@ -118,10 +137,10 @@ class Dormant:
         else:
             weights = self._acquire(request.tenant, request.version)
             weights.lease.until_whole()
-            stamp(Stage.LEASED)
+            stages.end(Stage.LEASED)
         if self._skeleton is not None:
             self._skeleton.fill(weights.tensors)
-            stamp(Stage.BOUND)
+            stages.end(Stage.BOUND)
         return weights
 
     def _empty(self) -> None:
@@ -142,40 +161,24 @@ def _collect() -> None:
 
 def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: FilterProcess | None = None) -> Served:
     """Raises `Refused`. On return the engine's thread runs, and the replica may be called ready."""
-    spans, stamp = _clock(wiring)
+    stages = _Stages(wiring)
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
     if weights.lease.manifest.engine.kind == "predict":
         weights.lease.until_whole()
-        stamp(Stage.LEASED)
-        return _predictor(request, wiring, weights, acquire, stamp, spans)
+        stages.end(Stage.LEASED)
+        return _predictor(request, wiring, weights, acquire, stages)
     files = pinned_files(weights.lease)
     screen = screen_of(files, filters)
-    if not binds_unread(weights.lease, device_of(request.device_class)):
+    device = device_of(request.device_class)
+    if not binds_unread(weights.lease, device):
         weights.lease.until_whole()
-    if not (late := not weights.lease.is_whole):
-        stamp(Stage.LEASED)
-    proven = _proven(request, weights, files)
-    stamp(Stage.BOUND)
+    if is_whole := weights.lease.is_whole:
+        stages.end(Stage.LEASED)
+    proven = bind_proven(request.version, weights, files, device)
+    stages.end(Stage.BOUND)
     known = _Known(files, proven, _codec(weights.lease, files, proven), screen)
-    return _served(request, wiring, weights, known, _kept(weights, known, acquire), stamp, spans, late=late)
-
-
-def _clock(wiring: Wiring) -> tuple[list[Span], Stamp]:
-    """Spans since now, and what adds one and tells of it."""
-    began_ns = time.monotonic_ns()
-    spans: list[Span] = []
-
-    def stamp(stage: Stage) -> None:
-        spans.append(Span(stage, (time.monotonic_ns() - began_ns) // 1000))
-        wiring.on_stage(spans[-1])
-
-    return spans, stamp
-
-
-def _proven(request: Bind, weights: Weights, files: PinnedFiles) -> Proven:
-    ways = encoder.WAYS if weights.lease.manifest.engine.kind == "embed" else decoder.WAYS
-    return bind_proven(request.version, weights, files, device_of(request.device_class), ways)
+    return _served(request, wiring, weights, known, acquire, stages, late=not is_whole)
 
 
 def _codec(lease: Lease, files: PinnedFiles, proven: Proven) -> TextCodec | EmbeddingCodec:
@@ -191,9 +194,8 @@ def _served(
     wiring: Wiring,
     weights: Weights,
     known: _Known,
-    kept: Kept,
-    stamp: Stamp,
-    spans: list[Span],
+    acquire: Acquire,
+    stages: _Stages,
     *,
     late: bool = False,
     prove: bool = False,
@@ -201,54 +203,53 @@ def _served(
     """An engine over a bound model. `late`: its weights may be on their way still; none is read before all of them are
     there. To `prove`, it gives the known answers before anything else. Raises `Refused`.
     """
-    limits, proven, codec = weights.lease.manifest.limits, known.proven, known.codec
+    lease, proven, codec = weights.lease, known.proven, known.codec
+    limits = lease.manifest.limits
     embeds = isinstance(codec, EmbeddingCodec)
     engine = _encoder(request, proven, known.files) if embeds else _decoder(request, proven, limits.max_streams)
     thread = _thread(engine, wiring, limits.max_streams, prove=prove)
-    stamp(Stage.READY)
+    stages.end(Stage.READY)
     if late:
-        _until_whole(weights.lease, spans, stamp)
+        lease.until_whole()
+        stages.end_first(Stage.LEASED)
+    # Answers that were known before are asked for again: what a wake recorded itself would prove nothing.
+    before = replace(known, proven=replace(proven, recorded=None))
+
+    def serve(request: Bind, wiring: Wiring, weights: Weights, stages: _Stages, prove: bool) -> Served:
+        return _served(request, wiring, weights, before, acquire, stages, prove=prove)
+
+    kept = _kept(Dormant(weights, proven.bound, acquire), serve, copied=weights.renew is not None)
     serving: Served
     if isinstance(codec, EmbeddingCodec):
         serving = EmbeddingServing(
-            request,
-            limits,
-            codec,
-            proven.facts.dimensions,
-            engine,
-            thread,
-            tuple(spans),
-            weights.lease.bytes_by_tier,
-            proven.recorded,
-            kept,
+            bind=request,
+            limits=limits,
+            engine=engine,
+            thread=thread,
+            spans=stages.spans,
+            bytes_by_tier=lease.bytes_by_tier,
+            recorded=proven.recorded,
+            kept=kept,
+            codec=codec,
+            dimensions=proven.facts.dimensions,
         )
     else:
         serving = Serving(
             bind=request,
             limits=limits,
-            context_tokens=min(proven.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
-            codec=codec,
-            defaults=sampling_defaults(known.files),
             engine=engine,
             thread=thread,
-            spans=tuple(spans),
-            bytes_by_tier=weights.lease.bytes_by_tier,
+            spans=stages.spans,
+            bytes_by_tier=lease.bytes_by_tier,
             recorded=proven.recorded,
             kept=kept,
+            codec=codec,
+            context_tokens=min(proven.facts.max_positions, engine.kv_blocks_total * BLOCK_SIZE),
+            defaults=sampling_defaults(known.files),
             screen=known.screen,
         )
     thread.start()
     return serving
-
-
-def _until_whole(lease: Lease, spans: list[Span], stamp: Stamp) -> None:
-    """Wait for the bytes, and stamp LEASED. Stages that ended earlier are stamped no earlier: they needed the bytes."""
-    lease.until_whole()
-    beside = spans.copy()
-    spans.clear()
-    stamp(Stage.LEASED)
-    leased_us = spans[0].after_us
-    spans += [Span(span.stage, max(span.after_us, leased_us)) for span in beside]
 
 
 def _thread(engine: Engine, wiring: Wiring, max_streams: int, *, prove: bool) -> EngineThread:
@@ -265,24 +266,22 @@ def _thread(engine: Engine, wiring: Wiring, max_streams: int, *, prove: bool) ->
     )
 
 
-def _kept(weights: Weights, known: _Known, acquire: Acquire) -> Kept:
-    """Answers that were known before are asked for again: what a wake recorded itself would prove nothing.
+# Serves the weights that `Dormant.rouse` gave; whether it has to prove itself first.
+_Serve = Callable[[Bind, Wiring, Weights, _Stages, bool], Served]
 
-    Where weights come back they are asked for at once, not in the first batch: who waits for the wake is served by
-    another replica then, instead of failing with this one.
+
+def _kept(dormant: Dormant, serve: _Serve, *, copied: bool = False) -> Kept:
+    """Where weights come back, known answers are asked for at once, not in the first batch: who waits for the wake is
+    served by another replica then, instead of failing with this one.
     """
-    dormant = Dormant(weights, known.proven.bound, acquire)
-    before = replace(known, proven=replace(known.proven, recorded=None))
 
     def again(request: Bind, wiring: Wiring) -> Served:
-        spans, stamp = _clock(wiring)
+        stages = _Stages(wiring)
         torch.set_num_threads(request.threads)
         prove = dormant.is_dropped
-        fresh = dormant.rouse(request, stamp)
-        kept = _kept(fresh, before, acquire)
-        return _served(request, wiring, fresh, before, kept, stamp, spans, prove=prove)
+        return serve(request, wiring, dormant.rouse(request, stages), stages, prove)
 
-    return Kept(dormant.release, again, dormant.drop, copied=weights.renew is not None)
+    return Kept(dormant.release, again, dormant.drop, copied=copied)
 
 
 def _predictor(
@@ -290,8 +289,7 @@ def _predictor(
     wiring: Wiring,
     weights: Weights,
     acquire: Acquire,
-    stamp: Stamp,
-    spans: list[Span],
+    stages: _Stages,
     known: Probe | None = None,
     *,
     prove: bool = False,
@@ -300,33 +298,26 @@ def _predictor(
     lease = weights.lease
     limits, signature = lease.manifest.limits, predictor.signature_of(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)
-    probe = known
-    recorded: SealAttestation | None = None
-    if probe is None:
-        probe, recorded = predictor.known_answers_of(request.version, lease, session)
-    stamp(Stage.BOUND)
+    probe, recorded = (known, None) if known else predictor.known_answers_of(request.version, lease, session)
+    stages.end(Stage.BOUND)
     engine = PredictorEngine(session, signature, version=request.version, max_rows=limits.max_input_tokens, probe=probe)
     thread = _thread(engine, wiring, limits.max_streams, prove=prove)
-    dormant = Dormant(weights, None, acquire)
 
-    def again(request: Bind, wiring: Wiring) -> Served:
-        fresh, stamp_again = _clock(wiring)
-        prove = dormant.is_dropped
-        found = dormant.rouse(request, stamp_again)
-        return _predictor(request, wiring, found, acquire, stamp_again, fresh, probe, prove=prove)
+    def serve(request: Bind, wiring: Wiring, weights: Weights, stages: _Stages, prove: bool) -> Served:
+        return _predictor(request, wiring, weights, acquire, stages, probe, prove=prove)
 
-    stamp(Stage.READY)
+    stages.end(Stage.READY)
     thread.start()
     return PredictorServing(
-        request,
-        limits,
-        signature,
-        engine,
-        thread,
-        tuple(spans),
-        lease.bytes_by_tier,
-        recorded,
-        Kept(dormant.release, again, dormant.drop),
+        bind=request,
+        limits=limits,
+        engine=engine,
+        thread=thread,
+        spans=stages.spans,
+        bytes_by_tier=lease.bytes_by_tier,
+        recorded=recorded,
+        kept=_kept(Dormant(weights, None, acquire), serve),
+        signature=signature,
     )
 
 

@@ -4,10 +4,11 @@ How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from contracts.ceiling import NO_CEILING, Ceiling
 from contracts.errors import LimitExceeded, Refused
@@ -90,56 +91,27 @@ class Prepared:
     unfiltered: bool = False  # some of the prompt passed its filters unseen
 
 
-class Served(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Served(ABC):
     """What a replica serves from READY to its end, whatever its kind. `engine` belongs to its thread: read only its
     gauges.
     """
 
-    @property
-    def kind(self) -> Kind:
-        """Return the kind of the model."""
-        ...
+    kind: ClassVar[Kind]
+    bind: Bind
+    limits: Limits
+    engine: Engine
+    thread: EngineThread
+    spans: tuple[Span, ...]  # the stages of the restore
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    recorded: SealAttestation | None = None  # known answers, where this engine had none before
+    kept: "Kept | None" = None  # what stays in host memory when it sleeps; None if it can't sleep
+    encoding: Encoding = field(default_factory=Encoding)
 
-    @property
-    def bind(self) -> Bind:
-        """Return the version and its tenant."""
-        ...
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
 
-    @property
-    def limits(self) -> Limits:
-        """Return the version's limits."""
-        ...
-
-    @property
-    def engine(self) -> Engine:
-        """Return the engine."""
-        ...
-
-    @property
-    def thread(self) -> EngineThread:
-        """Return the engine's thread."""
-        ...
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Return the stages of the restore."""
-        ...
-
-    @property
-    def bytes_by_tier(self) -> Mapping[str, int]:
-        """Return how many bytes came from which tier."""
-        ...
-
-    @property
-    def recorded(self) -> SealAttestation | None:
-        """Return the answers that were recorded under a new fingerprint; None if it had answers."""
-        ...
-
-    @property
-    def kept(self) -> "Kept | None":
-        """Return what stays in host memory when it sleeps; None if it can't sleep."""
-        ...
-
+    @abstractmethod
     async def prepare(
         self,
         path: str,
@@ -152,7 +124,6 @@ class Served(Protocol):
         """Decode and encode a request, and apply the version's limits and the caller's. `tenant` is OWNER or the guest
         that asks. Raises `Refused` before any compute.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,31 +138,15 @@ class Kept:
     copied: bool = False  # the engine computes over copies on a device, not over these
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Serving(Served):
     """A decoder: completions and chats."""
 
-    bind: Bind
-    limits: Limits
+    kind = "generate"
     context_tokens: int  # what positions and KV pool leave for prompt and answer together
     codec: TextCodec
     defaults: SamplingDefaults
-    engine: Engine
-    thread: EngineThread
-    spans: tuple[Span, ...]
-    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
-    recorded: SealAttestation | None = None
-    kept: Kept | None = None
     screen: Screen | None = None
-    encoding: Encoding = field(default_factory=Encoding)
-
-    def __repr__(self) -> str:
-        return f"<Serving {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
-
-    @property
-    def kind(self) -> Kind:
-        """See `Served`."""
-        return "generate"
 
     async def prepare(
         self,
@@ -202,6 +157,7 @@ class Serving:
         ceiling: Ceiling = NO_CEILING,
         tenant: str = OWNER,
     ) -> Prepared:
+        """See `Served`."""
         ask = decode_chat(raw) if path == CHAT else decode_completion(raw)
         unfiltered = False
         if self.screen is not None:

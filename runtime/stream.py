@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from contracts.errors import Failure, Internal, Refused
+from contracts.errors import Failure, Refused
 from contracts.frames import Counts
 from contracts.traffic_errors import Cancelled, Overloaded, SlowReader
 from runtime.engine import interface
@@ -163,11 +163,11 @@ class Streams:
             if stream.released:
                 del self._streams[event.request_id]
 
-    def end_all(self, failure: Failure | None = None) -> None:
+    def end_all(self, failure: Failure) -> None:
         """End all streams, because the engine is gone and will release nothing any more."""
         for stream in self._streams.values():
             stream.release()
-            stream.abandon(failure or Internal())
+            stream.abandon(failure)
         self._streams.clear()
 
     def check_integrity(self) -> None:

@@ -11,10 +11,9 @@ from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import InvalidRequest, Refused
 from runtime.chat_template import ChatTemplate, Message
 from runtime.detokenizer import Detokenizer, TokenBytes, UnsupportedDecoder
-from runtime.pinned import PinnedFiles, end_ids, json_object
+from runtime.pinned import CONFIG, PinnedFiles, end_ids, json_object
 from runtime.tokenizer_file import TOKENIZER, encode_text, is_read_alike, load_tokenizer, longest_token
 
-CONFIG: Final = "config.json"
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # What every chat is made of; a template that can't continue a conversation can't serve one.
 CONVERSATION: Final[tuple[Mapping[str, str], ...]] = (

@@ -6,15 +6,16 @@ Bytes are the weight cache's and verified there; how a model is bound is `bindin
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from contracts.artifact_errors import ArtifactRejected
+from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import Fingerprint, GateFacts, GateJob, Probe, SealAttestation
-from contracts.manifest import Manifest
+from contracts.manifest import Kind, Manifest
+from runtime import gate, probe
 from runtime.binding import (
     DTYPES,
     BindingFault,
@@ -28,12 +29,13 @@ from runtime.binding import (
     move,
     stored,
 )
+from runtime.encoder import probe as encoder_probe
+from runtime.encoder import sealing as encoder
+from runtime.encoder.recipe import read_recipe
 from runtime.families import SERVED, Family
-from runtime.pinned import PinnedFiles
+from runtime.pinned import CONFIG, PinnedFiles
 
 log = logging.getLogger(__name__)
-
-CONFIG: Final = "config.json"
 
 
 class Lease(Protocol):
@@ -122,7 +124,7 @@ class Skeleton:
             _renew(self.module, something)
             check_complete(self._family, self.module, tensors)
         except BindingFault as fault:
-            raise Refused(ArtifactRejected("config.json", str(fault))) from fault
+            raise Refused(ArtifactRejected(CONFIG, str(fault))) from fault
         self._sources.clear()
 
 
@@ -151,14 +153,6 @@ class Weights:
 
 
 Acquire = Callable[[str, str], Weights]  # of tenant and version; raises `Refused`
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """What differs between kinds of models where one is proven: how it is examined, how known answers are recorded."""
-
-    examine: Callable[[GateJob], GateFacts]
-    record: Callable[[BoundModel, PinnedFiles, str], Probe]  # of a version's model by the library; raises `Refused`
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +207,11 @@ def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
     return GateJob(config_json=required(files, CONFIG).decode(), tensors=tensors, recipe=recipe)
 
 
+def examine(job: GateJob) -> GateFacts:
+    """Return the facts of a model that may be served; only one that embeds has a `recipe`. Raises `Refused`."""
+    return encoder.examine(job) if job.recipe else gate.examine(job)
+
+
 def bind_weights(weights: Weights, files: PinnedFiles, how: How, device: torch.device) -> BoundModel:
     """The model over the lease's tensors.
 
@@ -246,43 +245,50 @@ def bind_fast_if_exact(
 
 def binds_unread(lease: Lease, device: torch.device) -> bool:
     """Whether `bind_proven` reads no tensor, so that they may be on their way still."""
-    found = _attested(lease, device)
+    found = attested(lease, fingerprint_of(lease.manifest, device))
     return found is not None and found.fast_bind and not may_read(lease.manifest)
 
 
-def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torch.device, ways: Ways) -> Proven:
+def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torch.device) -> Proven:
     """Bound as the attestation of this fingerprint allows; without one as the library does, and proven here first."""
     lease = weights.lease
-    found = _attested(lease, device)
+    found = attested(lease, fingerprint_of(lease.manifest, device))
     if found is not None:
         how: How = "fast" if found.fast_bind else "library"
         return Proven(bind_weights(weights, files, how, device), found.probe, found.gate)
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
-    facts = ways.examine(gate_job(lease.manifest, files))
-    bound, seal = prove(version, weights, files, facts, device, ways)
+    facts = examine(gate_job(lease.manifest, files))
+    bound, seal = prove(version, weights, files, facts, device)
     return Proven(bound, seal.probe, facts, seal)
 
 
-def _attested(lease: Lease, device: torch.device) -> SealAttestation | None:
-    """What is known of the version under this process's fingerprint."""
-    wanted = fingerprint_of(lease.manifest, device)
-    return next((item for item in lease.attestations if item.fingerprint == wanted), None)
+def attested(lease: Lease, fingerprint: Fingerprint) -> SealAttestation | None:
+    """Return what is known of the version under this fingerprint."""
+    return next((item for item in lease.attestations if item.fingerprint == fingerprint), None)
 
 
 def prove(
-    version: str, weights: Weights, files: PinnedFiles, facts: GateFacts, device: torch.device, ways: Ways
+    version: str, weights: Weights, files: PinnedFiles, facts: GateFacts, device: torch.device
 ) -> tuple[BoundModel, SealAttestation]:
     """The model, by hand where that is exact, and what was learnt of it under this fingerprint. Raises `Refused`."""
     library = bind_weights(weights, files, "library", device)
-    probe = ways.record(library, files, version)
+    known = _record(version, library, files, facts.kind)
     fast = bind_fast_if_exact(weights, files, device, library)
     seal = SealAttestation(
         version=version,
         fingerprint=fingerprint_of(weights.lease.manifest, device),
         threads=torch.get_num_threads(),
         fast_bind=fast is not None,
-        probe=probe,
+        probe=known,
         gate=facts,
         device_checksum=weights.device_checksum,
     )
     return fast or library, seal
+
+
+def _record(version: str, library: BoundModel, files: PinnedFiles, kind: Kind) -> Probe:
+    """Record known answers by the library's own attention. Raises `Refused(ProbeFailed)` if one is not finite."""
+    try:
+        return encoder_probe.record(library, read_recipe(files)) if kind == "embed" else probe.record(library)
+    except ValueError as error:
+        raise Refused(ProbeFailed(version, str(error))) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from runtime import decoder, preload
+from runtime import preload
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Generated, GenerationRequest, Sampling
 from runtime.weights import Weights, bind_proven, pinned_files
@@ -30,7 +30,7 @@ def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[
     cpu = torch.device("cpu")
     lease = acquire(directory, tenant, version, TIMEOUT_S)
     weights = Weights(lease, tensors(lease))
-    proven = bind_proven(version, weights, pinned_files(lease), cpu, decoder.WAYS)
+    proven = bind_proven(version, weights, pinned_files(lease), cpu)
     known = proven.probe if probe else None
     engine = ModelEngine(proven.bound, proven.facts, version=version, kv_bytes=KV_BYTES, device=cpu, probe=known)
     asked = GenerationRequest(

@@ -1,4 +1,4 @@
-"""How an encoder is examined, and how its known answer is recorded.
+"""Examine an encoder: may it be served?
 
 The gate's forward says in which order tensors are used; that answers are right is the probe's business, as attention
 is the library's own.
@@ -9,16 +9,12 @@ from typing import Final
 import torch
 from torch import nn
 
-from contracts.artifact_errors import ProbeFailed
-from contracts.errors import Refused
-from contracts.jobs import GateFacts, GateJob, Probe
+from contracts.jobs import GateFacts, GateJob
 from runtime import gate
-from runtime.binding import DTYPES, BoundModel
-from runtime.encoder import probe as known_answers
+from runtime.binding import DTYPES
 from runtime.encoder.recipe import MODULES, read_recipe
 from runtime.families import ENCODERS
-from runtime.pinned import PinnedFiles
-from runtime.weights import Ways
+from runtime.pinned import CONFIG
 
 _FORBIDDEN: Final = {
     "is_decoder": "attends to what came before alone",
@@ -32,9 +28,9 @@ def examine(job: GateJob) -> GateFacts:
     values = gate.config_values(job.config_json)
     for key, reason in _FORBIDDEN.items():
         if values.get(key):
-            raise gate.rejected(gate.CONFIG, f"'{key}': {reason}")
+            raise gate.rejected(CONFIG, f"'{key}': {reason}")
     if values.get("position_embedding_type", "absolute") != "absolute":
-        raise gate.rejected(gate.CONFIG, "position_embedding_type: must be 'absolute'")
+        raise gate.rejected(CONFIG, "position_embedding_type: must be 'absolute'")
     family = gate.family_of(values, ENCODERS)
     tensors = {name: facts for name, facts in job.tensors.items() if name not in family.ignored}
     dtype = gate.dtype_of(values, tensors)
@@ -70,18 +66,7 @@ def _forward(module: nn.Module) -> tuple[list[str], int]:
             with torch.inference_mode(), torch.device("meta"):
                 hidden = module(input_ids=torch.arange(gate.TOKENS)[None]).last_hidden_state
         except Exception as error:
-            raise gate.rejected(gate.CONFIG, f"a forward without weights fails: {gate.first_line(error)}") from error
+            raise gate.rejected(CONFIG, f"a forward without weights fails: {gate.first_line(error)}") from error
     if hidden.ndim != 3 or hidden.shape[:2] != (1, gate.TOKENS):
-        raise gate.rejected(gate.CONFIG, f"the output comes out as {list(hidden.shape)}")
+        raise gate.rejected(CONFIG, f"the output comes out as {list(hidden.shape)}")
     return used, hidden.shape[2]
-
-
-def record(bound: BoundModel, files: PinnedFiles, version: str) -> Probe:
-    """By the library's own attention. Raises `Refused(ProbeFailed)` where it has no finite answer."""
-    try:
-        return known_answers.record(bound, read_recipe(files))
-    except ValueError as error:
-        raise Refused(ProbeFailed(version, str(error))) from error
-
-
-WAYS: Final = Ways(examine, record)

@@ -1,21 +1,16 @@
 """An encoder, bound and ready: from a body to text, to token ids by its tokenizer's verified bytes, to its engine."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from contracts.artifact_errors import ArtifactRejected
 from contracts.ceiling import NO_CEILING, TENANT, Ceiling
 from contracts.errors import Refused
-from contracts.jobs import Bind, SealAttestation
-from contracts.manifest import Kind, Limits
-from contracts.timeline import Span
-from runtime.engine.interface import EmbeddingRequest, Engine
-from runtime.engine.thread import EngineThread
+from runtime.engine.interface import EmbeddingRequest
 from runtime.openai_embeddings import EmbeddingAnswer, EmbeddingAsk, decode_embeddings, too_long
 from runtime.pinned import PinnedFiles
 from runtime.policy.schedule import OWNER
-from runtime.serving import INLINE_CHARACTERS, Encoding, Kept, Prepared
+from runtime.serving import INLINE_CHARACTERS, Prepared, Served
 from runtime.tokenizer_file import TOKENIZER, encode_text, load_tokenizer
 
 
@@ -25,7 +20,6 @@ class EmbeddingCodec:
     def __init__(self, files: PinnedFiles, vocab_size: int) -> None:
         """Raises `Refused(ArtifactRejected)` where it does not load, or has ids that the model lacks."""
         self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
-        self.vocab_size = vocab_size
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token = max(map(len, vocabulary), default=1)
         highest = max(vocabulary.values())
@@ -37,29 +31,13 @@ class EmbeddingCodec:
         return encode_text(self._tokenizer, text)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingServing:
-    """Implements `serving.Served`."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EmbeddingServing(Served):
+    """An encoder: embeddings."""
 
-    bind: Bind
-    limits: Limits
+    kind = "embed"
     codec: EmbeddingCodec
     dimensions: int
-    engine: Engine
-    thread: EngineThread
-    spans: tuple[Span, ...]
-    bytes_by_tier: Mapping[str, int]
-    recorded: SealAttestation | None = None
-    kept: Kept | None = None
-    encoding: Encoding = field(default_factory=Encoding)
-
-    def __repr__(self) -> str:
-        return f"<EmbeddingServing {self.bind.tenant}/{self.bind.model}@{self.bind.version[:12]} {self.engine!r}>"
-
-    @property
-    def kind(self) -> Kind:
-        """See `Served`, as for `prepare`."""
-        return "embed"
 
     async def prepare(
         self,
@@ -70,6 +48,7 @@ class EmbeddingServing:
         ceiling: Ceiling = NO_CEILING,
         tenant: str = OWNER,
     ) -> Prepared:
+        """See `Served`."""
         ask = decode_embeddings(raw, self.dimensions)
         characters = sum(len(item) for item in ask.inputs if isinstance(item, str))
         sequences = await self.encoding.run(tenant, characters, lambda: self._encode(ask, ceiling.context_tokens))

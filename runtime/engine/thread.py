@@ -60,11 +60,11 @@ class EngineThread:
         """Once."""
         self._thread.start()
 
-    def stop(self, timeout_s: float, failure: Failure | None = None) -> bool:
-        """End every request with `failure` (Unavailable), then the thread. False where it is still in a step after
-        `timeout_s`: it is a daemon, and ends with the process. Idempotent."""
+    def stop(self, timeout_s: float) -> bool:
+        """End every request as Unavailable, then the thread. False where it is still in a step after `timeout_s`: it is
+        a daemon, and ends with the process. Idempotent."""
         with self._wake:
-            self._stopping = self._stopping or failure or Unavailable("this replica")
+            self._stopping = self._stopping or Unavailable("this replica")
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)

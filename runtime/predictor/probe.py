@@ -9,8 +9,9 @@ import numpy as np
 
 from contracts.jobs import KnownTensor, Probe
 from contracts.signature import Signature, TensorSpec, Value
+from runtime.gate import first_line
 from runtime.predictor.arrays import Array, Arrays, as_array, is_finite, known, restored
-from runtime.predictor.session import NotAsPromised, Session, first_line
+from runtime.predictor.session import NotAsPromised, Session
 
 ROWS: Final = 8
 TOLERANCE: Final = 1e-4  # of 1, or of the value where that is more

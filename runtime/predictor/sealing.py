@@ -10,7 +10,7 @@ from contracts.signature import Signature
 from runtime.predictor import probe as known_answers
 from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.session import MODEL, Session, fingerprint
-from runtime.weights import Lease, pinned_files, required
+from runtime.weights import Lease, attested, pinned_files, required
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,7 @@ def known_answers_of(version: str, lease: Lease, session: Session) -> tuple[Prob
 
     Raises `Refused(ProbeFailed)` where that can't be done.
     """
-    wanted = _fingerprint(lease.manifest)
-    found = next((item for item in lease.attestations if item.fingerprint == wanted), None)
-    if found is not None:
+    if (found := attested(lease, _fingerprint(lease.manifest))) is not None:
         return found.probe, None
     log.warning("no attestation for this fingerprint: recording known answers", extra={"version": version})
     try:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused, Unavailable
 from contracts.signature import OPEN, Signature, TensorSpec
+from runtime.gate import first_line
 from runtime.predictor.arrays import Array, find_array_fault
 
 MODEL: Final = "model.onnx"
@@ -74,11 +75,6 @@ def installed() -> str | None:
         return f"onnxruntime {version('onnxruntime')}"
     except PackageNotFoundError:
         return None
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, as far as a caller may know it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _library() -> Any:

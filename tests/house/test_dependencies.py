@@ -51,7 +51,7 @@ TAKEN_AWAY: Final = {
     "runtime": {
         "weights": "test_replica.py::test_a_failed_restore_is_the_end",
         "ledger": "test_orphans.py::test_what_could_not_be_shipped_is_left_for_whoever_recovers_it",
-        "seals": "test_keeping.py::test_it_is_given_up",
+        "seals": "test_app.py::test_it_is_given_up",
         "filters": "test_screening.py::test_no_answer_of_a_filter_refuses",
         "reader": "test_delivery.py::test_a_client_that_does_not_read_is_cancelled",
     },

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from fastapi import FastAPI
 
 from contracts.errors import Failure, Internal, Refused
-from contracts.frames import Frame, FrameDecoder
+from contracts.frames import Frame, FrameDecoder, FrameKind
 from contracts.jobs import Bind, GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import Limits
+from contracts.problem import WireFailure
 from contracts.timeline import Span, Stage
 from contracts.usage import RequestRecord
 from contracts.wire import decode
@@ -38,8 +40,7 @@ from tests.runtime.vocabularies import files
 DEADLINE_S = 20.0
 LIMITS = Limits(max_input_tokens=300, max_output_tokens=20_000, max_streams=8, max_body_bytes=100_000)
 BIND = Bind(tenant="acme", model="m", version="ab" * 32, device_class="cpu-1", threads=1, kv_bytes=1 << 20)
-
-
+TEXT = "naïve 中文 text"
 CODEC = TextCodec(files())
 
 
@@ -92,6 +93,12 @@ def fake_work(
         raise Refused(Internal())
 
     return Work(restore, gate, seal)
+
+
+def replica_of(tmp_path: Path, work: Work | None = None, failure: Failure | None = None) -> Replica:
+    """A parked one, and nothing around it."""
+    work = work or fake_work(ScriptedEngine(saying("hello")), failure=failure)
+    return Replica("rt1", create_meter_page(tmp_path, "rt1"), work)
 
 
 LIVES = "activator-lives"  # any other activator is dead
@@ -209,3 +216,16 @@ async def bench(
         await orphans.flush()
         await replica.close()
         directory.close()
+
+
+def data_of(frames: list[Frame]) -> bytes:
+    return b"".join(frame.payload for frame in frames if frame.kind is FrameKind.DATA)
+
+
+def events_of(frames: list[Frame]) -> list[Any]:
+    return [json.loads(line[6:]) for line in data_of(frames).decode().splitlines() if line.startswith("data: {")]
+
+
+def failure_of(frame: Frame) -> WireFailure:
+    assert frame.kind is FrameKind.FAILED
+    return msgspec.json.decode(frame.payload, type=WireFailure)

@@ -10,7 +10,6 @@ the answer.
 import argparse
 import asyncio
 import os
-import signal
 import statistics
 import tempfile
 import time
@@ -20,11 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contracts.jobs import Bind, Bound, RuntimeReport
-from service.client import ServiceClient
-from tests.runtime.processes import Born, Installation, installation
+from contracts.jobs import Bound, RuntimeReport
+from tests.runtime.processes import Born, Installation, bind_of, installation
 from tests.runtime.versions import make_llama
-from tests.weightcache.kit import TENANT, Version
+from tests.weightcache.kit import Version
 
 ROUNDS = 7
 LARGE: dict[str, Any] = {
@@ -67,15 +65,11 @@ def _fork(house: Installation) -> tuple[Born, float]:
 
 async def _promote(born: Born, version: Version) -> tuple[Bound, float]:
     """Bind over a connection that was used before; how long the answer took."""
-    client = ServiceClient(born.installation.directory, f"rt-{born.runtime_id}.sock", "the runtime")
-    try:
+    async with born.client() as client:
         await client.call("GET", "/control/state", RuntimeReport, timeout_s=60.0)
-        bind = Bind(tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=4 << 20)
         began = time.perf_counter()
-        bound = await client.call("POST", "/control/bind", Bound, body=bind, timeout_s=60.0)
+        bound = await client.call("POST", "/control/bind", Bound, body=bind_of(version), timeout_s=60.0)
         return bound, (time.perf_counter() - began) * 1e3
-    finally:
-        await client.close()
 
 
 def _say(name: str, values: Sequence[float]) -> None:
@@ -110,8 +104,7 @@ def _bind(house: Installation, version: Version, wait_s: float, beside: int, tim
         times.setdefault(f"bind to {span.stage.value}", []).append(span.after_us / 1e3)
     times.setdefault("promotion", []).append(took_ms - bound.spans[-1].after_us / 1e3)
     for each in (born, *born_beside):
-        each.kill(signal.SIGKILL)
-        each.reap()
+        each.end()
 
 
 if __name__ == "__main__":

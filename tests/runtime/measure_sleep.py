@@ -7,15 +7,13 @@ a test: a machine's load is in it. `--large` takes half a gigabyte instead of a 
 """
 
 import asyncio
-import signal
 import statistics
 import time
 from pathlib import Path
 
-from contracts.jobs import Bind, Bound
-from service.client import ServiceClient
+from contracts.jobs import Bound
 from tests.runtime.measure import ROUNDS, measured
-from tests.runtime.processes import Born, Installation, poll_until
+from tests.runtime.processes import Born, Installation, bind_of, poll_until
 from tests.weightcache.kit import TENANT, Version, evict
 
 PROMPT = {"prompt": list(range(4, 20)), "max_tokens": 1, "temperature": 0}
@@ -25,19 +23,15 @@ Times = dict[str, list[float]]
 
 async def _serve(born: Born, version: Version, path: str) -> tuple[float, float]:
     """Milliseconds until the call is answered, and until an answer of one token is complete."""
-    client = ServiceClient(born.installation.directory, f"rt-{born.runtime_id}.sock", "the runtime")
-    try:
+    async with born.client() as client:
         async with client.session.get("http://rt/healthz") as answer:  # the control plane has its connection, too
             await answer.read()
-        bind = Bind(tenant=TENANT, model="m", version=version.id, device_class="cpu-1", threads=1, kv_bytes=4 << 20)
         began = time.perf_counter()
-        await client.call("POST", path, Bound, body=bind, timeout_s=60.0)
+        await client.call("POST", path, Bound, body=bind_of(version), timeout_s=60.0)
         ready = time.perf_counter()
         async with born.request(client, PROMPT, f"r{began}") as answer:
             await answer.read()
         return (ready - began) * 1e3, (time.perf_counter() - began) * 1e3
-    finally:
-        await client.close()
 
 
 def _private_mb(born: Born) -> float:
@@ -64,7 +58,7 @@ def _zero(house: Installation, version: Version, on_disk: bool, times: Times) ->
     if on_disk:
         _evict(house)
     _note(times, _private_mb(born), asyncio.run(_serve(born, version, "/control/bind")))
-    _end(born)
+    born.end()
 
 
 def _asleep(house: Installation, version: Version, on_disk: bool, times: Times, *, drop: bool) -> None:
@@ -77,17 +71,12 @@ def _asleep(house: Installation, version: Version, on_disk: bool, times: Times, 
     if on_disk:
         _evict(house)
     _note(times, _private_mb(born), asyncio.run(_serve(born, version, "/control/wake")))
-    _end(born)
+    born.end()
 
 
 def _note(times: Times, held_mb: float, took: tuple[float, float]) -> None:
     for name, value in zip(("ready", "token", "MB"), (*took, held_mb), strict=True):
         times.setdefault(name, []).append(value)
-
-
-def _end(born: Born) -> None:
-    born.kill(signal.SIGKILL)
-    born.reap()
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -76,7 +76,7 @@ class Born:
         return self.call("GET", "/control/state", RuntimeReport)
 
     def bind(self, version: Version, threads: int = 1) -> Bound:
-        return self.call("POST", "/control/bind", Bound, _bind_of(version, threads))
+        return self.call("POST", "/control/bind", Bound, bind_of(version, threads))
 
     def sleep(self) -> None:
         """As soon as it has ended what it was answering."""
@@ -86,7 +86,7 @@ class Born:
         self.call("POST", "/control/drop", type(None))
 
     def wake(self, version: Version, threads: int = 1) -> Bound:
-        return self.call("POST", "/control/wake", Bound, _bind_of(version, threads))
+        return self.call("POST", "/control/wake", Bound, bind_of(version, threads))
 
     def seal(self, version: Version) -> SealAttestation:
         """Seals it, and puts the attestation where leases find it."""
@@ -145,18 +145,30 @@ class Born:
         self.installation.born.remove(self)
         return os.waitstatus_to_exitcode(status)
 
+    def end(self) -> None:
+        """Kill it, and reap it."""
+        self.kill(signal.SIGKILL)
+        self.reap()
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[ServiceClient]:
+        """Of its socket."""
+        client = ServiceClient(self.installation.directory, f"rt-{self.runtime_id}.sock", "the runtime")
+        try:
+            yield client
+        finally:
+            await client.close()
+
     def _run(self, work: Callable[[ServiceClient], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
-            client = ServiceClient(self.installation.directory, f"rt-{self.runtime_id}.sock", "the runtime")
-            try:
+            async with self.client() as client:
                 return await work(client)
-            finally:
-                await client.close()
 
         return asyncio.run(run())
 
 
-def _bind_of(version: Version, threads: int) -> Bind:
+def bind_of(version: Version, threads: int = 1) -> Bind:
+    """What the control plane asks for."""
     return Bind(
         tenant=TENANT, model="m", version=version.id, device_class="cpu-2", threads=threads, kv_bytes=KV_BYTES
     )  # fmt: skip
@@ -248,8 +260,7 @@ def installation(data: Path, *, agent: bool = True, host_bytes: int = 16 << 20) 
         finally:
             each.cut_lifeline()
             for born in list(each.born):
-                born.kill(signal.SIGKILL)
-                born.reap()
+                born.end()
             for process in started:
                 process.kill()
                 process.wait(DEADLINE_S)

@@ -1,44 +1,24 @@
 """Restores of a tiny version in this process: what its engine says, and how it falls asleep."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
-from contracts.errors import Failure
 from contracts.jobs import Bind, SealJob
-from runtime.engine.interface import Event, Failed, Finished, Generated, GenerationRequest, Sampling
+from runtime.engine.interface import GenerationRequest, Sampling
 from runtime.jobs import seal
 from runtime.restore import restore
-from runtime.serving import Kept, Serving, Wiring
+from runtime.serving import Kept, Served
 from runtime.weights import Acquire, Weights, bind_weights, pinned_files
+from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.versions import MemoryLease, make_llama
 
+S = TypeVar("S", bound=Served)
 VERSION = make_llama()
-DEADLINE_S = 30.0
-
-
-class Heard:
-    """What the engine's thread said."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.failure: Failure | None = None
-        self.ended = threading.Event()
-        self.busy: list[bool] = []
-
-    def take(self, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case Generated():
-                    self.tokens.append(event.token_id)
-                case Failed():
-                    self.failure = event.failure
-        if any(isinstance(event, Finished | Failed) for event in events):
-            self.ended.set()
 
 
 def bind_of(lease: MemoryLease, kv_bytes: int = 1 << 20) -> Bind:
@@ -47,19 +27,21 @@ def bind_of(lease: MemoryLease, kv_bytes: int = 1 << 20) -> Bind:
 
 
 @contextmanager
-def restored(lease: MemoryLease, heard: Heard, kv_bytes: int = 1 << 20) -> Iterator[Serving]:
-    serving = restore(bind_of(lease, kv_bytes), Wiring(heard.take, heard.busy.append), lease.acquire)
-    assert isinstance(serving, Serving)
+def restored(lease: MemoryLease, heard: Heard, kind: type[S], kv_bytes: int = 1 << 20) -> Iterator[S]:
+    """A version that is served until the block ends."""
+    serving = restore(bind_of(lease, kv_bytes), heard.wiring, lease.acquire)
+    assert isinstance(serving, kind)
     try:
         yield serving
     finally:
         assert serving.thread.stop(DEADLINE_S)
 
 
-def generate(serving: Serving, heard: Heard, tokens: int = 12) -> None:
+def generate(serving: Served, heard: Heard, tokens: int = 12) -> None:
+    """Ask for greedy tokens, and wait for their end."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0)
     serving.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
-    assert heard.ended.wait(DEADLINE_S)
+    heard.wait_for_ends()
 
 
 def sealed_lease(lease: MemoryLease) -> MemoryLease:
@@ -84,44 +66,29 @@ def copied(lease: MemoryLease) -> Weights:
     return Weights(weights.lease, copies, renew=lambda: copied(lease), on_host=lambda: lease.weights().tensors)
 
 
-def asleep_over_copies(lease: MemoryLease, heard: Heard, acquire: Acquire) -> Kept:
-    """Restored, asked once, asleep: of what `acquire` copied nothing is left."""
-    serving = restore(bind_of(lease), Wiring(heard.take, heard.busy.append), acquire)
-    assert isinstance(serving, Serving)
+def fell_asleep(lease: MemoryLease, heard: Heard, acquire: Acquire | None = None) -> Kept:
+    """Restored, asked once, asleep: nothing of the engine is left, nor of what `acquire` copied."""
+    serving = restore(bind_of(lease), heard.wiring, acquire or lease.acquire)
     generate(serving, heard)
-    kept = serving.kept
+    engine, kept = weakref.ref(serving.engine), serving.kept
     assert kept is not None
     copy = weakref.ref(next(iter(serving.engine._runner._module.parameters())))  # type: ignore[attr-defined]
     assert serving.thread.stop(DEADLINE_S)
     del serving
     kept.release()
-    assert copy() is None, "the copies are still there"
-    return kept
-
-
-def wake_and_answer(kept: Kept, lease: MemoryLease, heard: Heard) -> None:
-    """Woken over copies that are made anew, it says what the library says."""
-    heard.ended.clear()
-    heard.tokens.clear()
-    woken = kept.again(bind_of(lease), Wiring(heard.take, heard.busy.append))
-    assert isinstance(woken, Serving)
-    generate(woken, heard)
-    assert heard.tokens == by_library(lease)
-    assert woken.thread.stop(DEADLINE_S)
-
-
-def fell_asleep(lease: MemoryLease, heard: Heard) -> Kept:
-    """Restored, asked once, asleep: nothing of the engine is left."""
-    serving = restore(bind_of(lease), Wiring(heard.take, heard.busy.append), lease.acquire)
-    assert isinstance(serving, Serving)
-    generate(serving, heard)
-    engine, kept = weakref.ref(serving.engine), serving.kept
-    assert kept is not None
-    assert serving.thread.stop(DEADLINE_S)
-    del serving
-    kept.release()
+    assert acquire is None or copy() is None, "the copies are still there"
     gc.collect()
     assert engine() is None, "the engine, and with it the KV, is still there"
-    heard.ended.clear()
-    heard.tokens.clear()
+    heard.clear()
     return kept
+
+
+def wake_and_answer(kept: Kept, lease: MemoryLease, heard: Heard) -> Served:
+    """Woken, it says what the library says. Its thread has ended."""
+    heard.clear()
+    woken = kept.again(bind_of(lease), heard.wiring)
+    generate(woken, heard)
+    assert heard.tokens == by_library(lease)
+    assert not woken.engine.needs_probe
+    assert woken.thread.stop(DEADLINE_S)
+    return woken

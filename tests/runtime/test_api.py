@@ -20,14 +20,24 @@ from contracts.traffic_errors import Overloaded
 from runtime.serving import Serving
 from runtime.tokenizer import TextCodec
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import BIND, CODEC, DEADLINE_S, LIMITS, Bench, frames_until, saying
-from tests.runtime.scenes import TEXT, data_of, events_of, play
+from tests.runtime.fakes import (
+    BIND,
+    CODEC,
+    DEADLINE_S,
+    LIMITS,
+    TEXT,
+    Bench,
+    bench,
+    data_of,
+    events_of,
+    frames_until,
+    saying,
+)
 
 
-def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
+async def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
     """Complete events in DATA frames, counts that grow, `[DONE]` before END, the runtime's stages in END."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_completion_tokens": 100}
         frames = await each.frames("/v1/chat/completions", body)
         *data, end = frames
@@ -47,13 +57,10 @@ def test_a_streamed_chat_arrives_whole(tmp_path: Path) -> None:
         assert each.engine.admitted[0].prompt_ids == prompt
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
+async def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
     """Not streamed: one DATA frame holds the JSON object."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100, "model": "m@prod"})
         assert [frame.kind for frame in frames if frame.kind is not FrameKind.BEAT] == [FrameKind.DATA, FrameKind.END]
         answer = json.loads(data_of(frames))
@@ -61,13 +68,10 @@ def test_a_whole_answer_is_one_frame(tmp_path: Path) -> None:
         assert answer["model"] == "m@prod"
         assert answer["system_fingerprint"] == f"fp_{BIND.version[:12]}"
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_what_is_asked_reaches_the_engine(tmp_path: Path) -> None:
+async def test_what_is_asked_reaches_the_engine(tmp_path: Path) -> None:
     """Sampling, token ids and the vocabulary's end tokens."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         asked = {"prompt": [5, 6], "max_tokens": 7, "temperature": 0, "top_p": 0.0, "top_k": 3, "seed": 11}
         await each.frames(body=asked)
         request = each.engine.admitted[0]
@@ -77,33 +81,25 @@ def test_what_is_asked_reaches_the_engine(tmp_path: Path) -> None:
         assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.seed) == (7, 0.0, 3, 11)
         assert 0 < sampling.top_p < 1e-5
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
+async def test_a_cap_ends_the_answer_short(tmp_path: Path) -> None:
     """Of a request that asks for more, and says so nowhere in its body."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         frames = await each.frames(body={"max_tokens": 100}, cap_tokens="3")
         answer = json.loads(data_of(frames))
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 3
         assert each.engine.admitted[0].sampling.max_tokens == 3
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_a_stop_string_ends_the_answer_and_the_engine_is_told(tmp_path: Path) -> None:
+async def test_a_stop_string_ends_the_answer_and_the_engine_is_told(tmp_path: Path) -> None:
     """Nothing of the stop string is sent, the finish reason is `stop`, the rest is not generated."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT + " and more" * 20))) as each:
         frames = await each.frames(body={"max_tokens": 200, "stop": ["文 t", "zzz"], "stream": True})
         assert "".join(event["choices"][0]["text"] for event in events_of(frames)) == "naïve 中"
         assert events_of(frames)[-1]["choices"][0]["finish_reason"] == "stop"
         await each.quiet()
         assert len(each.engine.cancelled) == 1
-
-    play(tmp_path, ScriptedEngine(saying(TEXT + " and more" * 20)), scene)
 
 
 REFUSALS: list[Any] = [
@@ -135,20 +131,17 @@ REFUSALS: list[Any] = [
 
 
 @pytest.mark.parametrize(("path", "body", "headers", "status", "code"), REFUSALS)
-def test_refusals_before_compute(
+async def test_refusals_before_compute(
     tmp_path: Path, path: str, body: Any, headers: dict[str, str], status: int, code: str
 ) -> None:
     """A plain HTTP error in OpenAI's form; the engine hears nothing, no record will be missed."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         async with each.open(path, body, **headers) as answer:
             assert answer.status == status
             error = (await answer.json())["error"]
             assert error["code"] == code
         assert each.engine.admitted == []
         assert each.meter.meter.requests == 0
-
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
 
 @pytest.mark.parametrize(
@@ -160,21 +153,16 @@ def test_refusals_before_compute(
         pytest.param({"prompt": "a" * 90_000}, None, id="too many characters for its tokens"),
     ],
 )
-def test_refusal_says_how_many_tokens_were_encoded(tmp_path: Path, body: Any, encoded: int | None) -> None:
+async def test_refusal_says_how_many_tokens_were_encoded(tmp_path: Path, body: Any, encoded: int | None) -> None:
     """Of the prompt, before it was refused: the door counts them for the tenant's minute."""
-
-    async def scene(each: Bench) -> None:
-        async with each.open(body=body) as answer:
-            assert (await answer.json())["error"]["code"] == "context_length_exceeded"
-            assert answer.headers.get(ENCODED) == (None if encoded is None else str(encoded))
-
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each, each.open(body=body) as answer:
+        assert (await answer.json())["error"]["code"] == "context_length_exceeded"
+        assert answer.headers.get(ENCODED) == (None if encoded is None else str(encoded))
 
 
-def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
+async def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
     """Nothing is committed before the engine took the request: a full queue is a 503 with Retry-After."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         each.engine.refuse = Overloaded("the engine's queue", 3, 1.0)
         async with each.open() as answer:
             assert answer.status == 503
@@ -183,13 +171,10 @@ def test_a_refusal_of_the_engine_keeps_its_status(tmp_path: Path) -> None:
         await each.quiet()
         assert each.meter.meter.requests == 0
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
+async def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
     """New requests are refused as unavailable, the old one ends well, then the process may end."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
             decoder = FrameDecoder()
@@ -206,24 +191,17 @@ def test_drain_finishes_what_is_in_flight(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             await each.replica.over.wait()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_a_standby_takes_no_requests(tmp_path: Path) -> None:
+async def test_a_standby_takes_no_requests(tmp_path: Path) -> None:
     """Not bound is not available."""
-
-    async def scene(each: Bench) -> None:
-        async with each.open() as answer:
-            assert answer.status == 503
-
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene, bound=False)
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT)), bound=False) as each, each.open() as answer:
+        assert answer.status == 503
 
 
-def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
+async def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
     """The waiting request gets the failure with its status, no later one is taken, and the process may end."""
     failed = ProbeFailed(BIND.version, "position 3 is off")
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         each.engine.break_with = each.engine.poisoned = failed
         async with each.open() as answer:
             assert answer.status == 500
@@ -233,31 +211,25 @@ def test_a_probe_that_fails_closes_the_replica(tmp_path: Path) -> None:
         assert each.replica.failure == failed
         assert each.replica.over.is_set()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
+async def test_a_probe_that_fails_alone_is_noticed(tmp_path: Path) -> None:
     """With no request to tell, the replica still fails closed."""
     failed = ProbeFailed(BIND.version, "position 3 is off")
     engine = ScriptedEngine(saying(TEXT))
     engine.needs_probe, engine.poisoned = True, failed
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, engine) as each:
         async with asyncio.timeout(30):
             await each.replica.over.wait()
         assert each.replica.failure == failed
-
-    play(tmp_path, engine, scene)
 
 
 def _phase(each: Bench) -> Phase:
     return each.meter.meter.phase
 
 
-def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
+async def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
     """Idle once ready, active while a request is in the engine, idle again after it."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         assert _phase(each) is Phase.IDLE
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
@@ -271,13 +243,10 @@ def test_the_meter_follows_the_engine(tmp_path: Path) -> None:
         assert spent[Phase.RESTORE] > 0
         assert spent[Phase.ACTIVE] > 0
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
+async def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
     """The activator tries again while the first attempt is still in the engine: both are served, apart."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as first:
             each.engine.allow()
             await frames_until(first, FrameDecoder(), 1)
@@ -286,8 +255,6 @@ def test_a_retry_may_carry_the_same_request_id(tmp_path: Path) -> None:
                 assert FrameDecoder().feed(await second.read())[-1].kind is FrameKind.END
             assert FrameDecoder().feed(await first.read())[-1].kind is FrameKind.END
         await each.quiet()
-
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
 
 class HeldEncoding:
@@ -321,11 +288,10 @@ def waiting_prompts(each: Bench) -> int:
     return serving.encoding.waiting
 
 
-def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A guest has many long prompts: the owner's is encoded right after the one that is being encoded."""
     encoding = HeldEncoding(monkeypatch)
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         async with asyncio.TaskGroup() as tasks:
             for letter in "abcd":
                 tasks.create_task(encoding.send(each, letter, "guest"))
@@ -335,14 +301,11 @@ def test_owners_long_prompt_waits_for_one_of_a_guest(tmp_path: Path, monkeypatch
             encoding.may_go_on.set()
         assert encoding.began.index("o") == 1
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_long_prompt_of_a_caller_that_left_is_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_prompt_whose_caller_left_is_not_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for its turn no longer than its caller waits for the answer."""
     encoding = HeldEncoding(monkeypatch)
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         first = asyncio.create_task(encoding.send(each, "a", "guest"))
         await each.until("the first is encoded", lambda: bool(encoding.began))
         second = asyncio.create_task(encoding.send(each, "b", "guest"))
@@ -353,17 +316,14 @@ def test_long_prompt_of_a_caller_that_left_is_not_encoded(tmp_path: Path, monkey
         await first
         assert encoding.began == ["a"]
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
-
 
 @pytest.mark.parametrize("letter", ["a", "b"], ids=["is-encoded", "waits-for-its-turn"])
-def test_long_prompt_of_a_cancelled_request_ends_at_once(
+async def test_long_prompt_of_a_cancelled_request_ends_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letter: str
 ) -> None:
     """The activator cancels a request and reads on to its end, which comes before the prompt is encoded."""
     encoding = HeldEncoding(monkeypatch)
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         answers = {"a": asyncio.create_task(encoding.status(each, "a"))}
         await each.until("the first is encoded", lambda: bool(encoding.began))
         answers["b"] = asyncio.create_task(encoding.status(each, "b"))
@@ -379,15 +339,12 @@ def test_long_prompt_of_a_cancelled_request_ends_at_once(
         assert [await answer for answer in answers.values()] == [400]
         assert encoding.began == (["a"] if letter == "b" else ["a", "b"])
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
+async def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
     """One more than it takes: with a code and a credit, before its body is looked at. The next one is let in as soon as
     an answer's last frame is there.
     """
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         taken = [each.open(request_id=f"r{n}", wants="9") for n in range(LIMITS.max_streams)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in taken]
         await each.until("all are inside", lambda: each.replica.credits.inside == LIMITS.max_streams)
@@ -405,13 +362,10 @@ def test_a_full_replica_refuses_before_any_work(tmp_path: Path) -> None:
         assert await each.frames(request_id="last", wants="1")
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) -> None:
+async def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) -> None:
     """Its body still comes. After a sleep nobody would count it, and one more than the limit could be inside."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         arrives = asyncio.Event()
 
         async def body() -> AsyncIterator[bytes]:
@@ -431,13 +385,10 @@ def test_a_replica_with_a_request_inside_does_not_sleep(tmp_path: Path) -> None:
             await answer.read()
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
+async def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
     """It names no want, and would show its caller the refusal."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         answers = [each.open(request_id=f"r{n}") for n in range(LIMITS.max_streams + 1)]
         opened = [asyncio.ensure_future(answer.__aenter__()) for answer in answers]
         await each.until("all are inside", lambda: each.replica.credits.inside == LIMITS.max_streams + 1)
@@ -448,13 +399,10 @@ def test_an_older_activator_is_never_refused_for_credit(tmp_path: Path) -> None:
         assert each.replica.credits.inside == 0
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) -> None:
+async def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) -> None:
     """Its activator sends the next one as soon as it reads that frame."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         inside: list[int] = []
         body: list[Message] = [{"type": "http.request", "body": b'{"prompt": "Once"}'}]
 
@@ -470,5 +418,3 @@ def test_a_request_has_left_before_its_last_frame_is_sent(tmp_path: Path) -> Non
         await each.api(scope, receive, send)
         assert inside[-1] == 0
         assert set(inside[:-1]) <= {1}
-
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)

@@ -1,19 +1,31 @@
-"""A runtime's background loops end neither with an error nor with the runtime that they serve."""
+"""A runtime's loops: an error in one takes nothing along, and known answers are handed on once given again."""
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from contracts.jobs import RuntimeReport, RuntimeState
+from contracts.artifact_errors import ProbeFailed
+from contracts.errors import Failure, NotFound, Refused, Unavailable
+from contracts.jobs import Bind, RuntimeReport, RuntimeState, SealAttestation
+from contracts.push import KeepSeal
 from runtime import app
+from runtime.app import keep_what_was_recorded
 from runtime.control_api import build_control_app
 from runtime.metering import create_meter_page
 from runtime.replica import Replica
+from runtime.serving import Serving, Wiring
 from runtime.settings import RuntimeSettings
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.eventually import eventually
+from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
+from tests.runtime.fakes import BIND, fake_work, replica_of, saying
+from tests.weightcache.kit import attestation_of
 
 NAME = "rt-1.sock"
 
@@ -46,3 +58,108 @@ async def test_error_in_a_loop_leaves_the_runtime_alive(tmp_path: Path, monkeypa
         stop.set()
         await serving
         directory.close()
+
+
+SEAL = attestation_of(BIND.version)
+
+
+class Prover(ScriptedEngine):
+    """Its probe takes until it is told to go on, and fails where a failure is given."""
+
+    def __init__(self) -> None:
+        super().__init__(saying("x"))
+        self.needs_probe = True
+        self.go_on = threading.Event()
+
+    def run_probe_alone(self) -> Failure | None:
+        assert self.go_on.wait(DEADLINE_S)
+        self.poisoned = self.probe_failure  # before it is over, as the engines do it
+        return super().run_probe_alone()
+
+
+@asynccontextmanager
+async def replica_with(
+    tmp_path: Path, engine: Prover, recorded: SealAttestation | None
+) -> AsyncIterator[tuple[Replica, "asyncio.Queue[KeepSeal]", "list[Exception]"]]:
+    """Bound, beside the task that keeps what it recorded; what was kept; what the next calls fail with."""
+    plain = fake_work(engine)
+
+    def restore(bind: Bind, wiring: Wiring) -> Serving:
+        serving = plain.restore(bind, wiring)
+        assert isinstance(serving, Serving)
+        return replace(serving, recorded=recorded)
+
+    replica = replica_of(tmp_path, replace(plain, restore=restore))
+    kept: asyncio.Queue[KeepSeal] = asyncio.Queue()
+    failures: list[Exception] = []
+
+    async def keep(found: KeepSeal) -> None:
+        if failures:
+            raise failures.pop(0)
+        kept.put_nowait(found)
+
+    task = asyncio.create_task(keep_what_was_recorded(replica, keep))
+    try:
+        await replica.bind(BIND)
+        yield replica, kept, failures
+        await asyncio.wait_for(task, 30)
+    finally:
+        task.cancel()
+        await replica.close()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_PROVEN_LOOK_S", 0.001)
+    monkeypatch.setattr(app, "_SEAL_PAUSES_S", (0.001, 0.001))
+
+
+async def test_it_is_kept_once_it_was_given_again(tmp_path: Path) -> None:
+    """With the tenant's name; a snapshotter that is away is asked again."""
+    engine = Prover()
+    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, failures):
+        failures.append(Refused(Unavailable("the snapshotter")))
+        assert replica.recorded is None
+        assert replica.to_prove
+        assert kept.empty()
+        engine.go_on.set()
+        assert await asyncio.wait_for(kept.get(), 30) == KeepSeal(tenant=BIND.tenant, seal=SEAL)
+    assert kept.empty()
+    assert failures == []
+
+
+async def test_nothing_to_keep(tmp_path: Path) -> None:
+    """What was known before is not told again."""
+    engine = Prover()
+    async with replica_with(tmp_path, engine, None) as (_, kept, _failures):
+        engine.go_on.set()
+    assert kept.empty()
+
+
+async def test_answers_that_did_not_come_again_are_not_kept(tmp_path: Path) -> None:
+    """The control: a replica that failed its own known answers tells nobody of them."""
+    engine = Prover()
+    engine.probe_failure = ProbeFailed(BIND.version, "position 0 is off")
+    async with replica_with(tmp_path, engine, SEAL) as (replica, kept, _):
+        engine.go_on.set()
+        watch = asyncio.create_task(replica.watch())
+        await asyncio.wait_for(replica.over.wait(), DEADLINE_S)
+        watch.cancel()
+    assert kept.empty()
+
+
+@pytest.mark.parametrize(
+    ("failure", "left"),
+    [
+        pytest.param(Unavailable("the snapshotter"), 1, id="away for too long"),
+        pytest.param(NotFound("version", "x"), 3, id="it does not want it"),
+    ],
+)
+async def test_it_is_given_up(tmp_path: Path, failure: Unavailable | NotFound, left: int) -> None:
+    """After three tries, or at once where none would help."""
+    engine = Prover()
+    async with replica_with(tmp_path, engine, SEAL) as (_, kept, failures):
+        failures.extend(Refused(failure) for _ in range(4))
+        engine.go_on.set()
+    assert kept.empty()
+    assert len(failures) == left

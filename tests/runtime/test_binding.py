@@ -22,6 +22,7 @@ from runtime import binding
 from runtime.binding import BoundModel, How, bind, compare, fuse, parse_config, skeleton
 from runtime.engine.attention import ATTENTION
 from runtime.families import SERVED
+from tests.runtime.driving import run_dry
 from tests.runtime.engine.models import (
     CONFIGS,
     CPU,
@@ -30,7 +31,6 @@ from tests.runtime.engine.models import (
     greedy,
     prompts,
     reference,
-    run_dry,
     tiny,
     tokens_of,
 )

@@ -11,14 +11,12 @@ from contracts.frames import FrameDecoder, FrameKind
 from contracts.usage import Origin
 from runtime import delivery
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import BIND, CODEC, Bench, frames_until, saying
-from tests.runtime.scenes import TEXT, failure_of, play
+from tests.runtime.fakes import BIND, CODEC, TEXT, bench, failure_of, frames_until, saying
 
 
-def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
+async def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
     """What was said stands; the answer ends in FAILED with the failure's own code and the counts so far."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             decoder = FrameDecoder()
             each.engine.allow(2)
@@ -32,13 +30,10 @@ def test_a_failure_after_tokens_is_a_last_frame(tmp_path: Path) -> None:
         assert each.meter.meter.requests == 1
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_damaged_memory_ends_what_is_computed_over_it(tmp_path: Path) -> None:
+async def test_damaged_memory_ends_what_is_computed_over_it(tmp_path: Path) -> None:
     """A stream is no clean end but FAILED, also while the replica drains already; nothing is taken from then on."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             decoder = FrameDecoder()
             each.engine.allow(2)
@@ -54,13 +49,10 @@ def test_damaged_memory_ends_what_is_computed_over_it(tmp_path: Path) -> None:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "weights_damaged")
         assert each.replica.over.is_set()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
+async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
     """Before anything was sent it is a 504, afterwards a FAILED frame; the engine is let go of both times."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True}, deadline_ms="60") as answer:
             assert answer.status == 504
         async with each.open(body={"stream": True, "max_tokens": 9}, deadline_ms="600") as answer:
@@ -69,13 +61,10 @@ def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path) -> None:
         assert failure_of(frames[-1]).code == "deadline_exceeded"
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_delete_cancels(tmp_path: Path) -> None:
+async def test_delete_cancels(tmp_path: Path) -> None:
     """204 at once; the answer ends as cancelled, the blocks are free, and the record is the activator's."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             decoder = FrameDecoder()
             each.engine.allow()
@@ -91,8 +80,6 @@ def test_delete_cancels(tmp_path: Path) -> None:
         async with each.session.delete("http://rt/v1/requests/r1") as deleted:
             assert deleted.status == 204, "it may be repeated"
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
-
 
 @pytest.mark.parametrize(
     ("told", "tenant", "model"),
@@ -101,14 +88,13 @@ def test_delete_cancels(tmp_path: Path) -> None:
         pytest.param({"guest": "guest"}, "guest", f"{BIND.tenant}/{BIND.model}", id="another one did"),
     ],
 )
-def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], tenant: str, model: str) -> None:
+async def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], tenant: str, model: str) -> None:
     """Connection gone without a DELETE: freed, and recorded with the tokens that were acknowledged, not those made, as
     its activator would have recorded it.
     """
 
     told = told | {"once": "abc", "gave-up": "fallback-of=big"}
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}, key_id="key1", **told) as answer:
             each.engine.allow(5)
             await frames_until(answer, FrameDecoder(), 5)
@@ -129,13 +115,10 @@ def test_a_lost_activator_leaves_a_record(tmp_path: Path, told: dict[str, str], 
         assert record.started_at_us <= record.ended_at_us
         assert each.meter.meter.requests == 1, "one request, one record"
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
 
-
-def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
+async def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
     """The activator lives and owes the record; once it says that it is durable, none is written here."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=60.0) as each:
         async with each.open(body={"stream": True, "max_tokens": 50}) as answer:
             each.engine.allow()
             await frames_until(answer, FrameDecoder(), 1)
@@ -149,14 +132,11 @@ def test_a_delete_that_comes_late_takes_the_orphan_back(tmp_path: Path) -> None:
         await each.orphans.flush()
         assert each.records.records == []
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, grace_s=60.0)
-
 
 @pytest.mark.parametrize("after", ["its end", "a DELETE"])
-def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_here(tmp_path: Path, after: str) -> None:
+async def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_here(tmp_path: Path, after: str) -> None:
     """However the answer ended: what was acknowledged last is charged, whenever that came."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), grace_s=0.05) as each:
         async with each.open(body={"stream": True, "max_tokens": 5}, source="activator-dead") as answer:
             each.engine.allow(1)
             await frames_until(answer, FrameDecoder(), 1)
@@ -171,13 +151,10 @@ def test_an_activator_that_dies_before_its_record_is_durable_leaves_one_here(tmp
         assert (record.request_id, record.origin, record.completion_tokens) == ("r1", Origin.ORPHAN, 1)
         assert len(each.orphans) == 0
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, grace_s=0.05)
 
-
-def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None:
+async def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None:
     """However often it is looked for: its record will come. At the end of the replica's own life it is written."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT)), grace_s=0.01) as each:
         await each.frames(body={"stream": True, "max_tokens": 5})
         await each.frames(body={"stream": True, "max_tokens": 5}, request_id="dead", source="activator-dead")
         await each.until("the dead one's is written", lambda: len(each.records.records) == 1)
@@ -187,13 +164,10 @@ def test_a_slow_activator_that_lives_is_waited_for(tmp_path: Path) -> None:
         await each.orphans.flush()
         assert [record.request_id for record in each.records.records] == ["dead", "r1"]
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene, grace_s=0.01)
 
-
-def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
+async def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
     """Repeated, late, of a stranger: 204. What is no list of receipts is refused as such."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT))) as each:
         await each.frames(body={"max_tokens": 5})
         for _ in range(2):
             await each.told("r1", 5, recorded=True)
@@ -203,33 +177,29 @@ def test_receipts_that_nobody_waits_for_change_nothing(tmp_path: Path) -> None:
         await each.orphans.flush()
         assert each.records.records == []
 
-    play(tmp_path, ScriptedEngine(saying(TEXT)), scene)
 
-
-def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole answers, and streams that have nothing to say yet, show that they live and what they cost."""
     monkeypatch.setattr(delivery, "BEAT_S", 0.02)
     monkeypatch.setattr(delivery, "COMMIT_S", 0.02)
+    async with (
+        bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True)) as each,
+        each.open(body={"max_tokens": 50}) as answer,
+    ):
+        decoder = FrameDecoder()
+        beats = await frames_until(answer, decoder, 0)
+        each.engine.allow(3)
+        beats += await frames_until(answer, decoder, 3)
+        assert {beat.kind for beat in beats} == {FrameKind.BEAT}
+        each.engine.free_running()
+        assert decoder.feed(await answer.read())[-1].kind is FrameKind.END
 
-    async def scene(each: Bench) -> None:
-        async with each.open(body={"max_tokens": 50}) as answer:
-            decoder = FrameDecoder()
-            beats = await frames_until(answer, decoder, 0)
-            each.engine.allow(3)
-            beats += await frames_until(answer, decoder, 3)
-            assert {beat.kind for beat in beats} == {FrameKind.BEAT}
-            each.engine.free_running()
-            assert decoder.feed(await answer.read())[-1].kind is FrameKind.END
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene)
-
-
-def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it is bounded: the engine is free of it soon, and the connection is cut a while later."""
     monkeypatch.setattr(delivery, "STALL_S", 0.2)
     endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens)
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, endless) as each:
         body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: r1\r\ncontent-length: {len(body)}"
         with each.directory.connect("rt-x.sock") as client:
@@ -240,5 +210,3 @@ def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: p
             received = await asyncio.to_thread(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
         assert b"HTTP/1.1 200" in received
         assert not received.endswith(b"0\r\n\r\n"), "it must not look complete"
-
-    play(tmp_path, endless, scene)

@@ -12,8 +12,7 @@ from runtime import pod
 from runtime.control_api import build_probes
 from runtime.gpu_watch import GpuWatch
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import DEADLINE_S, Bench, saying
-from tests.runtime.scenes import play
+from tests.runtime.fakes import DEADLINE_S, Bench, bench, saying
 
 GOOD = GpuFacts("GPU 0", temperature_c=50, memory_used_bytes=3, memory_total_bytes=7)
 LOST = GpuFacts("GPU 0", lost=True)
@@ -32,7 +31,7 @@ class Scripted:
 @pytest.mark.parametrize(
     ("then", "ready"), [pytest.param(LOST, 503, id="lost"), pytest.param(GOOD, 200, id="the control: as before")]
 )
-def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
+async def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, ready: int) -> None:
     """Nothing new comes; the answer that is under way is finished; the metrics say which device and why it is."""
     gpu, engine = Scripted(GOOD), ScriptedEngine(saying("hello"), paced=True)
     watch = GpuWatch(gpu.look, every_s=0.01)
@@ -41,7 +40,7 @@ def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, read
         async with each.session.get(f"http://rt{path}") as answer:
             return answer.status, await answer.text()
 
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, engine, probes=build_probes(3600.0, watch)) as each:
         watching = asyncio.create_task(watch.run(each.replica.drain))
         try:
             answering = asyncio.create_task(each.frames())
@@ -61,8 +60,6 @@ def test_an_unhealthy_device_drains_its_pod(tmp_path: Path, then: GpuFacts, read
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-
-    play(tmp_path, engine, scene, probes=build_probes(3600.0, watch))
 
 
 def test_what_was_unhealthy_is_not_trusted_again() -> None:

@@ -8,7 +8,7 @@ import torch
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import SealJob
-from runtime import decoder, jobs, weights
+from runtime import jobs, weights
 from runtime.jobs import seal
 from runtime.probe import POSITIONS
 from runtime.weights import bind_proven, pinned_files
@@ -48,7 +48,7 @@ def test_the_first_on_a_device_says_what_it_was_given() -> None:
     """With the known answers of that device, so that the next restore there need not take it."""
     lease = MemoryLease(VERSION)
     weights = replace(lease.weights(), device_checksum="ab" * 16)
-    proven = bind_proven(VERSION.id, weights, pinned_files(lease), torch.device("cpu"), decoder.WAYS)
+    proven = bind_proven(VERSION.id, weights, pinned_files(lease), torch.device("cpu"))
     assert proven.recorded is not None
     assert proven.recorded.device_checksum == "ab" * 16
 

@@ -115,8 +115,7 @@ def test_dropped_weights_come_back_from_wherever_they_are(house: Installation, v
     corrupted: the wake is healed, told where from, proven, and says the same tokens as before.
     """
     for each in list(house.born):  # whoever holds a slab of this tenant's
-        each.kill(signal.SIGKILL)
-        each.reap()
+        each.end()
     born = _bound(house, version)
     right = _text(born.answer(PROMPT))
     born.sleep()

@@ -16,16 +16,16 @@ import pytest
 
 from blobstore.files import FileStore
 from contracts.errors import Refused
-from contracts.jobs import Bind, SealAttestation, SealJob
+from contracts.jobs import Bind, SealAttestation
 from contracts.keys import attestation_key
 from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.wire import encode
 from runtime import restore as module
 from runtime.app import work_over
-from runtime.engine.interface import Event, Finished, Generated, GenerationRequest, Sampling
-from runtime.jobs import seal
-from runtime.serving import Served, Serving, Wiring
+from runtime.serving import Served
+from tests.runtime.driving import Heard
+from tests.runtime.restoring import generate, sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama
 from tests.weightcache.kit import HUGE, TENANT, HeldStore, RunningAgent, running, settings_of
 from weightcache import client
@@ -42,7 +42,7 @@ BIND = Bind(tenant=TENANT, model="m", version=VERSION.id, device_class="cpu-1", 
 
 @pytest.fixture(scope="module")
 def attestation() -> SealAttestation:
-    return seal(SealJob(tenant=TENANT, version=VERSION.id), MemoryLease(VERSION).acquire)
+    return sealed_lease(MemoryLease(VERSION)).attestations[0]
 
 
 @pytest.fixture(autouse=True)
@@ -89,19 +89,6 @@ class Progress:
         return noting
 
 
-class Heard:
-    """What the engine said."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.ended = threading.Event()
-
-    def take(self, events: list[Event]) -> None:
-        self.tokens += [event.token_id for event in events if isinstance(event, Generated)]
-        if any(isinstance(event, Finished) for event in events):
-            self.ended.set()
-
-
 @contextmanager
 def held(tmp_path: Path, seal: SealAttestation, *, right: bool = True) -> Iterator[tuple[RunningAgent, HeldStore]]:
     """An agent that has the version but for the last chunk; `right`: whether that one is what it should be."""
@@ -118,10 +105,7 @@ def held(tmp_path: Path, seal: SealAttestation, *, right: bool = True) -> Iterat
 
 
 def _greedy(served: Served, heard: Heard) -> list[int]:
-    sampling = Sampling(max_tokens=8, temperature=0.0)
-    assert isinstance(served, Serving)
-    served.thread.submit(GenerationRequest(request_id="r", prompt_ids=(0, 7, 9, 11), sampling=sampling))
-    assert heard.ended.wait(DEADLINE_S)
+    generate(served, heard, tokens=8)
     assert served.thread.stop(DEADLINE_S)
     return heard.tokens
 
@@ -141,7 +125,7 @@ def test_beside_the_bytes(
     seal = msgspec.structs.replace(attestation, fast_bind=fast_bind)
     with held(tmp_path, seal) as (agent, store), ThreadPoolExecutor(1) as threads:
         work = work_over(agent.directory, DEADLINE_S)
-        restoring = threads.submit(work.restore, BIND, Wiring(heard.take, lambda _: None))
+        restoring = threads.submit(work.restore, BIND, heard.wiring)
         assert progress.asked.wait(DEADLINE_S)
         assert progress.done == beside
         assert not restoring.done()
@@ -155,7 +139,7 @@ def test_beside_the_bytes(
         assert sum(served.bytes_by_tier.values()) == sum(CHUNKS.values())
         tokens = _greedy(served, heard)
         again = Heard()
-        whole = work.restore(BIND, Wiring(again.take, lambda _: None))
+        whole = work.restore(BIND, again.wiring)
         assert _greedy(whole, again) == tokens
 
 
@@ -166,7 +150,7 @@ def test_bytes_that_are_wrong_after_the_lease(
     progress = Progress(monkeypatch)
     with held(tmp_path, attestation, right=False) as (agent, store), ThreadPoolExecutor(1) as threads:
         work = work_over(agent.directory, DEADLINE_S)
-        restoring = threads.submit(work.restore, BIND, Wiring(lambda _: None, lambda _: None))
+        restoring = threads.submit(work.restore, BIND, Heard().wiring)
         assert progress.asked.wait(DEADLINE_S)
         store.gate.set()
         with pytest.raises(Refused, match=LAST) as refused:

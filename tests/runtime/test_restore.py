@@ -1,4 +1,7 @@
-"""A restored replica answers as the library does, starts as its attestation says, and fails closed."""
+"""A restored replica answers as the library does, starts as its attestation says, sleeps and wakes, and fails closed.
+
+Weights that were dropped come back in other memory and are proven there, or nobody is served.
+"""
 
 from typing import Any
 
@@ -7,20 +10,18 @@ import pytest
 import torch
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.errors import Failure, NotFound, Refused
+from contracts.errors import Failure, Internal, NotFound, Refused
 from contracts.jobs import Fingerprint, SealAttestation
 from contracts.manifest import Limits
 from contracts.timeline import Stage
 from runtime import weights as module
 from runtime.binding import BoundModel, bind
 from runtime.restore import restore
-from runtime.serving import Serving, Wiring
-from runtime.weights import device_of, fingerprint_of
+from runtime.serving import Kept, Serving, Wiring
+from runtime.weights import Skeleton, Weights, device_of, fingerprint_of
+from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.restoring import (
-    DEADLINE_S,
     VERSION,
-    Heard,
-    asleep_over_copies,
     bind_of,
     by_library,
     copied,
@@ -36,7 +37,7 @@ from tests.runtime.versions import MemoryLease, make_llama
 def test_a_restored_model_says_what_the_library_says(sealed: MemoryLease, attested: bool) -> None:
     """Greedy tokens are the library's, by either way; stages are stamped in order; the probe was verified."""
     lease, heard = sealed if attested else MemoryLease(VERSION), Heard()
-    with restored(lease, heard) as serving:
+    with restored(lease, heard, Serving) as serving:
         assert [span.stage for span in serving.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
         times = [span.after_us for span in serving.spans]
         assert times == sorted(times)
@@ -70,7 +71,7 @@ def test_how_it_binds_is_the_attestations_word(
         return bind(*args, **options)
 
     monkeypatch.setattr(module, "bind", spy)
-    with restored(MemoryLease(VERSION, (attestation,)), Heard()):
+    with restored(MemoryLease(VERSION, (attestation,)), Heard(), Serving):
         assert used == want
 
 
@@ -82,7 +83,7 @@ def _spoiled(attestation: SealAttestation) -> SealAttestation:
 def test_answers_that_are_not_the_known_ones_never_leave(sealed: MemoryLease) -> None:
     """The control of the probe: with other known answers the first request fails, without a token."""
     heard = Heard()
-    with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard) as serving:
+    with restored(MemoryLease(VERSION, (_spoiled(sealed.attestations[0]),)), heard, Serving) as serving:
         generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
@@ -94,7 +95,7 @@ def test_a_flipped_weight_is_found_by_the_probe(sealed: MemoryLease) -> None:
     heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    with restored(lease, heard) as serving:
+    with restored(lease, heard, Serving) as serving:
         generate(serving, heard)
         assert isinstance(heard.failure, ProbeFailed)
         assert heard.tokens == []
@@ -105,19 +106,12 @@ def test_who_slept_says_the_same_again(sealed: MemoryLease) -> None:
     heard = Heard()
     kept = fell_asleep(sealed, heard)
     for _ in range(2):
-        woken = kept.again(bind_of(sealed), Wiring(heard.take, heard.busy.append))
-        assert isinstance(woken, Serving)
+        woken = wake_and_answer(kept, sealed, heard)
         assert [span.stage for span in woken.spans] == [Stage.READY]
-        assert woken.engine.needs_probe or woken.engine.busy_ns
-        generate(woken, heard)
-        assert heard.tokens == by_library(sealed)
-        assert not woken.engine.needs_probe
-        assert woken.thread.stop(DEADLINE_S)
+        assert woken.engine.busy_ns
         assert woken.kept is not None
         kept = woken.kept
         kept.release()
-        heard.ended.clear()
-        heard.tokens.clear()
 
 
 @pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
@@ -127,8 +121,7 @@ def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, atte
     kept = fell_asleep(lease, heard)
     norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
     lease._linear[norm.offset + 3] ^= 0x40
-    woken = kept.again(bind_of(lease), Wiring(heard.take, heard.busy.append))
-    assert isinstance(woken, Serving)
+    woken = kept.again(bind_of(lease), heard.wiring)
     generate(woken, heard)
     assert isinstance(heard.failure, ProbeFailed)
     assert heard.tokens == []
@@ -139,16 +132,16 @@ def test_weights_that_changed_while_it_slept_are_found(sealed: MemoryLease, atte
 def test_copies_are_made_again(sealed: MemoryLease) -> None:
     """Of a device nothing but the lease is kept: the copies are dropped while it sleeps, and made and bound again."""
     heard = Heard()
-    kept = asleep_over_copies(sealed, heard, lambda tenant, version: copied(sealed))
+    kept = fell_asleep(sealed, heard, lambda tenant, version: copied(sealed))
     wake_and_answer(kept, sealed, heard)
 
 
 def test_the_kv_pool_bounds_what_a_request_may_ask(sealed: MemoryLease) -> None:
     """Without a wish an answer is as long as the pool allows, not longer than could ever be served."""
     per_token = sealed.attestations[0].gate.kv_bytes_per_token
-    with restored(sealed, Heard(), kv_bytes=per_token * 16 * 10) as serving:
+    with restored(sealed, Heard(), Serving, kv_bytes=per_token * 16 * 10) as serving:
         assert serving.context_tokens == serving.engine.kv_blocks_total * 16 < 512
-    with restored(sealed, Heard(), kv_bytes=per_token * 16 * 100) as serving:
+    with restored(sealed, Heard(), Serving, kv_bytes=per_token * 16 * 100) as serving:
         assert serving.context_tokens == 512
 
 
@@ -178,3 +171,116 @@ def test_a_fingerprint_does_not_hold_threads() -> None:
     assert fingerprint_of(VERSION.manifest, device_of("cpu-4")) == Fingerprint(
         torch=str(torch.__version__), dtype="float32", device_class="cpu"
     )
+
+
+def _dropped(lease: MemoryLease, heard: Heard) -> Kept:
+    """Asleep, and nothing looks into its weights any more."""
+    kept = fell_asleep(lease, heard)
+    kept.drop()
+    assert not lease.in_use, "a view is still there"
+    return kept
+
+
+@pytest.mark.parametrize("attested", [True, False], ids=["attested", "recorded here"])
+def test_who_dropped_its_weights_says_the_same_over_others(sealed: MemoryLease, attested: bool) -> None:
+    """Leased again, in other memory; the old holds noise by then. Proven before it is called ready."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations if attested else ())
+    kept = _dropped(lease, heard)
+    for _ in range(2):
+        heard.clear()
+        woken = kept.again(bind_of(lease), heard.wiring)
+        assert [span.stage for span in woken.spans] == [Stage.LEASED, Stage.BOUND, Stage.READY]
+        assert not woken.engine.needs_probe
+        generate(woken, heard)
+        assert heard.tokens == by_library(lease)
+        assert woken.thread.stop(DEADLINE_S)
+        assert woken.kept is not None
+        kept = woken.kept
+        del woken
+        kept.release()
+        kept.drop()
+        assert not lease.in_use
+
+
+def test_what_was_checked_once_is_kept_without_weights(sealed: MemoryLease) -> None:
+    """Modules and tokenizer are those of before; no parameter lies where it lay."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    with restored(lease, heard, Serving) as serving:
+        generate(serving, heard)
+        codec, kept = serving.codec, serving.kept
+        module = serving.engine._runner._module  # type: ignore[attr-defined]
+        before = {parameter.data_ptr() for parameter in module.parameters()}
+    del serving
+    assert kept is not None
+    kept.release()
+    kept.drop()
+    assert all(parameter.is_meta for parameter in module.parameters())
+    woken = kept.again(bind_of(lease), heard.wiring)
+    assert isinstance(woken, Serving)
+    assert woken.codec is codec
+    assert woken.engine._runner._module is module  # type: ignore[attr-defined]
+    assert before.isdisjoint(parameter.data_ptr() for parameter in module.parameters())
+    assert woken.thread.stop(DEADLINE_S)
+
+
+def test_other_weights_than_those_that_were_dropped_are_found_before_it_is_ready(sealed: MemoryLease) -> None:
+    """Planted: a flipped bit in what is leased again. The wake fails; nobody was ever told that it serves."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    kept = _dropped(lease, heard)
+    norm = next(tensor for tensor in VERSION.manifest.tensors if tensor.name == "model.norm.weight")
+    lease._linear[norm.offset + 3] ^= 0x40
+    with pytest.raises(Refused) as caught:
+        kept.again(bind_of(lease), heard.wiring)
+    assert isinstance(caught.value.failure, ProbeFailed)
+    assert heard.tokens == []
+
+
+def test_who_still_holds_a_view_does_not_drop(sealed: MemoryLease) -> None:
+    """Planted: a tensor that somebody kept. Nothing is unmapped under it."""
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    with restored(lease, heard, Serving) as serving:
+        generate(serving, heard)
+        stale = next(serving.engine._runner._module.parameters()).detach()  # type: ignore[attr-defined]
+        kept = serving.kept
+    del serving
+    assert kept is not None
+    kept.release()
+    with pytest.raises(Refused) as caught:
+        kept.drop()
+    assert isinstance(caught.value.failure, Internal)
+    assert torch.equal(stale.reshape(-1), lease.weights().tensors["model.embed_tokens.weight"].reshape(-1))
+
+
+def test_without_pointing_anew_a_wake_is_refused(sealed: MemoryLease, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: parameters that stay where they were, over memory that went, are seen by the probe; and where
+    they are nowhere, by the check of where they lie.
+    """
+    heard, lease = Heard(), MemoryLease(VERSION, sealed.attestations)
+    kept = _dropped(lease, heard)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_renew", lambda module, make: None)
+        with pytest.raises(Refused) as caught:
+            kept.again(bind_of(lease), heard.wiring)
+        assert isinstance(caught.value.failure, ArtifactRejected)
+    stale = fell_asleep(lease, heard)
+    monkeypatch.setattr(Skeleton, "empty", lambda *_: None)
+    monkeypatch.setattr(Skeleton, "fill", lambda *_: None)
+    monkeypatch.setattr(MemoryLease, "in_use", False)
+    stale.drop()
+    with pytest.raises(Refused) as caught:
+        stale.again(bind_of(lease), heard.wiring)
+    assert isinstance(caught.value.failure, ProbeFailed)
+
+
+def test_copies_are_dropped_with_what_they_were_made_of(sealed: MemoryLease) -> None:
+    """As on a device: after the first sleep the lease is there, after the second it is not, and a new one is copied."""
+    heard, lease, acquired = Heard(), MemoryLease(VERSION, sealed.attestations), list[str]()
+
+    def acquire(tenant: str, version: str) -> Weights:
+        acquired.append(version)
+        return copied(lease)
+
+    kept = fell_asleep(lease, heard, acquire)
+    kept.drop()
+    wake_and_answer(kept, lease, heard)
+    assert len(acquired) == 2

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,16 +17,65 @@ from contracts.filters import DEADLINE, FILE, TENANT, FilterPolicy, Findings, Lo
 from contracts.frames import End, FrameDecoder
 from contracts.manifest import Kind
 from contracts.wire import decode
-from filters.pii import unknown_region
+from filters.pii import look, unknown_region
 from runtime.openai_requests import TextPrompt
 from runtime.screening import AT_ONCE, FilterProcess, Screen, check_filters, screen_of
 from service.client import ServiceClient
 from tests.runtime.engine.scripted import ScriptedEngine
-from tests.runtime.fakes import CODEC, Bench, saying
-from tests.runtime.looking import Hanging, Looking, Skipping
-from tests.runtime.scenes import data_of, events_of, failure_of, play
+from tests.runtime.fakes import CODEC, bench, data_of, events_of, failure_of, saying
 
 T = TypeVar("T")
+
+
+@dataclass
+class Looking(FilterProcess):
+    """The filters in this process: the same looking, without a socket. `away` is how many questions get no answer."""
+
+    away: int = 0
+    asked: list[Question] = field(default_factory=list)
+    guests: list[str] = field(default_factory=list)  # for whom
+    unseen: int = 0
+
+    def passed_unseen(self, texts: int) -> None:
+        self.unseen += texts
+
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
+        self.asked.append(question)
+        self.guests.append(guest)
+        if len(self.asked) <= self.away:
+            raise Refused(Unavailable("the filters"))
+        return self.ask_from_thread(question, timeout_s)
+
+    def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
+        return Findings(looked=tuple(look(text, question.rules, question.whole) for text in question.texts))
+
+
+@dataclass
+class Skipping(Looking):
+    """As above, after `skip` questions that get their answer."""
+
+    skip: int = 0
+
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
+        if self.skip:
+            self.skip -= 1
+            return self.ask_from_thread(question, timeout_s)
+        return await super().ask(question, timeout_s, guest)
+
+
+class Hanging(Looking):
+    """Answers nothing until it is told to, or its time is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = asyncio.Event()
+
+    async def ask(self, question: Question, timeout_s: float, guest: str = "") -> Findings:
+        self.asked.append(question)
+        async with asyncio.timeout(timeout_s):
+            await self.told.wait()
+        raise Refused(Unavailable("the filters"))
+
 
 SECRET = "I am jo@example.org, card 4111 1111 1111 1111, thanks"
 TEXT = "one two " + "and so on, " * 5 + "twenty"
@@ -54,32 +104,25 @@ def _text(frames: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_an_answer_is_redacted(tmp_path: Path, stream: bool) -> None:
+async def test_an_answer_is_redacted(tmp_path: Path, stream: bool) -> None:
     """The same text in either form; what was computed is what is counted."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(SECRET)), screen=_screen()) as each:
         frames = await each.frames(body={"max_tokens": 100, "stream": stream})
         text = _text(frames) if stream else json.loads(data_of(frames))["choices"][0]["text"]
         assert text == REDACTED
         assert frames[-1].counts.completion_tokens == len(saying(SECRET)(each.engine.admitted[0]))
         assert decode(frames[-1].payload, End).finish_reason == "stop"
 
-    play(tmp_path, ScriptedEngine(saying(SECRET)), scene, screen=_screen())
 
-
-def test_without_a_policy_nothing_is_touched(tmp_path: Path) -> None:
+async def test_without_a_policy_nothing_is_touched(tmp_path: Path) -> None:
     """The control: the same model, as it was pushed without the file."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(SECRET))) as each:
         assert _text(await each.frames(body={"max_tokens": 100, "stream": True})) == SECRET
 
-    play(tmp_path, ScriptedEngine(saying(SECRET)), scene)
 
-
-def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
+async def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
     """A word leaves with the next one: the client has the first while the engine has yet to make the others."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT), paced=True), screen=_screen()) as each:
         async with each.open(body={"max_tokens": 200, "stream": True}) as answer:
             said, decoder = "", FrameDecoder()
             each.engine.allow(_steps("one two and so "))
@@ -90,14 +133,11 @@ def test_text_is_not_held_back_for_long(tmp_path: Path) -> None:
             said += _text(decoder.feed(await answer.read()))
         assert said == TEXT
 
-    play(tmp_path, ScriptedEngine(saying(TEXT), paced=True), scene, screen=_screen())
-
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
+async def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
     """It ends before what was found, as `content_filter`, and the engine is told."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(SECRET + " and more" * 20)), screen=_screen(STOPS)) as each:
         frames = await each.frames(body={"max_tokens": 200, "stream": stream})
         choices = [event["choices"][0] for event in events_of(frames)] or json.loads(data_of(frames))["choices"]
         assert "".join(choice["text"] for choice in choices) == "I am jo@example.org, card "
@@ -105,14 +145,11 @@ def test_an_answer_is_stopped(tmp_path: Path, stream: bool) -> None:
         assert decode(frames[-1].payload, End).finish_reason == "content_filter"
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(SECRET + " and more" * 20)), scene, screen=_screen(STOPS))
 
-
-def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_path: Path) -> None:
+async def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_path: Path) -> None:
     """No token is longer than the longest one: neither filters nor the tokenizer work on a text that can't fit."""
     filters = Looking()
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying("ok")), screen=_screen(filters=filters)) as each:
         chat = {"messages": [{"role": "user", "content": "z" * 90_000}]}
         for path, body in (("/v1/completions", {"prompt": "z" * 90_000}), ("/v1/chat/completions", chat)):
             async with each.open(path, body) as answer:
@@ -122,13 +159,10 @@ def test_prompt_too_long_by_its_characters_is_refused_before_filters(tmp_path: P
         assert filters.asked == []
         assert each.engine.admitted == []
 
-    play(tmp_path, ScriptedEngine(saying("ok")), scene, screen=_screen(filters=filters))
 
-
-def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
+async def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
     """A text, and each message of a chat with the name of who speaks."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying("ok")), screen=_screen()) as each:
         await each.frames(body={"prompt": "ask jo@example.org", "max_tokens": 1})
         said = {"role": "user", "name": "jo@example.org", "content": [{"type": "text", "text": "jo@example.org?"}]}
         await each.frames("/v1/chat/completions", {"messages": [said], "max_tokens": 1})
@@ -136,8 +170,6 @@ def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
         assert text.prompt_ids == CODEC.encode("ask <EMAIL_ADDRESS>")
         plain = {"role": "user", "name": "<EMAIL_ADDRESS>", "content": "<EMAIL_ADDRESS>?"}
         assert chat.prompt_ids == CODEC.encode_chat([plain])
-
-    play(tmp_path, ScriptedEngine(saying("ok")), scene, screen=_screen())
 
 
 @pytest.mark.parametrize(
@@ -147,10 +179,9 @@ def test_a_prompt_is_redacted_before_it_is_tokens(tmp_path: Path) -> None:
         pytest.param([5, 6], "invalid_request", "must be text", id="tokens, which nobody can read"),
     ],
 )
-def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, code: str, said: str) -> None:
+async def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, code: str, said: str) -> None:
     """With a 400, and without what was found."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying("ok")), screen=_screen(STOPS)) as each:
         async with each.open(body={"prompt": prompt}) as answer:
             error = json.loads(await answer.read())["error"]
             assert (answer.status, error["code"], error["param"]) == (400, code, "prompt")
@@ -158,14 +189,12 @@ def test_a_prompt_is_refused_before_compute(tmp_path: Path, prompt: Any, code: s
             assert "4111" not in error["message"]
         assert each.engine.admitted == []
 
-    play(tmp_path, ScriptedEngine(saying("ok")), scene, screen=_screen(STOPS))
 
-
-def test_no_answer_of_a_filter_refuses(tmp_path: Path) -> None:
+async def test_no_answer_of_a_filter_refuses(tmp_path: Path) -> None:
     """A prompt with a 503 that may be repeated; an answer before its first byte likewise; later it is cut, and the
     client has nothing that was not looked at."""
-
-    async def scene(each: Bench) -> None:
+    looking = Skipping(away=1)
+    async with bench(tmp_path, ScriptedEngine(saying(SECRET)), screen=_screen(filters=looking)) as each:
         for _ in range(2):  # the prompt is not seen, then the answer is not
             async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
                 assert answer.status == 503
@@ -173,15 +202,11 @@ def test_no_answer_of_a_filter_refuses(tmp_path: Path) -> None:
             looking.asked.clear()
             looking.away, looking.skip = 1, 1
 
-    looking = Skipping(away=1)
-    play(tmp_path, ScriptedEngine(saying(SECRET)), scene, screen=_screen(filters=looking))
 
-
-def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
+async def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
     """As a failure that is told, with the counts so far; all that was said had been looked at."""
     looking = Looking()
-
-    async def scene(each: Bench) -> None:
+    async with bench(tmp_path, ScriptedEngine(saying(SECRET), paced=True), screen=_screen(filters=looking)) as each:
         async with each.open(body={"prompt": "x", "max_tokens": 100, "stream": True}) as answer:
             said, decoder = "", FrameDecoder()
             each.engine.allow(_steps(SECRET[:24]))
@@ -196,22 +221,14 @@ def test_a_filter_that_fails_later_cuts_the_answer(tmp_path: Path) -> None:
         assert frames[-1].counts.completion_tokens > 0
         await each.quiet()
 
-    play(tmp_path, ScriptedEngine(saying(SECRET), paced=True), scene, screen=_screen(filters=looking))
 
-
-def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
+async def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
     """Where it says so in words; how much that was is counted."""
     looking = Looking(away=10_000)
-
-    async def scene(each: Bench) -> None:
+    async with bench(
+        tmp_path, ScriptedEngine(saying(SECRET)), screen=_screen(filters=looking, on_failure="allow")
+    ) as each:
         assert _text(await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": True})) == SECRET
-
-    play(
-        tmp_path,
-        ScriptedEngine(saying(SECRET)),
-        scene,
-        screen=_screen(filters=looking, on_failure="allow"),
-    )
     assert looking.unseen == len(looking.asked) > 0
 
 
@@ -224,16 +241,15 @@ def test_a_policy_may_let_pass_what_was_not_looked_at(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-def test_end_says_whether_something_passed_unseen(
+async def test_end_says_whether_something_passed_unseen(
     tmp_path: Path, filters: Callable[[], Looking], want: bool, stream: bool
 ) -> None:
     """The activator gives no such answer again: by then the filters may be back."""
-
-    async def scene(each: Bench) -> None:
+    async with bench(
+        tmp_path, ScriptedEngine(saying(SECRET)), screen=_screen(filters=filters(), on_failure="allow")
+    ) as each:
         frames = await each.frames(body={"prompt": "x", "max_tokens": 100, "stream": stream})
         assert decode(frames[-1].payload, End).unfiltered is want
-
-    play(tmp_path, ScriptedEngine(saying(SECRET)), scene, screen=_screen(filters=filters(), on_failure="allow"))
 
 
 def test_a_version_with_filters_is_not_served_without() -> None:
@@ -324,11 +340,11 @@ async def test_questions_of_one_tenant_wait_at_the_replica() -> None:
     assert await asyncio.gather(*asking) == [Findings(looked=())] * 63
 
 
-def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None:
+async def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None:
     """A guest's are asked about as the guest's."""
     looking = Looking()
-
-    async def scene(each: Bench) -> None:
+    screen = _screen(Pii(input={"US_SSN": "stop"}, output={"US_SSN": "stop"}), looking)
+    async with bench(tmp_path, ScriptedEngine(saying("x y")), screen=screen) as each:
         await each.frames(body={"prompt": "x"})
         assert set(looking.guests) == {""}
         looking.guests.clear()
@@ -336,15 +352,12 @@ def test_prompt_and_answer_are_filtered_for_their_caller(tmp_path: Path) -> None
         assert len(looking.guests) >= 2
         assert set(looking.guests) == {"other"}
 
-    screen = _screen(Pii(input={"US_SSN": "stop"}, output={"US_SSN": "stop"}), looking)
-    play(tmp_path, ScriptedEngine(saying("x y")), scene, screen=screen)
 
-
-def test_who_leaves_while_a_filter_is_asked(tmp_path: Path) -> None:
+async def test_who_leaves_while_a_filter_is_asked(tmp_path: Path) -> None:
     """The engine is let go of at once, not when the filter has answered."""
     hanging = Hanging()
-
-    async def scene(each: Bench) -> None:
+    screen = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=5000)
+    async with bench(tmp_path, ScriptedEngine(saying("x " * 2000)), screen=screen) as each:
         asking = asyncio.create_task(each.frames(body={"prompt": "x", "max_tokens": 20_000, "stream": True}))
         await each.until("a question about the answer", lambda: len(hanging.asked) > 0)
         asking.cancel()
@@ -352,9 +365,6 @@ def test_who_leaves_while_a_filter_is_asked(tmp_path: Path) -> None:
         await each.until("the engine is told", lambda: len(each.engine.cancelled) == 1)
         hanging.told.set()
         await each.quiet()
-
-    screen = _screen(Pii(output={"US_SSN": "stop"}), hanging, deadline_ms=5000)
-    play(tmp_path, ScriptedEngine(saying("x " * 2000)), scene, screen=screen)
 
 
 def test_a_prompt_is_as_long_as_can_be_looked_at() -> None:

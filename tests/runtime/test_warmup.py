@@ -2,9 +2,8 @@
 
 import torch
 
-from contracts.jobs import SealJob
-from runtime.jobs import seal
 from runtime.warmup import WarmUp
+from tests.runtime.restoring import sealed_lease
 from tests.runtime.versions import MemoryLease, make_llama
 
 
@@ -21,6 +20,5 @@ def test_it_leaves_nothing_behind() -> None:
     for step in WarmUp().steps:
         step()
     assert (torch.get_default_dtype(), torch.is_grad_enabled()) == defaults
-    lease = MemoryLease(make_llama(seed=3))
-    attestation = seal(SealJob(tenant="acme", version=lease.version.id), lease.acquire)
+    (attestation,) = sealed_lease(MemoryLease(make_llama(seed=3))).attestations
     assert attestation.fast_bind

@@ -21,6 +21,8 @@ from runtime.zygote import ACCEPT_PAUSE_S, MAX_CONNECTIONS, Orphan, Zygote
 from service.unix import SocketDirectory
 from tests.runtime.processes import DEADLINE_S, Installation, poll_until
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_a_standby_is_a_process_of_its_own(house: Installation) -> None:
     """Its own session, one thread more than none, the pidfd's pid, our child by adoption, and descriptors it knows."""
@@ -194,9 +196,8 @@ def test_it_ends_well_when_told_and_when_left_alone(tmp_path: Path, how: str) ->
     """Status 0 after a signal, and when its supervisor is gone, whatever it was doing: it holds nothing."""
     reader, writer = os.pipe()
     env = os.environ | {"KELVIN_DATA": str(tmp_path), "KELVIN_LIFELINE_FD": str(reader)}
-    root = Path(__file__).parents[2]
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], env=env, cwd=root, pass_fds=[reader], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVE], env=env, cwd=ROOT, pass_fds=[reader], stdout=subprocess.PIPE, text=True
     )  # fmt: skip
     os.close(reader)
     try:
@@ -212,3 +213,109 @@ def test_it_ends_well_when_told_and_when_left_alone(tmp_path: Path, how: str) ->
         process.wait()
         if how != "lifeline":
             os.close(writer)
+
+
+PREAMBLE = """
+import os, select, signal, sys, threading
+from contracts.errors import Refused
+from runtime.zygote import count_threads, fork_orphan
+"""
+
+
+def _run(script: str) -> str:
+    """In a process of its own: this one has threads."""
+    command = [sys.executable, "-c", PREAMBLE + script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_planted_thread_is_an_error_and_not_a_hang() -> None:
+    """The count is the kernel's, so that threads of libraries count as well; without it forking works again."""
+    said = _run("""
+release = threading.Event()
+thread = threading.Thread(target=release.wait)
+thread.start()
+try:
+    fork_orphan()
+except Refused as refused:
+    print(refused.failure.code, refused.failure.message)
+release.set()
+thread.join()
+while count_threads() > 1:  # Python lets go of a thread a moment before the kernel does
+    os.sched_yield()
+orphan = fork_orphan()
+if orphan is None:
+    os._exit(0)
+print("forked", orphan.pid > 0)
+""")
+    assert said.splitlines() == ["conflict fork: this process has 2 threads, and must have 1", "forked True"]
+
+
+def test_an_orphan_is_its_reapers_child_and_in_between_nothing_stays() -> None:
+    """The process between is reaped at once; the orphan is the subreaper's; its pidfd ends with it."""
+    said = _run("""
+import ctypes
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+orphan = fork_orphan()
+if orphan is None:
+    print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []), flush=True)
+    os._exit(7)
+assert select.select([orphan.pidfd], [], [], 30)[0]
+pid, status = os.waitpid(-1, 0)
+print(pid == orphan.pid, os.waitstatus_to_exitcode(status))
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print("no child is left")
+print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+""")
+    assert said.splitlines() == ["True", "True 7", "no child is left", "False"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+            id="no descriptor is left to count threads with",
+        ),
+        pytest.param(
+            "import resource\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))",
+            id="one descriptor is left, and a pair of sockets needs two",
+        ),
+        pytest.param("os.pidfd_open = lambda pid: 1 / 0", id="a birth that cannot be told of is undone"),
+        pytest.param(
+            "fork, first = os.fork, [True]\n"
+            "os.fork = lambda: fork() if first and first.pop() else (_ for _ in ()).throw(OSError())",
+            id="a second fork that fails",
+        ),
+    ],
+)
+def test_a_birth_that_fails_is_an_error_and_leaves_nothing(fault: str) -> None:
+    """No process lives on that nobody knows of, and the caller can try again."""
+    said = _run(f"""
+import ctypes
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+{fault}
+try:
+    if fork_orphan() is None:
+        signal.pause()
+except Refused as refused:
+    print(refused.failure.code)
+if "resource" in globals():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+while True:
+    try:
+        _, status = os.waitpid(-1, 0)
+    except ChildProcessError:
+        break
+    print(os.waitstatus_to_exitcode(status))
+print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []), len(os.listdir("/proc/self/fd")) <= 5)
+""")
+    first, *orphans, last = said.splitlines()
+    assert first == "internal"
+    assert set(orphans) <= {"-9"}
+    assert last == "False True"

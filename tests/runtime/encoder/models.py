@@ -147,17 +147,6 @@ def ask(request_id: str, *items: Sequence[int]) -> EmbeddingRequest:
     return EmbeddingRequest(request_id=request_id, sequences=tuple(map(tuple, items)))
 
 
-def run_dry(machine: EncoderEngine) -> list[Event]:
-    """Step until there is nothing to do, checking integrity after each."""
-    events: list[Event] = []
-    for _ in range(1000):
-        if not machine.has_work:
-            return events
-        events.extend(machine.step())
-        machine.check_integrity()
-    raise AssertionError(f"{machine!r} does not come to rest")
-
-
 def vectors_of(events: Sequence[Event], request_id: str) -> torch.Tensor:
     found = [event.vector for event in events if isinstance(event, Embedded) and event.request_id == request_id]
     return torch.stack([torch.frombuffer(bytearray(vector), dtype=torch.float32) for vector in found])

@@ -18,8 +18,8 @@ from runtime.encoder.model import EncoderModel
 from runtime.encoder.recipe import read_recipe
 from runtime.engine.interface import Cancelled, Embedded, Event, Failed, Finished, GenerationRequest, Sampling
 from runtime.policy.batching import Window
-from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, run_dry, sequences, tiny, vectors_of
-from tests.runtime.progress import check_progress
+from tests.runtime.driving import StepClock, check_progress, run_dry
+from tests.runtime.encoder.models import FAMILIES, ask, by_the_library, sequences, tiny, vectors_of
 
 CASES = [
     *((family, "mean_tokens", True) for family in FAMILIES),
@@ -166,21 +166,10 @@ def test_a_fault_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (vectors_of(events, "a") - by_the_library(model, three[:1])).abs().max() < 1e-5
 
 
-class Clock:
-    """Each reading is `step_ns` later than the last."""
-
-    def __init__(self, step_ns: int) -> None:
-        self.now_ns, self.step_ns = 0, step_ns
-
-    def __call__(self) -> int:
-        self.now_ns += self.step_ns
-        return self.now_ns
-
-
 @pytest.mark.parametrize("step_ns", [1, 999, 1_000_001])
 def test_device_time_sums_exactly(step_ns: int) -> None:
     """Each forward's time is divided by tokens: all together are the busy time, and tokens are those of the inputs."""
-    machine = tiny().engine(clock_ns=Clock(step_ns), max_tokens=100)
+    machine = tiny().engine(clock_ns=StepClock(step_ns), max_tokens=100)
     for at, sequence in enumerate(sequences()):
         assert machine.admit(ask(str(at), sequence, sequence[:3])) is None
     final = {event.request_id: event.counts for event in run_dry(machine)}
@@ -244,7 +233,7 @@ def test_the_probe_rides_in_the_first_batch() -> None:
     """No forward of its own, and it is charged to nobody."""
     model = tiny()
     probe = known_answers.record(model.bound("library"), read_recipe(model.files))
-    machine = model.engine(probe=probe, clock_ns=Clock(1_000_000))
+    machine = model.engine(probe=probe, clock_ns=StepClock(1_000_000))
     due = [machine.needs_probe]
     assert machine.admit(ask("a", sequences()[0])) is None
     (_, last) = machine.step()

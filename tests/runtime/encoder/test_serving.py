@@ -28,7 +28,7 @@ def test_refusal_of_a_long_input_counts_what_was_encoded(inputs: list[Any], enco
     """One character is one token here. The door counts them for the tenant's minute."""
     codec: Any = SimpleNamespace(longest_token=1, encode=lambda text: (1,) * len(text))
     serving = EmbeddingServing(
-        BIND, LIMITS, codec, dimensions=2, engine=UNUSED, thread=UNUSED, spans=(), bytes_by_tier={}
+        bind=BIND, limits=LIMITS, codec=codec, dimensions=2, engine=UNUSED, thread=UNUSED, spans=()
     )
     with pytest.raises(Refused) as caught:
         asyncio.run(serving.prepare("/v1/embeddings", json.dumps({"input": inputs}).encode(), "r", 0))

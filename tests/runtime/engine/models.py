@@ -194,17 +194,6 @@ def greedy(
     )
 
 
-def run_dry(machine: ModelEngine, limit: int = 10_000) -> list[Event]:
-    """Step until there is nothing to do, checking integrity after each."""
-    events: list[Event] = []
-    for _ in range(limit):
-        if not machine.has_work:
-            return events
-        events.extend(machine.step())
-        machine.check_integrity()
-    raise AssertionError(f"{machine!r} does not come to rest")
-
-
 def tokens_of(events: Sequence[Event], request_id: str) -> tuple[int, ...]:
     return tuple(event.token_id for event in events if isinstance(event, Generated) and event.request_id == request_id)
 

@@ -1,6 +1,7 @@
 """An engine that follows a script: for tests of what surrounds the engine."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class ScriptedEngine:
         self, script: Callable[[GenerationRequest], Sequence[int]], *, paced: bool = False, step_s: float = 0.0
     ) -> None:
         self._script = script
-        self.progressed_s = 0.0  # a test that plays layers sets it
+        self.moves_on = False  # by layers, for as long as a step takes
         self._step_s = step_s
         self._paced = paced
         self._permits = threading.Semaphore(0)
@@ -60,6 +61,10 @@ class ScriptedEngine:
     def free_running(self) -> None:
         self._paced = False
         self._permits.release(1)
+
+    @property
+    def progressed_s(self) -> float:
+        return time.monotonic() if self.moves_on else 0.0
 
     @property
     def linger_s(self) -> float:

@@ -4,7 +4,8 @@ import pytest
 
 from runtime.engine.interface import Cancelled, Event, Generated
 from runtime.policy.schedule import Budget
-from tests.runtime.engine.models import engine, greedy, prompts, reference, run_dry, tokens_of
+from tests.runtime.driving import run_dry
+from tests.runtime.engine.models import engine, greedy, prompts, reference, tokens_of
 
 CRUMBS = Budget(23, 7, 5)
 

@@ -12,6 +12,7 @@ from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Finished, GenerationRequest, Sampling
 from runtime.policy.blocks import BLOCK_SIZE
 from runtime.policy.schedule import Budget
+from tests.runtime.driving import StepClock, check_progress, run_dry
 from tests.runtime.engine.models import (
     CONFIGS,
     NEW,
@@ -21,10 +22,8 @@ from tests.runtime.engine.models import (
     prompts,
     reason_of,
     reference,
-    run_dry,
     tokens_of,
 )
-from tests.runtime.progress import check_progress
 
 
 def test_stop_id_ends_the_answer() -> None:
@@ -217,22 +216,10 @@ def test_a_pool_of_nothing_is_refused() -> None:
     assert isinstance(caught.value.failure, CapacityExceeded)
 
 
-class Clock:
-    """Each reading is `step_ns` later than the last."""
-
-    def __init__(self, step_ns: int) -> None:
-        self.now_ns = 0
-        self.step_ns = step_ns
-
-    def __call__(self) -> int:
-        self.now_ns += self.step_ns
-        return self.now_ns
-
-
 @pytest.mark.parametrize("step_ns", [1, 999, 1_000, 1_001, 7_654_321])
 def test_device_time_sums_exactly(step_ns: int) -> None:
     """Each step's time is divided among its requests by tokens, to the microsecond: all together are the busy time."""
-    machine = engine(clock_ns=Clock(step_ns), budget=Budget(23, 17, 5))
+    machine = engine(clock_ns=StepClock(step_ns), budget=Budget(23, 17, 5))
     for index, prompt in enumerate(prompts()):
         assert machine.admit(greedy(str(index), prompt, 5)) is None
     steps = 0
@@ -251,7 +238,7 @@ def test_device_time_sums_exactly(step_ns: int) -> None:
 
 def test_a_step_is_divided_by_tokens() -> None:
     """In one step a prompt of 15 tokens pays five times what one of 3 does."""
-    machine = engine(clock_ns=Clock(18_000_000))
+    machine = engine(clock_ns=StepClock(18_000_000))
     for request_id, length in (("a", 15), ("b", 3)):
         assert machine.admit(greedy(request_id, range(length), 1)) is None
     final = {event.request_id: event.counts for event in machine.step()}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from runtime.engine import batch, sdpa
 from runtime.engine.interface import Event, Finished, Generated
 from runtime.policy.schedule import Budget
+from tests.runtime.driving import run_dry
 from tests.runtime.engine.models import (
     CONFIGS,
     NEW,
@@ -16,7 +17,6 @@ from tests.runtime.engine.models import (
     prompts,
     reason_of,
     reference,
-    run_dry,
     tiny,
     tokens_of,
 )

@@ -12,6 +12,7 @@ from runtime import probe as known_answers
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Event, Failed, Generated
 from runtime.policy.schedule import Budget
+from tests.runtime.driving import run_dry
 from tests.runtime.engine.models import (
     VOCAB,
     TinyModel,
@@ -20,7 +21,6 @@ from tests.runtime.engine.models import (
     greedy,
     prompts,
     reference,
-    run_dry,
     tiny,
     tokens_of,
 )

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from runtime.engine.sdpa import SdpaBackend
+from tests.runtime.driving import run_dry
 from tests.runtime.engine.backends import FACTS, LENGTHS, STEPS, Replay
-from tests.runtime.engine.models import CPU, engine, greedy, prompts, reference, run_dry, tokens_of
+from tests.runtime.engine.models import CPU, engine, greedy, prompts, reference, tokens_of
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 100])

@@ -1,7 +1,7 @@
 """The engine's thread: bounded inbox, events in order, busy spells, an end for every request whatever happens."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +12,7 @@ from contracts.frames import Counts
 from contracts.traffic_errors import Overloaded
 from runtime.engine.interface import Cancelled, Engine, Event, Failed, Finished, Generated
 from runtime.engine.thread import EngineThread
+from tests.runtime.driving import Heard
 from tests.runtime.engine.models import engine, greedy, prompts, reference, tokens_of
 from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
 
@@ -19,35 +20,6 @@ from tests.runtime.engine.scripted import DEADLINE_S, ScriptedEngine
 def counting(**options: bool) -> ScriptedEngine:
     """Its requests get as many tokens as they ask for."""
     return ScriptedEngine(lambda request: range(request.sampling.max_tokens), **options)
-
-
-class Heard:
-    """What the callbacks brought, in order: events, and True or False for a busy spell's ends."""
-
-    def __init__(self) -> None:
-        self.log: list[Event | bool] = []
-        self._changed = threading.Condition()
-
-    def on_events(self, events: list[Event]) -> None:
-        with self._changed:
-            self.log.extend(events)
-            self._changed.notify_all()
-
-    def on_busy(self, busy: bool) -> None:
-        with self._changed:
-            self.log.append(busy)
-            self._changed.notify_all()
-
-    @property
-    def events(self) -> list[Event]:
-        return [item for item in self.log if not isinstance(item, bool)]
-
-    def wait(self, what: Callable[[], bool]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(what, DEADLINE_S), self.log
-
-    def wait_for_ends(self, count: int) -> None:
-        self.wait(lambda: sum(isinstance(event, Finished | Failed | Cancelled) for event in self.events) >= count)
 
 
 @contextmanager

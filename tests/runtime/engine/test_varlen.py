@@ -11,8 +11,9 @@ from runtime.engine.batch import Piece, build, slots_of
 from runtime.engine.sdpa import SdpaBackend
 from runtime.engine.varlen import VarlenBackend, find_varlen, index_of, serves, takes_what_is_needed
 from runtime.policy.schedule import Budget
+from tests.runtime.driving import run_dry
 from tests.runtime.engine.backends import FACTS, LENGTHS, STEPS, Replay, reference_varlen
-from tests.runtime.engine.models import CONFIGS, CPU, engine, greedy, prompts, reference, run_dry, tiny, tokens_of
+from tests.runtime.engine.models import CONFIGS, CPU, engine, greedy, prompts, reference, tiny, tokens_of
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

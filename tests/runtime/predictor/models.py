@@ -9,15 +9,14 @@ import onnx
 from blake3 import blake3
 from onnx import TensorProto, helper
 
-from contracts.jobs import SealAttestation, SealJob
 from contracts.manifest import CHUNK_BYTES, Chunk, Engine, Limits, Manifest, PinnedFile, encode_manifest
 from contracts.push import PlanRequest, SmallFile
 from contracts.signature import Signature
 from runtime.engine.interface import Event, Predicted, PredictionRequest
-from runtime.jobs import seal
 from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.session import Session
 from snapshotter.policy.intake import admit
+from tests.runtime.restoring import sealed_lease
 from tests.runtime.versions import MemoryLease
 from tests.weightcache.kit import Version, padded
 
@@ -122,13 +121,7 @@ def version_of(model: Any, signature: bytes | None = None) -> Version:
 
 def sealed(model: Any, signature: bytes | None = None) -> MemoryLease:
     """With its attestation."""
-    lease = MemoryLease(version_of(model, signature))
-    return MemoryLease(lease.version, (sealing(lease),))
-
-
-def sealing(lease: MemoryLease) -> SealAttestation:
-    """What a sealing job finds."""
-    return seal(SealJob(tenant="acme", version=lease.version.id), lease.acquire)
+    return sealed_lease(MemoryLease(version_of(model, signature)))
 
 
 @dataclass(frozen=True)
@@ -158,12 +151,3 @@ def outputs_of(events: Sequence[Event], request_id: str, at: int = 0) -> Any:
     """One output of all rows of a request, in order."""
     parts = [event.outputs[at] for event in events if isinstance(event, Predicted) and event.request_id == request_id]
     return np.concatenate(parts)
-
-
-def run_dry(engine: PredictorEngine) -> list[Event]:
-    """Step until nothing is left."""
-    events: list[Event] = []
-    while engine.has_work:
-        events.extend(engine.step())
-        engine.check_integrity()
-    return events

@@ -16,8 +16,9 @@ from runtime.engine.interface import Cancelled, Event, Failed, Finished, Generat
 from runtime.policy.batching import Window
 from runtime.predictor import probe as known_answers
 from runtime.predictor.session import Session
+from tests.runtime.driving import run_dry
 from tests.runtime.predictor import models
-from tests.runtime.predictor.models import WEIGHTS, ask, opened, outputs_of, run_dry
+from tests.runtime.predictor.models import WEIGHTS, ask, opened, outputs_of
 
 ROWS = np.random.default_rng(2).normal(size=(60, 4)).astype(np.float32)
 WANTED = ROWS @ WEIGHTS

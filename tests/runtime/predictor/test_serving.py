@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,46 +9,15 @@ import pytest
 from msgspec import structs
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
-from contracts.errors import Failure, Refused
-from contracts.jobs import Bind, Fingerprint
+from contracts.errors import Refused
+from contracts.jobs import Fingerprint
 from contracts.timeline import Stage
-from runtime.engine.interface import Event, Failed, Finished
 from runtime.open_inference import PredictionAnswer
 from runtime.predictor.serving import PredictorServing
-from runtime.restore import restore
-from runtime.serving import Wiring
+from tests.runtime.driving import DEADLINE_S, Heard
 from tests.runtime.predictor import models
+from tests.runtime.restoring import restored
 from tests.runtime.versions import MemoryLease
-
-DEADLINE_S = 30.0
-
-
-class Heard:
-    """What the engine's thread said."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.ended = threading.Event()
-
-    @property
-    def failure(self) -> Failure | None:
-        return next((event.failure for event in self.events if isinstance(event, Failed)), None)
-
-    def take(self, events: list[Event]) -> None:
-        self.events += events
-        if any(isinstance(event, Finished | Failed) for event in events):
-            self.ended.set()
-
-
-@contextmanager
-def restored(lease: MemoryLease, heard: Heard) -> Iterator[PredictorServing]:
-    bind = Bind(tenant="t", model="m", version=lease.version.id, device_class="cpu-1", threads=1, kv_bytes=0)
-    serving = restore(bind, Wiring(heard.take, lambda busy: None), lease.acquire)
-    assert isinstance(serving, PredictorServing)
-    try:
-        yield serving
-    finally:
-        assert serving.thread.stop(DEADLINE_S)
 
 
 def body(rows: Any, **more: Any) -> bytes:
@@ -62,7 +28,7 @@ def body(rows: Any, **more: Any) -> bytes:
 def ask(serving: PredictorServing, heard: Heard, raw: bytes) -> Any:
     prepared = asyncio.run(serving.prepare("/v2/infer", raw, "r", 0))
     serving.thread.submit(prepared.request)
-    assert heard.ended.wait(DEADLINE_S)
+    heard.wait_for_ends()
     assert isinstance(prepared.answer, PredictionAnswer)
     return asyncio.run(prepared.answer.feed(heard.events))
 
@@ -72,7 +38,7 @@ def test_from_body_to_answer(rows: int) -> None:
     """As the arithmetic has it, under the id that was given."""
     given = np.random.default_rng(3).normal(size=(rows, 4)).round(12)
     heard = Heard()
-    with restored(models.sealed(models.regression()), heard) as serving:
+    with restored(models.sealed(models.regression()), heard, PredictorServing) as serving:
         progress = ask(serving, heard, body(given.tolist(), id="42", parameters={"x": "y" * 20_000 * (rows > 1)}))
     answer = json.loads(progress.data)
     assert (answer["id"], answer["model_name"], answer["model_version"]) == ("42", "m", serving.bind.version)
@@ -92,7 +58,7 @@ def test_wrong_known_answers_close_it() -> None:
     bent = structs.replace(outputs, data=(outputs.data[0], 7.0, *outputs.data[2:]))
     wrong = structs.replace(attestation, probe=structs.replace(attestation.probe, outputs=(bent,)))
     heard = Heard()
-    with restored(MemoryLease(lease.version, (wrong,)), heard) as serving:
+    with restored(MemoryLease(lease.version, (wrong,)), heard, PredictorServing) as serving:
         progress = ask(serving, heard, body([[1, 2, 3, 4]]))
     assert isinstance(progress.failure, ProbeFailed)
     assert not progress.data
@@ -106,7 +72,7 @@ def test_without_an_attestation_answers_are_recorded_first() -> None:
         attestation, fingerprint=Fingerprint(torch="onnxruntime 0.1", dtype="float32", device_class="cpu")
     )
     heard = Heard()
-    with restored(MemoryLease(lease.version, (other,)), heard) as serving:
+    with restored(MemoryLease(lease.version, (other,)), heard, PredictorServing) as serving:
         progress = ask(serving, heard, body([[1, 0, 0, 0]]))
     assert progress.reason == "stop"
 
@@ -118,7 +84,7 @@ def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
     if not attested:
         lease = MemoryLease(lease.version)
     heard = Heard()
-    with restored(lease, heard) as serving:
+    with restored(lease, heard, PredictorServing) as serving:
         ask(serving, heard, body([[1, 0, 0, 0]]))
         kept, bind = serving.kept, serving.bind
     assert kept is not None
@@ -128,7 +94,7 @@ def test_who_slept_answers_again_or_not_at_all(attested: bool) -> None:
             at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
             lease._linear[at : at + 4] = np.float32(9.0).tobytes()
         heard = Heard()
-        woken = kept.again(bind, Wiring(heard.take, lambda busy: None))
+        woken = kept.again(bind, heard.wiring)
         assert isinstance(woken, PredictorServing)
         progress = ask(woken, heard, body([[1, 0, 0, 0]]))
         assert woken.thread.stop(DEADLINE_S)
@@ -139,7 +105,7 @@ def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
     """Out of another lease; planted there: other weights, which fail the wake before anybody is served."""
     lease = models.sealed(models.regression())
     heard = Heard()
-    with restored(lease, heard) as serving:
+    with restored(lease, heard, PredictorServing) as serving:
         ask(serving, heard, body([[1, 0, 0, 0]]))
         kept, bind = serving.kept, serving.bind
     assert kept is not None
@@ -147,7 +113,7 @@ def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
     kept.drop()
     assert not lease.in_use
     heard = Heard()
-    woken = kept.again(bind, Wiring(heard.take, lambda busy: None))
+    woken = kept.again(bind, heard.wiring)
     assert isinstance(woken, PredictorServing)
     assert not woken.engine.needs_probe
     assert ask(woken, heard, body([[1, 0, 0, 0]])).reason == "stop"
@@ -158,7 +124,7 @@ def test_who_dropped_its_graph_reads_it_anew_and_proves_it() -> None:
     at = lease._linear.index(np.float32(models.WEIGHTS).tobytes())
     lease._linear[at : at + 4] = np.float32(9.0).tobytes()
     with pytest.raises(Refused) as caught:
-        woken.kept.again(bind, Wiring(heard.take, lambda busy: None))
+        woken.kept.again(bind, heard.wiring)
     assert isinstance(caught.value.failure, ProbeFailed)
 
 
@@ -167,6 +133,6 @@ def test_other_bytes_are_no_graph() -> None:
     version = models.version_of(models.regression())
     lease = MemoryLease(version)
     lease._linear[:64] = bytes(64)
-    with pytest.raises(Refused) as caught, restored(lease, Heard()):
+    with pytest.raises(Refused) as caught, restored(lease, Heard(), PredictorServing):
         pass
     assert isinstance(caught.value.failure, ArtifactRejected)
