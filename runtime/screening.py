@@ -5,11 +5,10 @@ Nothing reaches the client that was not looked at, but where the policy says so 
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from msgspec import structs
 
@@ -62,8 +61,12 @@ class FilterProcess:
         self._client = client
         self._loop = loop
         self._unseen = 0  # and not yet told
-        self._places = defaultdict[str, asyncio.Semaphore](partial(asyncio.Semaphore, AT_ONCE))  # of callers' tenants
+        # Of callers' tenants. Nothing is kept of one that has no question: a public model has any number of callers.
+        self._places = WeakValueDictionary[str, asyncio.Semaphore]()
         self.tenant = ""  # whose version this process serves: filters share their time by callers' tenants
+
+    def __repr__(self) -> str:
+        return f"<FilterProcess tenants={len(self._places)}>"
 
     def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
         """Ask from a thread other than the event loop's. As `ask`."""
@@ -89,7 +92,7 @@ class FilterProcess:
 
     async def _ask(self, question: Question, timeout_s: float, guest: str) -> Findings:
         ends = asyncio.get_running_loop().time() + timeout_s
-        place = self._places[guest or self.tenant]
+        place = self._places.setdefault(guest or self.tenant, asyncio.Semaphore(AT_ONCE))
         try:
             async with asyncio.timeout_at(ends):
                 await place.acquire()

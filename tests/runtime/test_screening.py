@@ -1,6 +1,7 @@
 """What a version's filters make of a request and of its answer, over the replica's own socket."""
 
 import asyncio
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -302,6 +303,18 @@ async def test_guests_texts_are_filtered_in_turns_of_the_guest() -> None:
         with pytest.raises(Refused, match="unavailable"):
             await filters.ask(question, 0.01, guest)
     assert [each[TENANT] for each in away.told] == ["acme", "other"]
+
+
+@pytest.mark.virtual_time
+async def test_guests_that_ask_no_more_are_forgotten() -> None:
+    """A public model has any number of guests, and a replica runs for months."""
+    question = Question(direction="output", rules=(), texts=("x",), whole=True)
+    filters = FilterProcess(Away(), asyncio.get_running_loop())
+    for number in range(10):
+        with pytest.raises(Refused, match="unavailable"):
+            await filters.ask(question, 0.01, f"guest-{number}")
+    gc.collect()
+    assert repr(filters) == "<FilterProcess tenants=0>"
 
 
 class Slow(Away):
