@@ -170,6 +170,9 @@ class PredictionAnswer:
             self.counts = event.counts
             match event:
                 case Predicted():
+                    if (name := self._find_misshapen(event.outputs)) is not None:
+                        rule = f"the model's '{name}' has another shape for some of them: ask for these rows apart"
+                        return Progress(b"", self.counts, failure=InvalidRequest("inputs", "(values)", rule))
                     self._got.append(event.outputs)
                     self._least_bytes += 2 * sum(event.outputs[at].size for at in self._ask.outputs)
                     if self._least_bytes > MAX_PAYLOAD:  # written out it would take ten times as much memory
@@ -181,6 +184,13 @@ class PredictionAnswer:
                 case Generated() | Embedded() | Cancelled():
                     raise AssertionError("no event of a prediction")
         return Progress(b"", self.counts)
+
+    def _find_misshapen(self, outputs: Sequence[Any]) -> str | None:
+        """Return the name of an output whose rows are not of the shape of those that came before."""
+        for at in self._ask.outputs if self._got else ():
+            if outputs[at].shape[1:] != self._got[0][at].shape[1:]:
+                return self._signature.outputs[at].name
+        return None
 
     async def _end(self, event: Finished) -> Progress:
         """Encode the answer. Other requests have a turn after every burst."""

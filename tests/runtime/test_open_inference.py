@@ -165,6 +165,16 @@ def test_an_answer_that_fails() -> None:
     assert not progress.data
 
 
+def test_rows_of_different_shapes_are_no_answer() -> None:
+    """A model may give each batch another width: one shape can't tell of both. What nobody asked for may differ."""
+    wide = (FIRST[0], np.zeros((2, 3), np.float32))
+    events: list[Event] = [Predicted("r", FIRST, COUNTS), Predicted("r", wide, COUNTS)]
+    progress = fed(answer(), events)
+    assert isinstance(progress.failure, InvalidRequest)
+    assert "the model's 'p' has another shape for some of them" in progress.failure.message
+    assert fed(answer((0,)), events).failure is None
+
+
 def test_answer_that_can_only_be_too_long_is_not_written_out() -> None:
     """It is refused at its first rows that are too many, and numbers that nobody asked for do not count."""
     wide = (FIRST[0], np.zeros((1, MAX_PAYLOAD // 2 + 1), np.float32))
