@@ -57,11 +57,6 @@ def asked_with(key_id: str) -> None:
     _key_id.set(key_id)
 
 
-def pushed_by() -> str:
-    """The key's id; empty where no one asked."""
-    return _key_id.get()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class UnderWay:
     """A version on its way, and what it needs, from before its commit looks at the store until it is registered."""
@@ -348,7 +343,7 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         max_positions=record.gate.max_positions,
         kind=record.engine.kind,
         signature=record.signature,
-        pushed_by=pushed_by(),
+        pushed_by=_key_id.get(),
     )
 
 
