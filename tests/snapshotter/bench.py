@@ -1,7 +1,7 @@
 """The snapshotter's parts in one process, without sockets, over a store that can be killed at any call."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +11,7 @@ from blobstore.verifying import VerifyingStore
 from contracts.control import Registered, TenantLimits, VersionRegistration
 from contracts.errors import Failure, Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
-from contracts.push import CommitRequest, Committed, Committing, MissingRequest
-from contracts.wire import encode
+from contracts.push import Committed, PlanRequest
 from service.signing import ensure_signer
 from service.trust import PUBLIC_FILE, ROOTS, SECRET_FILE, read_trust
 from snapshotter.attestations import Attestations
@@ -25,9 +24,7 @@ from snapshotter.staging import Staging
 from tests.snapshotter.control import attestation, gate_facts
 from tests.snapshotter.models import Model
 from tests.snapshotter.reader import read_version, versions_of
-from tests.snapshotter.sender import digests_of, send_missing
-
-TENANT = "acme"
+from tests.snapshotter.sender import commit, open_push, send
 
 
 class Killed(BaseException):
@@ -162,23 +159,12 @@ class Bench:
         pushes = Pushes(staging, catalog, publisher, jobs, limits, attestations)
         return cls(pushes, store, jobs, Collector(store, publisher, staging, jobs, 0.0))
 
-    async def push(self, files: dict[str, bytes], request: bytes) -> Committed:
+    async def push(self, files: Mapping[str, bytes], request: PlanRequest) -> Committed:
         """A whole push by a client that gives up at the first failure."""
-        plan = await self.pushes.plan(TENANT, request)
-        digests = digests_of(plan, files)
-        missing = await self.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-        push_id = missing.plan_id
-
-        async def put(digest: str, data: bytes) -> None:
-            assert await self.pushes.chunk_bytes(TENANT, push_id, digest) == len(data)
-            await self.pushes.put_chunk(TENANT, push_id, digest, data)
-
-        await send_missing(plan, digests, missing.digests, files, put)
-        while True:
-            answer = await self.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
-            if not isinstance(answer, Committing):
-                return answer
+        push = await open_push(self.pushes, files, request)
+        await send(self.pushes, push)
+        return await commit(self.pushes, push)
 
 
 def push(bench: Bench, model: Model) -> Committed:
-    return asyncio.run(bench.push(model.files(), encode(model.request())))
+    return asyncio.run(bench.push(model.files(), model.request()))

@@ -19,7 +19,7 @@ from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import decode_manifest
 from contracts.problem import code_of
-from contracts.push import CollectReport, CommitRequest, Committing, MissingRequest
+from contracts.push import CollectReport
 from contracts.wire import encode
 from service.signing import Signer
 from service.trust import Trust
@@ -32,9 +32,8 @@ from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.staging import Staging
 from tests.snapshotter.control import attestation, gate_facts
 from tests.snapshotter.models import Model
-from tests.snapshotter.sender import digests_of, send_missing
+from tests.snapshotter.sender import TENANT, ask_missing, commit
 
-TENANT = "acme"
 SIGNER = Signer(Ed25519PrivateKey.generate())
 ROUNDS = 30
 
@@ -215,20 +214,13 @@ class World:
         files, request = model.files(), encode(model.request())
         for _ in range(ROUNDS):
             plan = await self.pushes.plan(TENANT, request)
-            digests = digests_of(plan, files)
             try:
-                missing = await self.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-
-                async def put(digest: str, data: bytes, plan_id: str = missing.plan_id) -> None:
+                push = await ask_missing(self.pushes, plan, files)
+                for digest in push.missing:
                     await self.gates.wait()
-                    await self.pushes.put_chunk(TENANT, plan_id, digest, data)
-
-                await send_missing(plan, digests, missing.digests, files, put)
+                    await self.pushes.put_chunk(TENANT, push.push_id, digest, push.chunks[digest])
                 await self.gates.wait()
-                while True:
-                    answer = await self.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
-                    if not isinstance(answer, Committing):
-                        return answer.version
+                return (await commit(self.pushes, push)).version
             except Refused as refused:
                 if code_of(refused.failure) not in ("conflict", "not_found"):
                     raise

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
@@ -13,18 +14,22 @@ from blobstore.factory import open_store
 from blobstore.store import BlobStore
 from blobstore.verifying import VerifyingStore
 from contracts.control import Principal, Scope
-from contracts.wire import encode
+from contracts.push import CommitRequest, Missing, MissingRequest, Plan
+from contracts.wire import decode, encode
 from service.client import ServiceClient
 from service.run import serve_until
 from service.unix import SocketDirectory
 from snapshotter.app import CONTROL_SOCKET, SOCKET, open_app
 from snapshotter.jobs import EngineBeside, Jobs
+from snapshotter.policy.layout import assemble
 from snapshotter.settings import SnapshotterSettings
 from tests.loops import looping
 from tests.snapshotter.control import FakeControlPlane
+from tests.snapshotter.models import Model
+from tests.snapshotter.sender import TENANT as TENANT
+from tests.snapshotter.sender import digests_of
 from tests.snapshotter.unix import unix_transport
 
-TENANT = "acme"
 Wrap = Callable[[BlobStore], BlobStore]
 
 
@@ -90,3 +95,41 @@ def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) 
 
         with looping(serve):
             yield House(settings.data, control, directory)
+
+
+def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
+    return client.post(f"/push/v1{path}", content=encode(body))
+
+
+def planned(client: httpx.Client, model: Model | None = None) -> Plan:
+    answer = post(client, "/plans", (model or Model()).request())
+    assert answer.status_code == 200, answer.text
+    return decode(answer.content, Plan)
+
+
+def problem(answer: httpx.Response) -> tuple[int, str, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    return answer.status_code, body["code"], body["detail"]
+
+
+def announced(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Missing:
+    answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
+    assert answer.status_code == 200, answer.text
+    return decode(answer.content, Missing)
+
+
+def push_whole(client: httpx.Client, plan: Plan, files: dict[str, bytes] | None = None) -> dict[str, Any]:
+    files = Model().files() if files is None else files
+    digests = digests_of(plan, files)
+    missing = announced(client, plan, digests)
+    chunks = dict(zip(digests, plan.chunks, strict=True))
+    for digest in missing.digests:
+        data = assemble(chunks[digest], files)
+        assert client.put(f"/push/v1/plans/{missing.plan_id}/chunks/{digest}", content=data).status_code == 204
+    while True:
+        committed = post(client, f"/plans/{missing.plan_id}/commit", CommitRequest(digests=digests))
+        if committed.status_code != 202:
+            assert committed.status_code == 200, committed.text
+            found: dict[str, Any] = committed.json()
+            return found

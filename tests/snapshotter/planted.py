@@ -14,7 +14,7 @@ from contracts.manifest import version_of
 from contracts.wire import encode
 from service.signing import Signer, load_signer
 from service.trust import SECRET_FILE
-from tests.snapshotter.bench import TENANT
+from tests.snapshotter.sender import TENANT
 
 
 @dataclass(frozen=True)

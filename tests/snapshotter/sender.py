@@ -1,11 +1,26 @@
-"""The client's part of a push, in memory and without judgement: what the tests send when `kelvin push` is not meant."""
+"""The client's part of a push, without judgement: what the tests send when `kelvin push` is not meant."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from blake3 import blake3
 
-from contracts.push import Plan
+from contracts.push import CommitRequest, Committed, Committing, MissingRequest, Plan, PlanRequest
+from contracts.wire import encode
 from snapshotter.policy.layout import assemble
+from snapshotter.pushes import Pushes
+
+TENANT = "acme"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A push whose client was told what is missing."""
+
+    push_id: str
+    digests: tuple[str, ...]
+    missing: tuple[str, ...]
+    chunks: Mapping[str, bytes]  # all of them, by digest
 
 
 def digests_of(plan: Plan, files: Mapping[str, bytes]) -> tuple[str, ...]:
@@ -13,14 +28,30 @@ def digests_of(plan: Plan, files: Mapping[str, bytes]) -> tuple[str, ...]:
     return tuple(blake3(assemble(chunk, dict(files))).hexdigest() for chunk in plan.chunks)
 
 
-async def send_missing(
-    plan: Plan,
-    digests: tuple[str, ...],
-    missing: Iterable[str],
-    files: Mapping[str, bytes],
-    put: Callable[[str, bytes], Awaitable[None]],
-) -> None:
+async def open_push(pushes: Pushes, files: Mapping[str, bytes], request: PlanRequest) -> Opened:
+    """Plan, and ask what is missing."""
+    return await ask_missing(pushes, await pushes.plan(TENANT, encode(request)), files)
+
+
+async def ask_missing(pushes: Pushes, plan: Plan, files: Mapping[str, bytes]) -> Opened:
+    """Ask what is missing of a plan."""
+    data = [assemble(chunk, dict(files)) for chunk in plan.chunks]
+    digests = tuple(blake3(chunk).hexdigest() for chunk in data)
+    missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
+    return Opened(missing.plan_id, digests, missing.digests, dict(zip(digests, data, strict=True)))
+
+
+async def send(pushes: Pushes, push: Opened) -> None:
     """Send each missing chunk once."""
-    chunks = dict(zip(digests, plan.chunks, strict=True))
-    for digest in missing:
-        await put(digest, assemble(chunks[digest], dict(files)))
+    for digest in push.missing:
+        data = push.chunks[digest]
+        assert await pushes.chunk_bytes(TENANT, push.push_id, digest) == len(data)
+        await pushes.put_chunk(TENANT, push.push_id, digest, data)
+
+
+async def commit(pushes: Pushes, push: Opened) -> Committed:
+    """Make the version, however long that takes."""
+    while True:
+        answer = await pushes.commit(TENANT, push.push_id, CommitRequest(digests=push.digests))
+        if not isinstance(answer, Committing):
+            return answer

@@ -17,14 +17,16 @@ from contracts.errors import Refused
 from contracts.jobs import SealAttestation
 from contracts.push import AttestationList, AttestRequest, KeepSeal
 from contracts.wire import decode, encode
+from kelvin.progress import Progress
+from kelvin.push import push_directory
 from service.signing import Signer
 from service.trust import INSTALLATION
 from snapshotter import attestations as module
 from snapshotter import exports
-from tests.snapshotter.bench import TENANT, Bench, push
-from tests.snapshotter.house import House, open_house, settings_for
+from tests.snapshotter.bench import Bench, push
+from tests.snapshotter.house import House, announced, open_house, planned, settings_for
 from tests.snapshotter.models import Model
-from tests.snapshotter.sender import digests_of
+from tests.snapshotter.sender import TENANT, digests_of
 
 PRIVATE = Ed25519PrivateKey.generate()
 PUBLISHER = Signer(PRIVATE)
@@ -46,15 +48,11 @@ def house(tmp_path: Path) -> Iterator[House]:
         yield opened
 
 
-def opened_push(client: httpx.Client, model: Model) -> tuple[str, str, tuple[str, ...]]:
-    """Id, version and digests of a push that was begun."""
-    plan = client.post("/push/v1/plans", content=encode(model.request())).raise_for_status()
-    from contracts.push import Plan
-
-    found = decode(plan.content, Plan)
-    digests = digests_of(found, model.files())
-    answer = client.post(f"/push/v1/plans/{found.plan_id}/missing", json={"digests": digests}).raise_for_status()
-    return answer.json()["plan_id"], answer.json()["version"], digests
+def opened_push(client: httpx.Client, model: Model) -> tuple[str, str]:
+    """Id and version of a push that was begun."""
+    plan = planned(client, model)
+    missing = announced(client, plan, digests_of(plan, model.files()))
+    return missing.plan_id, missing.version
 
 
 def attest(client: httpx.Client, push_id: str, envelope: bytes, bundle: bytes | None = None) -> httpx.Response:
@@ -70,16 +68,13 @@ def entries(client: httpx.Client, version: str) -> dict[str, tuple[str | None, s
 
 
 def pushed(house: House, client: httpx.Client, tmp_path: Path) -> str:
-    from kelvin.progress import Progress
-    from kelvin.push import push_directory
-
     return push_directory(Model().write(tmp_path / "model"), "toy", client, Progress()).committed.version
 
 
 def test_a_statement_comes_before_its_version(house: House, tmp_path: Path) -> None:
     """It is taken while the push is open; with the version it is there, and whose it is."""
     with house.client() as client:
-        push_id, version, _ = opened_push(client, Model())
+        push_id, version = opened_push(client, Model())
         assert client.get(f"/push/v1/versions/{version}/attestations").status_code == 404
         raw = client.get(f"/push/v1/plans/{push_id}/manifest").content
         assert blake3(raw).hexdigest() == version
@@ -112,7 +107,7 @@ def test_statements_that_are_not_taken(
 ) -> None:
     """Refused by name, and nothing of it is stored."""
     with house.client() as client:
-        push_id, own, _ = opened_push(client, Model())
+        push_id, own = opened_push(client, Model())
         answer = attest(client, push_id, PUBLISHER.attest(version or own, ORIGIN, origin), bundle)
         assert (answer.status_code, answer.json()["code"]) == (422, "artifact_rejected")
         assert reason in answer.json()["detail"]
@@ -122,7 +117,7 @@ def test_statements_that_are_not_taken(
 def test_a_forged_statement_is_not_taken(house: House) -> None:
     """Under another's name, or with another licence than was signed."""
     with house.client() as client:
-        push_id, version, _ = opened_push(client, Model())
+        push_id, version = opened_push(client, Model())
         good = PUBLISHER.attest(version, ORIGIN, said())
         stranger = Signer(Ed25519PrivateKey.generate())
         envelope = msgspec.json.decode(good)
@@ -149,7 +144,7 @@ def test_not_more_than_are_read(house: House, monkeypatch: pytest.MonkeyPatch) -
     """Statements about one version are bounded; what is there may be repeated."""
     monkeypatch.setattr(module, "ORIGINS_KEPT", 2)
     with house.client() as client:
-        push_id, version, _ = opened_push(client, Model())
+        push_id, version = opened_push(client, Model())
         raws = [PUBLISHER.attest(version, ORIGIN, said(signed_at_s=at)) for at in range(3)]
         assert [attest(client, push_id, raw).status_code for raw in (*raws, raws[0])] == [204, 204, 507, 204]
 
@@ -216,7 +211,7 @@ def test_a_push_seals_anew_what_nobody_trusts(tmp_path: Path) -> None:
 def test_fsck_judges_statements_too(house: House, tmp_path: Path) -> None:
     """A flipped byte, a statement that was moved, a bundle that nobody names: each is found under its key."""
     with house.client() as client:
-        push_id, version, _ = opened_push(client, Model())
+        push_id, version = opened_push(client, Model())
         attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(BUNDLE)), BUNDLE)
         pushed(house, client, tmp_path)
         place = house.store / TENANT / "attestations" / version

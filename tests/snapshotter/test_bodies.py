@@ -13,7 +13,7 @@ from snapshotter.bodies import LEAST_BYTES_S, read_body, read_exactly
 
 
 class SlowRequest:
-    """Pieces, each after the seconds before it, on the loop's own clock, which the test moves."""
+    """Pieces, each after the seconds before it, on the loop's own clock."""
 
     def __init__(self, pieces: Sequence[tuple[float, bytes]]) -> None:
         self.headers: dict[str, str] = {}
@@ -25,31 +25,14 @@ class SlowRequest:
             yield piece
 
 
-class QuickLoop(asyncio.SelectorEventLoop):
-    """Nothing comes from outside here: where nothing is due, its clock jumps to what is next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._jumped = 0.0
-
-    def time(self) -> float:
-        return super().time() + self._jumped
-
-    def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
-        if not ready and scheduled:
-            self._jumped += max(0.0, scheduled[0].when() - self.time())
-        super()._run_once()  # type: ignore[misc]
-
-
-def read(pieces: Sequence[tuple[float, bytes]], limit: int = 1 << 30, timeout_s: float = 10.0) -> bytes:
-    with asyncio.Runner(loop_factory=QuickLoop) as runner:
-        return bytes(runner.run(read_body(cast(Request, SlowRequest(pieces)), limit, timeout_s=timeout_s)))
+async def read(pieces: Sequence[tuple[float, bytes]], limit: int = 1 << 30, timeout_s: float = 10.0) -> bytes:
+    return bytes(await read_body(cast(Request, SlowRequest(pieces)), limit, timeout_s=timeout_s))
 
 
 SECOND = bytes(LEAST_BYTES_S)
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("pieces", "comes"),
     [
@@ -60,21 +43,21 @@ SECOND = bytes(LEAST_BYTES_S)
         pytest.param([(1.0, SECOND)] * 5 + [(11.0, b"x")], False, id="a line that dies"),
     ],
 )
-def test_time(pieces: Sequence[tuple[float, bytes]], comes: bool) -> None:
+async def test_time(pieces: Sequence[tuple[float, bytes]], comes: bool) -> None:
     """Ten seconds for all, and one more for each 64 KiB."""
     if comes:
-        assert read(pieces) == b"".join(piece for _, piece in pieces)
+        assert await read(pieces) == b"".join(piece for _, piece in pieces)
     else:
         with pytest.raises(Refused) as caught:
-            read(pieces)
+            await read(pieces)
         assert caught.value.failure == DeadlineExceeded(10.0, "the body was being sent")
 
 
-def test_length() -> None:
+async def test_length() -> None:
     """Too much is refused while it comes, too little at its end."""
     with pytest.raises(Refused) as caught:
-        read([(0.0, b"abc")], limit=2)
+        await read([(0.0, b"abc")], limit=2)
     assert caught.value.failure == BodyTooLarge(2)
-    with asyncio.Runner() as runner, pytest.raises(Refused) as caught:
-        runner.run(read_exactly(cast(Request, SlowRequest([(0.0, b"abc")])), 4, "chunk"))
+    with pytest.raises(Refused) as caught:
+        await read_exactly(cast(Request, SlowRequest([(0.0, b"abc")])), 4, "chunk")
     assert caught.value.failure == InvalidRequest("chunk", "3 bytes", "must have exactly 4")

@@ -15,15 +15,14 @@ from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ManifestCorrupt, ManifestMissing
 from contracts.attestation import ORIGIN, Claims, Origin
 from contracts.errors import Refused
-from contracts.push import AttestRequest, CollectReport, CommitRequest, MissingRequest
+from contracts.push import AttestRequest, CollectReport
 from contracts.traffic_errors import Overloaded
-from contracts.wire import encode
 from service.signing import Signer
 from snapshotter.collect import AT_ONCE, Collector
-from tests.snapshotter.bench import TENANT, Bench, push
+from tests.snapshotter.bench import Bench, push
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.reader import read_version
-from tests.snapshotter.sender import digests_of
+from tests.snapshotter.sender import TENANT, commit, open_push
 from tests.snapshotter.tensors_files import KeptModel
 from tests.snapshotter.test_fsck import check
 
@@ -290,13 +289,11 @@ def test_statement_of_an_open_push_stays(tmp_path: Path, age_s: float) -> None:
     async def main() -> CollectReport:
         await collector.collect(TENANT, run=True)
         grow_old("condemned/*", 200.0)
-        plan = await pushes.plan(TENANT, encode(DELETED.request()))
-        digests = digests_of(plan, DELETED.files())
-        missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-        await pushes.attest(TENANT, missing.plan_id, AttestRequest(envelope=statement))
+        push = await open_push(pushes, DELETED.files(), DELETED.request())
+        await pushes.attest(TENANT, push.push_id, AttestRequest(envelope=statement))
         grow_old("origin-*", age_s)
         report = await collector.collect(TENANT, run=True)
-        await pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
+        await commit(pushes, push)
         return report
 
     report = asyncio.run(main())
@@ -318,10 +315,8 @@ def test_check_spares_the_statement_of_an_open_push(tmp_path: Path, is_condemned
         mark.touch()
 
     async def main() -> None:
-        plan = await bench.pushes.plan(TENANT, encode(DELETED.request()))
-        digests = digests_of(plan, DELETED.files())
-        missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-        await bench.pushes.attest(TENANT, missing.plan_id, AttestRequest(envelope=statement))
+        push = await open_push(bench.pushes, DELETED.files(), DELETED.request())
+        await bench.pushes.attest(TENANT, push.push_id, AttestRequest(envelope=statement))
 
     asyncio.run(main())
     findings, summary = check(tmp_path, named=named)

@@ -11,11 +11,9 @@ from msgspec.structs import replace
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.push import CommitStep, Committed, Committing
 from contracts.traffic_errors import Overloaded
-from snapshotter import commits as commits_module
-from snapshotter.commits import RESULTS_KEPT, RUNNING_LIMIT, Commits
+from snapshotter.commits import ABANDONED_S, RESULTS_KEPT, RUNNING_LIMIT, Commits
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
-from tests.eventually import eventually
 from tests.snapshotter.test_staging import record
 
 DIGESTS = ("a" * 64,)
@@ -168,19 +166,21 @@ async def test_close_cancels(gate: Gate, commits: Commits) -> None:
     assert (gate.began, gate.cancelled) == (1, 1)
 
 
-async def test_commit_that_nobody_asks_for_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_commit_that_nobody_asks_for_is_cancelled() -> None:
     """Its client left: what it holds, a turn of the engine for one, is others'. Who comes back starts it anew."""
-    monkeypatch.setattr(commits_module, "ABANDONED_S", 0.05)
-    gate = Gate()
+    gate, plan = Gate(), record()
     commits = Commits(gate.publish)
-    plan = record()
     commits.start(plan, DIGESTS)
-    assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0.2) == Committing(step=CommitStep.SEALING)
+    long_s = 2 * ABANDONED_S
+    assert await commits.try_join("acme", plan.plan_id, DIGESTS, long_s) == Committing(step=CommitStep.SEALING)
     assert gate.cancelled == 0, "somebody waited"
-    await eventually(lambda: gate.cancelled == 1)
+    await asyncio.sleep(long_s)
+    assert gate.cancelled == 1
     assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
     commits.start(plan, DIGESTS)
-    await eventually(lambda: gate.cancelled == 2)
+    await asyncio.sleep(long_s)
+    assert gate.cancelled == 2
     assert await commits.try_join("acme", plan.plan_id, DIGESTS, 0) is None
     gate.go.set()
     commits.start(plan, DIGESTS)

@@ -1,16 +1,20 @@
 """What the snapshotter depends on is taken away: what has no test in the file of who asks for it."""
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from blobstore.store import BlobStore, BlobUnavailable, Payload
 from blobstore.verifying import VerifyingStore
+from contracts.jobs import ENGINE
+from service.unix import SocketDirectory
 from tests.eventually import wait
-from tests.snapshotter.house import open_house, settings_for
+from tests.snapshotter.control import FakeControlPlane
+from tests.snapshotter.house import announced, open_house, planned, post, problem, push_whole, serving, settings_for
 from tests.snapshotter.models import Model
 from tests.snapshotter.sender import digests_of
-from tests.snapshotter.test_routes import announced, planned, push_whole
 
 
 class Shut(VerifyingStore):
@@ -42,3 +46,25 @@ def test_a_push_waits_for_the_store(tmp_path: Path) -> None:
         plan = planned(client)
         assert announced(client, plan, digests_of(plan, Model().files())).digests == (), "what was staged is here"
         assert push_whole(client, plan)["created"]
+
+
+def test_an_engine_of_its_own_judges(tmp_path: Path) -> None:
+    """None is there, a dead one has left its socket, one is there, then another one: the push is repeated until it is
+    judged, and the control plane is asked for no job.
+    """
+    run = tmp_path / "engine" / "run"
+    settings = replace(settings_for(tmp_path / "data"), engine=run)
+    with open_house(settings) as house, house.client() as client:
+        away = (503, "unavailable", "the engine is not available")
+        assert problem(post(client, "/plans", Model().request())) == away
+        with closing(SocketDirectory(run)) as directory:
+            directory.listen(ENGINE).close()
+            assert problem(post(client, "/plans", Model().request())) == away
+            one, other = FakeControlPlane(house.store), FakeControlPlane(house.store)
+            with serving(one.app(), directory, ENGINE):
+                plan = planned(client)
+            with serving(other.app(), directory, ENGINE):
+                made = push_whole(client, plan)
+    assert [len(each.gates) for each in (one, other, house.control)] == [1, 0, 0]
+    assert [len(each.seals) for each in (one, other, house.control)] == [0, 1, 0]
+    assert [each.version for each in house.control.registrations] == [made["version"]]

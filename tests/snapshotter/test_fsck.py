@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,51 +17,48 @@ from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from snapshotter.fsck import AT_ONCE, Fsck
 from snapshotter.staging import Staging
-from tests.snapshotter.bench import TENANT, Bench, attestations_over, push
-from tests.snapshotter.models import Model
-from tests.snapshotter.planted import FAULTS, Store
+from tests.snapshotter.bench import Bench, attestations_over, push
+from tests.snapshotter.models import Model, default_weights
+from tests.snapshotter.planted import FAULTS, Store, flip
+from tests.snapshotter.sender import TENANT
+from tests.snapshotter.tensors_files import KeptModel
 
 OTHER = Model(more={"generation_config.json": b'{"top_k": 3}'})
+KEPT = (KeptModel(), KeptModel(shards={"model.safetensors": default_weights(seed=70)}))
 
 
-Named = Callable[[str], Awaitable[tuple[str, ...]]]
+def fsck_of(
+    data: Path, inner: BlobStore | None = None, running: bool = False, named: tuple[str, ...] | None = None
+) -> Fsck:
+    """The check of a data directory; models name what has a manifest, unless it is given."""
+    store = VerifyingStore(inner or FileStore(data / "store"))
+    if named is None:
+        named = tuple(path.name for path in (data / "store" / TENANT / "manifests").iterdir())
 
+    async def versions(tenant: str) -> tuple[str, ...]:
+        return named
 
-def naming(*versions: str) -> Named:
-    """A registry that names these."""
-
-    async def named(tenant: str) -> tuple[str, ...]:
-        return versions
-
-    return named
-
-
-def no_push(tenant: str) -> set[str]:
-    return set()
-
-
-def lines_of(data: Path, running: bool = False, named: tuple[str, ...] | None = None) -> list[FsckLine]:
-    """What the check says; models name what has a manifest, unless it is given."""
     coming = Staging(data / "staging", 8).coming
-    there = tuple(path.name for path in (data / "store" / TENANT / "manifests").iterdir())
-    registry = naming(*(there if named is None else named))
-    inner = VerifyingStore(FileStore(data / "store"))
-    fsck = Fsck(inner, lambda tenant: running, registry, attestations_over(data, inner), coming)
+    return Fsck(store, lambda tenant: running, versions, attestations_over(data, store), coming)
 
-    async def collect() -> list[FsckLine]:
-        return [line async for line in fsck.check(TENANT)]
 
-    return asyncio.run(collect())
+async def lines_of(fsck: Fsck) -> list[FsckLine]:
+    return [line async for line in fsck.check(TENANT)]
+
+
+def judged(lines: list[FsckLine]) -> tuple[list[FsckFinding], FsckSummary]:
+    """The findings of a check that came to its end."""
+    last = lines[-1]
+    assert isinstance(last, FsckSummary)
+    findings = [line for line in lines if isinstance(line, FsckFinding)]
+    assert last.findings == len(findings)
+    return findings, last
 
 
 def check(
     data: Path, running: bool = False, named: tuple[str, ...] | None = None
 ) -> tuple[list[FsckFinding], FsckSummary]:
-    *lines, last = lines_of(data, running, named)
-    assert isinstance(last, FsckSummary)
-    findings = [line for line in lines if isinstance(line, FsckFinding)]
-    assert last.findings == len(findings)
-    return findings, last
+    return judged(asyncio.run(lines_of(fsck_of(data, None, running, named))))
 
 
 @pytest.fixture
@@ -157,9 +154,9 @@ def test_refused_push_leaves_no_fault(tmp_path: Path, store: Store) -> None:
     assert (findings, summary.unreferenced_chunks) == ([], 0)
 
 
-def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> None:
+async def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> None:
     """What it takes away while the check reads is not missed."""
-    push(Bench.over(tmp_path), OTHER)
+    await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())
 
     class Collected(FileStore):
         async def stat(self, key: str) -> BlobStat:
@@ -168,14 +165,8 @@ def test_a_collection_beside_it_is_no_fault(tmp_path: Path, store: Store) -> Non
                     path.unlink()
             return await super().stat(key)
 
-    async def collect() -> list[FsckLine]:
-        inner = VerifyingStore(Collected(tmp_path / "store"))
-        fsck = Fsck(inner, lambda tenant: True, naming(), attestations_over(tmp_path, inner), no_push)
-        return [line async for line in fsck.check(TENANT)]
-
-    lines = asyncio.run(collect())
-    assert isinstance(lines[-1], FsckSummary)
-    assert [line for line in lines if isinstance(line, FsckFinding)] == []
+    findings, _ = judged(await lines_of(fsck_of(tmp_path, Collected(tmp_path / "store"), running=True, named=())))
+    assert findings == []
 
 
 def test_damaged_manifest_is_one_fault(tmp_path: Path, store: Store) -> None:
@@ -212,9 +203,9 @@ def test_clean(tmp_path: Path, store: Store) -> None:
     assert summary.unreferenced_chunks == summary.chunks > 0
 
 
-def test_progress(tmp_path: Path, store: Store) -> None:
+async def test_progress(tmp_path: Path, store: Store) -> None:
     """Progress only grows, and ends at all."""
-    steps = [line for line in lines_of(tmp_path) if isinstance(line, FsckProgress)]
+    steps = [line for line in await lines_of(fsck_of(tmp_path)) if isinstance(line, FsckProgress)]
     assert [step.checked_bytes for step in steps] == sorted({step.checked_bytes for step in steps})
     assert steps[-1].checked_bytes == steps[-1].total_bytes
 
@@ -230,27 +221,23 @@ def test_what_a_running_push_leaves_is_no_fault(tmp_path: Path, store: Store) ->
     assert summary.pushes_running
 
 
-def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
+async def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
     """A check that can read nothing says so instead of a summary: silence is no verdict."""
-    push(Bench.over(tmp_path), OTHER)  # more objects than may be out of reach
+    await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())  # more objects than may be out of reach
 
     class Failing(FileStore):
         async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
             raise BlobUnavailable("gone")
 
-    async def collect(inner: BlobStore) -> list[FsckLine]:
-        fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner), no_push)
-        return [line async for line in fsck.check(TENANT)]
-
-    last = asyncio.run(collect(Failing(tmp_path / "store")))[-1]
+    *_, last = await lines_of(fsck_of(tmp_path, Failing(tmp_path / "store"), named=()))
     assert isinstance(last, FsckBroken)
     assert last.failure.code == "unavailable"
 
 
 @pytest.mark.parametrize("kind", ["packs", "index", "manifests", "attestations", "inputs", "packlists"])
-def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, kind: str) -> None:
+async def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, kind: str) -> None:
     """It is named, with all that is found in what can be read."""
-    push(Bench.over(tmp_path), OTHER)
+    await Bench.over(tmp_path).push(OTHER.files(), OTHER.request())
     sick, planted = store.key(store.first(kind)), store.put(f"{TENANT}/litter/a", b"")
 
     class Sick(FileStore):
@@ -264,25 +251,19 @@ def test_object_that_cannot_be_read_ends_no_check(tmp_path: Path, store: Store, 
                 raise BlobUnavailable("EIO")
             return await super().stat(key)
 
-    async def collect() -> list[FsckLine]:
-        inner = VerifyingStore(Sick(tmp_path / "store"))
-        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
-        return [line async for line in fsck.check(TENANT)]
-
-    lines = asyncio.run(collect())
-    assert isinstance(lines[-1], FsckSummary)
-    findings = {line.key: line.fault for line in lines if isinstance(line, FsckFinding)}
+    found, _ = judged(await lines_of(fsck_of(tmp_path, Sick(tmp_path / "store"), named=(store.version,))))
+    findings = {finding.key: finding.fault for finding in found}
     told = sick.rpartition("/")[0] + "/" if kind == "attestations" else sick.replace("/index/", "/packs/")
     assert "can't be read now" in findings.pop(told)
     consequences = {"packs": "manifests", "index": "manifests"}.get(kind)  # chunks that nobody could verify
     assert {key.split("/")[1] for key in findings} == {"litter", consequences} - {None}
     assert planted in findings
-    advice = {line.key.split("/")[1]: line.mend for line in lines if isinstance(line, FsckFinding)}
+    advice = {finding.key.split("/")[1]: finding.mend for finding in found}
     if consequences:
         assert advice[consequences] == "make the packs above readable, then check again"
 
 
-def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Store) -> None:
+async def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Store) -> None:
     """Its chunks were verified, and its pinned files can't be: the version is named, and the check goes on."""
 
     class Failing(FileStore):
@@ -298,30 +279,23 @@ def test_pack_that_cannot_be_read_twice_ends_no_check(tmp_path: Path, store: Sto
                 raise BlobUnavailable("EIO")
             await super().read_into(key, offset, into)
 
-    async def collect() -> list[FsckLine]:
-        lines, inner = [], Failing(tmp_path / "store")
-        fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
-        async for line in fsck.check(TENANT):
-            lines.append(line)
-            inner.fails = isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes
-        return lines
-
-    lines = asyncio.run(collect())
-    assert isinstance(lines[-1], FsckSummary)
-    findings = {line.key: line.fault for line in lines if isinstance(line, FsckFinding)}
-    assert list(findings) == [store.key(store.first("manifests"))]
-    assert "can't be read now" in findings.popitem()[1]
+    lines, inner = [], Failing(tmp_path / "store")
+    async for line in fsck_of(tmp_path, inner, named=(store.version,)).check(TENANT):
+        lines.append(line)
+        inner.fails = isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes
+    (finding,), _ = judged(lines)
+    assert finding.key == store.key(store.first("manifests"))
+    assert "can't be read now" in finding.fault
 
 
 async def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
     """A second check of a tenant is told to come back; after the first one's end, or its client's, there is room. A
     client that reads nothing of its check keeps no other tenant from theirs; there are so many in all.
     """
-    inner = VerifyingStore(FileStore(tmp_path / "store"))
-    fsck = Fsck(inner, lambda tenant: False, naming(store.version), attestations_over(tmp_path, inner), no_push)
+    fsck = fsck_of(tmp_path)
     first = fsck.check(TENANT)
     await anext(first)
-    (refused,) = [line async for line in fsck.check(TENANT)]
+    (refused,) = await lines_of(fsck)
     assert isinstance(refused, FsckBroken)
     assert refused.failure.code == "overloaded"
     others = [fsck.check(f"tenant-{number}") for number in range(AT_ONCE)]
@@ -331,7 +305,7 @@ async def test_one_at_a_time(tmp_path: Path, store: Store) -> None:
     for other in others:
         await other.aclose()  # type: ignore[attr-defined]
     await first.aclose()  # type: ignore[attr-defined]
-    assert isinstance([line async for line in fsck.check(TENANT)][-1], FsckSummary)
+    judged(await lines_of(fsck))
 
 
 def test_the_planted_manifests_are_manifests(store: Store) -> None:
@@ -341,16 +315,56 @@ def test_the_planted_manifests_are_manifests(store: Store) -> None:
     assert encode_manifest(decode_manifest(raw, store.version)) == raw
 
 
-def test_version_that_is_collected_while_it_is_checked_ends_no_check(tmp_path: Path) -> None:
+async def test_version_that_is_collected_while_it_is_checked_ends_no_check(tmp_path: Path, store: Store) -> None:
     """Its packs are gone once they were checked, and its pinned files can't be read any more."""
-    push(Bench.over(tmp_path), Model())
-    inner = VerifyingStore(FileStore(tmp_path / "store"))
-    fsck = Fsck(inner, lambda tenant: False, naming(), attestations_over(tmp_path, inner), no_push)
+    async for line in fsck_of(tmp_path, named=()).check(TENANT):
+        if isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes:
+            shutil.rmtree(tmp_path / "store" / TENANT)
+    assert isinstance(line, FsckSummary)
 
-    async def scene() -> FsckLine:
-        async for line in fsck.check(TENANT):
-            if isinstance(line, FsckProgress) and line.checked_bytes == line.total_bytes:
-                shutil.rmtree(tmp_path / "store" / TENANT)
-        return line
 
-    assert isinstance(asyncio.run(scene()), FsckSummary)
+@pytest.mark.deep
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("kind", ["packs", "index"])
+def test_a_kept_file_in_every_way(tmp_path: Path, kind: str, harm: str) -> None:
+    """Likewise a tensorizer file that is kept as it is, and its index."""
+    named = tuple(push(Bench.over(tmp_path), model).version for model in KEPT)
+    one, two = sorted((tmp_path / "store" / TENANT / kind).glob("*.tensors"))
+    right = one.read_bytes()
+    assert check(tmp_path, named=named)[0] == []
+    raw = HARMS[harm](right, two.read_bytes())
+    if raw is None:
+        one.unlink()
+    else:
+        one.write_bytes(raw)
+    findings, _ = check(tmp_path, named=named)
+    assert any(one.name in finding.key for finding in findings), findings
+    for _ in range(3):
+        mend(tmp_path, findings, *KEPT)
+        findings, _ = check(tmp_path, named=named)
+    assert findings == []
+    assert one.read_bytes() == right
+
+
+def test_a_byte_of_no_chunk(tmp_path: Path) -> None:
+    """A bit of a kept file that no version needs is found too: the file is not what was pushed."""
+    push(Bench.over(tmp_path), KEPT[0])
+    (path,) = (tmp_path / "store" / TENANT / "packs").glob("*.tensors")
+    flip(Store(tmp_path / "store", ""), path, -1)
+    (finding,) = check(tmp_path)[0]
+    assert (finding.key, finding.fault) == (f"{TENANT}/packs/{path.name}", "its bytes do not match its name")
+
+
+def test_an_index_that_lies_of_a_kept_file(tmp_path: Path) -> None:
+    """Well formed and a byte off: the index is named, not the file."""
+    version = push(Bench.over(tmp_path), KEPT[0]).version
+    (path,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")
+    raw = path.read_bytes()
+    at = json.loads(raw)["chunks"][0][1][0][0]
+    path.write_bytes(raw.replace(b"[%d," % at, b"[%d," % (at - 1), 1))
+    findings, _ = check(tmp_path)
+    assert [finding.key for finding in findings] == [
+        f"{TENANT}/index/{path.name}", f"{TENANT}/manifests/{version}"
+    ]  # fmt: skip
+    mend(tmp_path, findings, KEPT[0])
+    assert (check(tmp_path)[0], path.read_bytes()) == ([], raw)

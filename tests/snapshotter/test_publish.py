@@ -13,14 +13,13 @@ from blobstore.store import BlobStore, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
 from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
-from contracts.push import CommitRequest, CommitStep, Committed, MissingRequest
-from contracts.wire import encode
+from contracts.push import CommitStep, Committed
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
-from tests.snapshotter.bench import TENANT, Bench, MortalStore, push
+from tests.snapshotter.bench import Bench, MortalStore, push
 from tests.snapshotter.models import Model, Weight, default_weights, weight
 from tests.snapshotter.reader import assert_whole, versions_of
-from tests.snapshotter.sender import digests_of, send_missing
+from tests.snapshotter.sender import TENANT, commit, open_push, send
 
 
 def failure_of(bench: Bench, model: Model) -> Failure:
@@ -77,7 +76,7 @@ def test_pushed_again(tmp_path: Path) -> None:
     assert first.created
     second = push(bench, Model())
     assert (second.version, second.created, second.new_chunks) == (first.version, False, 0)
-    other = asyncio.run(bench.push(Model().files(), encode(Model().request("other"))))
+    other = asyncio.run(bench.push(Model().files(), Model().request("other")))
     assert (other.model, other.version, other.created) == ("other", first.version, False)
     assert len(bench.jobs.seals) == 1
     assert [each.model for each in bench.jobs.registered or []] == ["toy", "toy", "other"]
@@ -118,7 +117,7 @@ def test_concurrent_pushes_converge(tmp_path: Path) -> None:
     async def pushed(model: Model) -> Committed:
         while True:
             try:
-                return await bench.push(model.files(), encode(model.request()))
+                return await bench.push(model.files(), model.request())
             except Refused as refused:
                 if not isinstance(refused.failure, NotFound):
                     raise
@@ -179,26 +178,18 @@ def test_a_store_that_lies(tmp_path: Path) -> None:
 
 async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
     """A power cut may take what was staged: packing notices, and the chunk is asked for again."""
-    bench = Bench.over(tmp_path)
-    files, request = Model().files(), encode(Model().request())
-
-    plan = await bench.pushes.plan(TENANT, request)
-    digests = digests_of(plan, files)
-    missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-
-    async def put(digest: str, data: bytes) -> None:
-        await bench.pushes.put_chunk(TENANT, missing.plan_id, digest, data)
-
-    await send_missing(plan, digests, missing.digests, files, put)
-    lost = missing.digests[0]
-    (tmp_path / "staging" / TENANT / missing.plan_id / "chunks" / lost).write_bytes(b"")
+    bench, files, request = Bench.over(tmp_path), Model().files(), Model().request()
+    first = await open_push(bench.pushes, files, request)
+    await send(bench.pushes, first)
+    lost = first.missing[0]
+    (tmp_path / "staging" / TENANT / first.push_id / "chunks" / lost).write_bytes(b"")
     with pytest.raises(Refused) as caught:
-        await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
+        await commit(bench.pushes, first)
     assert isinstance(caught.value.failure, Conflict)
-    again = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-    assert lost in again.digests
-    await send_missing(plan, digests, again.digests, files, put)
-    await bench.pushes.commit(TENANT, missing.plan_id, CommitRequest(digests=digests))
+    again = await open_push(bench.pushes, files, request)
+    assert (again.push_id, lost in again.missing) == (first.push_id, True)
+    await send(bench.pushes, again)
+    await commit(bench.pushes, again)
     assert_whole(tmp_path / "store", TENANT)
 
 

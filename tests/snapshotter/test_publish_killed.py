@@ -13,9 +13,10 @@ from contracts.manifest import encode_manifest, version_of
 from contracts.push import Committed
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Publisher, Report
-from tests.snapshotter.bench import TENANT, Bench, Killed, push
+from tests.snapshotter.bench import Bench, Killed, push
 from tests.snapshotter.models import Model
 from tests.snapshotter.reader import assert_whole, versions_of
+from tests.snapshotter.sender import TENANT
 
 pytestmark = pytest.mark.deep
 

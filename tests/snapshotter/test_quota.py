@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,14 @@ from contracts.errors import Refused, Unavailable
 from contracts.problem import code_of
 from contracts.push import CommitRequest, Committed, MissingRequest, Plan
 from contracts.traffic_errors import Overloaded
-from contracts.wire import decode, encode
 from kelvin.progress import Progress
 from kelvin.push import push_directory
 from snapshotter.policy.quota import Promise
 from snapshotter.staging import IDLE_S, Staging
-from tests.snapshotter.bench import TENANT, Bench
-from tests.snapshotter.house import House, open_house, settings_for
+from tests.snapshotter.bench import Bench
+from tests.snapshotter.house import House, open_house, planned, post, settings_for
 from tests.snapshotter.models import Model, default_weights
-from tests.snapshotter.sender import digests_of, send_missing
+from tests.snapshotter.sender import TENANT, digests_of, open_push, send
 from tests.snapshotter.test_attestations import PUBLISHER, attest, opened_push, said
 
 
@@ -43,7 +41,7 @@ def stored_bytes(data: Path) -> int:
 def bytes_of_one(tmp_path: Path) -> int:
     """Of a model alone. Twice as much is enough for two, which share their small files, and not for three."""
     bench = Bench.over(tmp_path / "probe")
-    asyncio.run(bench.push(models(1)[0].files(), encode(models(1)[0].request())))
+    asyncio.run(bench.push(models(1)[0].files(), models(1)[0].request()))
     return stored_bytes(tmp_path / "probe")
 
 
@@ -52,7 +50,7 @@ async def push_all(bench: Bench, pushed: Sequence[Model]) -> list[Refused | None
 
     async def one(model: Model) -> Refused | None:
         try:
-            await bench.push(model.files(), encode(model.request()))
+            await bench.push(model.files(), model.request())
         except Refused as refused:
             return refused
         return None
@@ -89,11 +87,10 @@ def test_without_promises_they_would_not(tmp_path: Path, monkeypatch: pytest.Mon
     assert overshoots(tmp_path / "data", bench, limit)
 
 
-def planned(client: httpx.Client, model: Model) -> tuple[Plan, httpx.Response]:
+def asked(client: httpx.Client, model: Model) -> tuple[Plan, httpx.Response]:
     """A push as far as the question what is missing."""
-    plan = decode(client.post("/push/v1/plans", content=encode(model.request())).content, Plan)
-    body = MissingRequest(digests=digests_of(plan, model.files()))
-    return plan, client.post(f"/push/v1/plans/{plan.plan_id}/missing", content=encode(body))
+    plan = planned(client, model)
+    return plan, post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests_of(plan, model.files())))
 
 
 def refused(answer: httpx.Response) -> str:
@@ -118,7 +115,7 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         for number, model in enumerate((first, second)):
             push_directory(model.write(tmp_path / str(number)), "toy", client, Progress())
         used = stored_bytes(house.data)
-        plan, answer = planned(client, third)
+        plan, answer = asked(client, third)
         assert f"{used} bytes are stored or promised to open pushes, " in refused(answer)
         assert f"the limit is {2 * size}" in refused(answer)
         assert staged(house) == []
@@ -131,7 +128,7 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         again = push_directory(tmp_path / "0", "toy", client, Progress())
         assert (again.sent_bytes, again.committed.created) == (0, False)
         with house.client("umbrella") as other:
-            assert planned(other, third)[1].status_code == 200  # each tenant has its own
+            assert asked(other, third)[1].status_code == 200  # each tenant has its own
 
 
 def test_a_tenants_own_limit(tmp_path: Path) -> None:
@@ -140,13 +137,13 @@ def test_a_tenants_own_limit(tmp_path: Path) -> None:
     size = bytes_of_one(tmp_path)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=size // 2)
     with open_house(settings) as house, house.client() as client:
-        refused(planned(client, model)[1])
+        refused(asked(client, model)[1])
         house.control.limits[TENANT] = TenantLimits(store_bytes=2 * size)
-        assert planned(client, model)[1].status_code == 200
+        assert asked(client, model)[1].status_code == 200
         house.control.limits[TENANT] = TenantLimits(store_bytes=10)
-        assert "the limit is 10" in refused(planned(client, model)[1])
+        assert "the limit is 10" in refused(asked(client, model)[1])
         house.control.failures["limits"] = [Unavailable("the control plane")]
-        assert planned(client, model)[1].status_code == 503
+        assert asked(client, model)[1].status_code == 503
 
 
 def test_right_after_a_restart(tmp_path: Path) -> None:
@@ -156,10 +153,10 @@ def test_right_after_a_restart(tmp_path: Path) -> None:
     settings = settings_for(tmp_path / "data", tenant_store_bytes=2 * size)
     with open_house(settings) as house, house.client() as client:
         push_directory(first.write(tmp_path / "first"), "toy", client, Progress())
-        assert planned(client, second)[1].status_code == 200
+        assert asked(client, second)[1].status_code == 200
     with open_house(settings) as house, house.client() as client:
-        refused(planned(client, third)[1])
-        assert planned(client, second)[1].status_code == 200  # the same push has its promise already
+        refused(asked(client, third)[1])
+        assert asked(client, second)[1].status_code == 200  # the same push has its promise already
 
 
 def test_a_push_that_stands_still_makes_room(tmp_path: Path) -> None:
@@ -167,13 +164,13 @@ def test_a_push_that_stands_still_makes_room(tmp_path: Path) -> None:
     first, second = models(2)
     settings = settings_for(tmp_path / "data", tenant_store_bytes=3 * bytes_of_one(tmp_path) // 2)
     with open_house(settings) as house, house.client() as client:
-        assert planned(client, first)[1].status_code == 200
-        refused(planned(client, second)[1])
+        assert asked(client, first)[1].status_code == 200
+        refused(asked(client, second)[1])
         (push,) = (house.data / "staging" / TENANT).glob("*/declared.json")
         idle(push.parent)
-        assert planned(client, second)[1].status_code == 200
+        assert asked(client, second)[1].status_code == 200
         assert len(staged(house)) == 1
-        refused(planned(client, first)[1])
+        refused(asked(client, first)[1])
 
 
 class Meanwhile:
@@ -200,36 +197,27 @@ class Meanwhile:
             yield key
 
 
-def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Path) -> None:
+async def test_push_whose_commit_begins_meanwhile_keeps_its_chunks(tmp_path: Path) -> None:
     """A push stood still for ten minutes. Its commit begins after another push chose to take its room: it stays."""
     first, second = models(2)
-    bench = Bench.over(tmp_path / "data", tenant_store_bytes=3 * bytes_of_one(tmp_path) // 2)
-    pushes = bench.pushes
+    limit = 3 * await asyncio.to_thread(bytes_of_one, tmp_path) // 2
+    bench = Bench.over(tmp_path / "data", tenant_store_bytes=limit)
+    push = await open_push(bench.pushes, first.files(), first.request())
+    await send(bench.pushes, push)
+    idle(tmp_path / "data" / "staging" / TENANT / push.push_id)
+    commits: list[asyncio.Task[object]] = []
 
-    async def main() -> None:
-        files = first.files()
-        plan = await pushes.plan(TENANT, encode(first.request()))
-        digests = digests_of(plan, files)
-        missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-        await send_missing(plan, digests, missing.digests, files, partial(pushes.put_chunk, TENANT, missing.plan_id))
-        idle(tmp_path / "data" / "staging" / TENANT / missing.plan_id)
-        commits: list[asyncio.Task[object]] = []
+    async def commit() -> None:
+        request = CommitRequest(digests=push.digests)
+        commits.append(asyncio.create_task(bench.pushes.commit(TENANT, push.push_id, request)))
+        await store.writing.wait()
 
-        async def commit() -> None:
-            request = CommitRequest(digests=digests)
-            commits.append(asyncio.create_task(pushes.commit(TENANT, missing.plan_id, request)))
-            await store.writing.wait()
-
-        bench.store.inner = store = Meanwhile(bench.store.inner, commit)
-        other = await pushes.plan(TENANT, encode(second.request()))
-        request = MissingRequest(digests=digests_of(other, second.files()))
-        with pytest.raises(Refused) as refused:
-            await pushes.missing(TENANT, other.plan_id, request)
-        assert isinstance(refused.value.failure, Overloaded)
-        store.go.set()
-        assert isinstance(await commits[0], Committed)
-
-    asyncio.run(main())
+    bench.store.inner = store = Meanwhile(bench.store.inner, commit)
+    with pytest.raises(Refused) as refused:
+        await open_push(bench.pushes, second.files(), second.request())
+    assert isinstance(refused.value.failure, Overloaded)
+    store.go.set()
+    assert isinstance(await commits[0], Committed)
 
 
 def test_what_publishers_say_counts(tmp_path: Path) -> None:
@@ -240,7 +228,7 @@ def test_what_publishers_say_counts(tmp_path: Path) -> None:
     settings = settings_for(tmp_path / "data", tenant_store_bytes=limit)
 
     def say(client: httpx.Client, model: Model, numbers: Sequence[int]) -> list[httpx.Response]:
-        push_id, version, _ = opened_push(client, model)
+        push_id, version = opened_push(client, model)
         bundles = [bytes([number]) * MAX_BUNDLE_BYTES for number in numbers]
         return [attest(client, push_id, PUBLISHER.attest(version, ORIGIN, said(each)), each) for each in bundles]
 
@@ -254,7 +242,7 @@ def test_what_publishers_say_counts(tmp_path: Path) -> None:
         assert kept(house) <= limit
         assert [answer.status_code for answer in say(client, first, range(6))] == [204] * 6
         house.control.limits[TENANT] = TenantLimits(store_bytes=kept(house))
-        refused(planned(client, third)[1])
+        refused(asked(client, third)[1])
     with open_house(settings) as house, house.client() as client:
         refused(say(client, third, [0])[0])
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -33,10 +32,20 @@ from snapshotter.turns import ByteRoom
 from tests.eventually import eventually
 from tests.snapshotter.bench import Bench
 from tests.snapshotter.control import UNSERVED
-from tests.snapshotter.house import TENANT, House, open_house, principal, settings_for
+from tests.snapshotter.house import (
+    House,
+    announced,
+    open_house,
+    planned,
+    post,
+    principal,
+    problem,
+    push_whole,
+    settings_for,
+)
 from tests.snapshotter.models import Model, default_config, request_of
 from tests.snapshotter.policy.test_intake import REFUSALS, config
-from tests.snapshotter.sender import digests_of
+from tests.snapshotter.sender import TENANT, digests_of
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +54,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     settings = settings_for(tmp_path_factory.mktemp("house"), max_version_bytes=1 << 20)
     with open_house(settings) as opened:
         yield opened
-
-
-def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
-    return client.post(f"/push/v1{path}", content=encode(body))
-
-
-def planned(client: httpx.Client, model: Model | None = None) -> Plan:
-    answer = post(client, "/plans", (model or Model()).request())
-    assert answer.status_code == 200, answer.text
-    return decode(answer.content, Plan)
-
-
-def problem(answer: httpx.Response) -> tuple[int, str, str]:
-    assert answer.headers["content-type"] == "application/problem+json"
-    body: dict[str, Any] = answer.json()
-    return answer.status_code, body["code"], body["detail"]
 
 
 MORE = [
@@ -235,28 +228,6 @@ def test_presence_for_everybody_would_be_seen(tmp_path: Path, monkeypatch: pytes
         assert announced(beta, planned(beta), digests).digests == before.digests
         monkeypatch.setattr(Catalog, "holdings", one_for_all)
         assert announced(beta, planned(beta), digests).digests == ()
-
-
-def announced(client: httpx.Client, plan: Plan, digests: tuple[str, ...]) -> Missing:
-    answer = post(client, f"/plans/{plan.plan_id}/missing", MissingRequest(digests=digests))
-    assert answer.status_code == 200, answer.text
-    return decode(answer.content, Missing)
-
-
-def push_whole(client: httpx.Client, plan: Plan, files: dict[str, bytes] | None = None) -> dict[str, Any]:
-    files = Model().files() if files is None else files
-    digests = digests_of(plan, files)
-    missing = announced(client, plan, digests)
-    chunks = dict(zip(digests, plan.chunks, strict=True))
-    for digest in missing.digests:
-        data = assemble(chunks[digest], files)
-        assert client.put(f"/push/v1/plans/{missing.plan_id}/chunks/{digest}", content=data).status_code == 204
-    while True:
-        committed = post(client, f"/plans/{missing.plan_id}/commit", CommitRequest(digests=digests))
-        if committed.status_code != 202:
-            assert committed.status_code == 200, committed.text
-            found: dict[str, Any] = committed.json()
-            return found
 
 
 def test_chunks_are_checked(house: House) -> None:

@@ -12,12 +12,11 @@ from msgspec import structs
 from blobstore.store import BlobUnavailable
 from contracts.artifact_errors import ArtifactRejected, StorageQuotaExceeded
 from contracts.errors import Conflict, Refused
-from contracts.push import CommitRequest, Committed, MissingRequest, PlanRequest
-from contracts.wire import encode
-from tests.snapshotter.bench import TENANT, Bench, Killed, push
+from contracts.push import Committed, PlanRequest
+from tests.snapshotter.bench import Bench, Killed, push
 from tests.snapshotter.models import Model, default_weights, weight
 from tests.snapshotter.reader import assert_whole, chunks_of, spans_of, versions_of
-from tests.snapshotter.sender import digests_of, send_missing
+from tests.snapshotter.sender import TENANT, Opened, commit, open_push, send
 from tests.snapshotter.tensors_files import TensorsFile, kept
 from tests.snapshotter.test_fsck import check
 
@@ -30,7 +29,7 @@ NAME = f"{blake3(RAW).hexdigest()}.tensors"
 
 
 def push_kept(bench: Bench, files: dict[str, bytes] = FILES, request: PlanRequest = REQUEST) -> Committed:
-    return asyncio.run(bench.push(files, encode(request)))
+    return asyncio.run(bench.push(files, request))
 
 
 def packs(data: Path) -> dict[str, bytes]:
@@ -167,37 +166,30 @@ def test_damaged_at_rest(tmp_path: Path) -> None:
         assert check(tmp_path)[0] == []
 
 
-async def cut_off(bench: Bench) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+async def cut_off(bench: Bench) -> Opened:
     """A push that has sent everything, and is not committed."""
-    plan = await bench.pushes.plan(TENANT, encode(REQUEST))
-    digests = digests_of(plan, FILES)
-    missing = await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
-
-    async def put(digest: str, data: bytes) -> None:
-        await bench.pushes.put_chunk(TENANT, missing.plan_id, digest, data)
-
-    await send_missing(plan, digests, missing.digests, FILES, put)
-    return missing.plan_id, digests, missing.digests
+    push = await open_push(bench.pushes, FILES, REQUEST)
+    await send(bench.pushes, push)
+    return push
 
 
 async def test_staged_bytes_that_were_lost(tmp_path: Path) -> None:
     """The chunk is asked for again; what no chunk holds comes with the plan again."""
     bench = Bench.over(tmp_path)
-
-    push_id, digests, sent = await cut_off(bench)
+    first = await cut_off(bench)
     whole = REQUEST.weights[0].whole
     assert whole is not None
     rest = blake3(REQUEST.weights[0].header + whole.between).hexdigest()
-    for lost in (sent[-1], rest):
+    for lost in (first.missing[-1], rest):
         for path in (tmp_path / "staging" / TENANT).glob(f"*/chunks/{lost}"):
             path.write_bytes(b"")
         with pytest.raises(Refused) as caught:
-            await bench.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
+            await commit(bench.pushes, first)
         assert isinstance(caught.value.failure, Conflict)
-        again, digests, resent = await cut_off(bench)
-        assert again == push_id
-        assert resent == ((lost,) if lost in sent else ())
-    await bench.pushes.commit(TENANT, push_id, CommitRequest(digests=digests))
+        again = await cut_off(bench)
+        assert again.push_id == first.push_id
+        assert again.missing == ((lost,) if lost in first.missing else ())
+    await commit(bench.pushes, first)
     assert packs(tmp_path)[NAME] == RAW
 
 
@@ -205,10 +197,9 @@ async def test_quota(tmp_path: Path) -> None:
     """The file counts with all its bytes, once, also beside packs that hold the same chunks; promised it counts too."""
     room = len(RAW) + 20_000
 
-    async def too_much(bench: Bench, request: PlanRequest, files: dict[str, bytes]) -> bool:
-        plan = await bench.pushes.plan(TENANT, encode(request))
+    async def is_too_much(bench: Bench, files: dict[str, bytes], request: PlanRequest) -> bool:
         try:
-            await bench.pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests_of(plan, files)))
+            await open_push(bench.pushes, files, request)
         except Refused as refused:
             return isinstance(refused.failure, StorageQuotaExceeded)
         return False
@@ -216,13 +207,13 @@ async def test_quota(tmp_path: Path) -> None:
     bench = Bench.over(tmp_path, tenant_store_bytes=room)
     await cut_off(bench)
     other = Model(shards={"model.safetensors": {**WEIGHTS, "model.large": weight((11_000,), 8, "BF16")}})
-    assert await too_much(bench, other.request(), other.files())  # the file is promised
-    await bench.push(FILES, encode(REQUEST))
-    assert await too_much(bench, other.request(), other.files())  # the file is there
-    assert not await too_much(bench, MODEL.request(), MODEL.files())  # its chunks are
+    assert await is_too_much(bench, other.files(), other.request())  # the file is promised
+    await bench.push(FILES, REQUEST)
+    assert await is_too_much(bench, other.files(), other.request())  # the file is there
+    assert not await is_too_much(bench, MODEL.files(), MODEL.request())  # its chunks are
     small = Bench.over(tmp_path / "small", tenant_store_bytes=62_000)  # the packs, and half of the file
-    await small.push(MODEL.files(), encode(MODEL.request()))
-    assert await too_much(small, REQUEST, FILES)
+    await small.push(MODEL.files(), MODEL.request())
+    assert await is_too_much(small, FILES, REQUEST)
 
 
 @pytest.mark.deep

@@ -1,4 +1,4 @@
-"""A layout covers every byte once, on page boundaries, and depends on nothing but the model."""
+"""A layout covers every byte once, on page boundaries, and depends on the model alone; packs hold every chunk once."""
 
 import random
 from itertools import pairwise
@@ -12,7 +12,7 @@ from contracts.jobs import GateJob
 from contracts.manifest import PAGE, Chunk, find_fault
 from contracts.push import SmallFile
 from snapshotter.policy.intake import admit
-from snapshotter.policy.layout import Layout, assemble, first_use_order, lay_out, pads_are_zero
+from snapshotter.policy.layout import Layout, assemble, first_use_order, group, lay_out, pads_are_zero
 from snapshotter.policy.safetensors_header import SourceTensor
 from snapshotter.policy.sealing import build_manifest, choose_sealing
 from tests.snapshotter.control import gate_facts
@@ -167,3 +167,17 @@ def test_chunks_are_whole_pages() -> None:
     """A chunk size off the page is a defect of ours."""
     with pytest.raises(ValueError, match="multiple"):
         lay_out([], [], [], 5000)
+
+
+PACK_BYTES = 100
+
+
+@given(st.lists(st.integers(1, 150)))
+def test_group(lengths: list[int]) -> None:
+    """For any chunks: none lost or reordered, no pack over the limit but a lone chunk, no two that fit in one."""
+    chunks = [(str(number), length) for number, length in enumerate(lengths)]
+    packs = list(group(chunks, PACK_BYTES))
+    assert [chunk for pack in packs for chunk in pack] == chunks
+    totals = [sum(length for _, length in pack) for pack in packs]
+    assert all(total <= PACK_BYTES or len(pack) == 1 for total, pack in zip(totals, packs, strict=True))
+    assert all(total + pack[0][1] > PACK_BYTES for total, pack in zip(totals, packs[1:], strict=False))
