@@ -200,14 +200,13 @@ class Collector:
         return last_part(key), FoundPack(found, await self._chunks(key))
 
     async def _chunks(self, key: str) -> dict[str, int] | None:
-        """Return the lengths of a pack's chunks. None if they can't be known now."""
+        """Return the lengths of a pack's chunks. None if they can't be known now, or ever."""
         tenant, _, pack = key.split("/")
         try:
             return {digest: place.length for digest, place in (await read_places(self._store, tenant, pack)).items()}
         except BlobNotFound:
-            if digest_of_file_pack(pack) is None:
-                raise
-            return {}  # a file without an index: no reader finds a chunk in it
+            # A pack with neither was taken away since its listing. In a file without index no reader finds a chunk.
+            return None if digest_of_file_pack(pack) is None else {}
         except Refused as refused:
             if isinstance(refused.failure, PackCorrupt | Unavailable):
                 return None

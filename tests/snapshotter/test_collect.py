@@ -206,6 +206,27 @@ def test_object_that_cannot_be_read_stops_no_collection(tmp_path: Path, monkeypa
     check_whole(tmp_path, named)
 
 
+def test_pack_that_is_taken_away_stops_no_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its index is gone, and somebody deletes the pack too, between its listing and the reading of its footer."""
+    bench, named, _ = store_of(tmp_path)
+    index = min(path for path in (tmp_path / "store" / TENANT / "index").iterdir() if not path.suffix)
+    pack = tmp_path / "store" / TENANT / "packs" / index.name
+    right = index.read_bytes(), pack.read_bytes()
+    index.unlink()
+    read = bench.store.read
+
+    async def read_after(key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if key.endswith(f"/index/{index.name}"):
+            pack.unlink(missing_ok=True)
+        return await read(key, offset, length)
+
+    monkeypatch.setattr(bench.store, "read", read_after)
+    collect(bench)
+    index.write_bytes(right[0])
+    pack.write_bytes(right[1])
+    check_whole(tmp_path, named)
+
+
 DAMAGES = {"missing": None, "empty": 0.0, "torn": 0.5, "zero-filled": 1.0}
 
 
