@@ -111,10 +111,11 @@ class Staging:
     def promises(self, tenant: str, but: str, now_s: float) -> list[Promise]:
         """Return what the tenant's pushes other than `but` may still send, the longest idle first."""
         found: list[Promise] = []
-        for plan in sorted(self._plans(tenant), key=_mtime):
-            if plan.name == but or (declaration := self._declaration(plan)) is None:
-                continue
-            found.append(Promise(plan.name, declaration.stores(), self._is_free(plan, now_s)))
+        with _translated("plan", but):
+            for plan in sorted(self._plans(tenant), key=_mtime):
+                if plan.name == but or (declaration := self._declaration(plan)) is None:
+                    continue
+                found.append(Promise(plan.name, declaration.stores(), self._is_free(plan, now_s)))
         return found
 
     def put(self, tenant: str, plan_id: str, digest: str, data: bytes) -> None:

@@ -164,3 +164,17 @@ def test_disk_that_reads_nothing_is_unavailable(tmp_path: Path, monkeypatch: pyt
         lambda: staging.read("acme", push, A),
     ):
         assert failure_of(ask) == Unavailable("the staging disk")
+
+
+def test_disk_that_tells_no_time_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pushes of a tenant may still send is listed by their times."""
+    staging = Staging(tmp_path, 2)
+    push, stat = opened(staging), Path.stat
+
+    def refuse(self: Path, **more: bool) -> os.stat_result:
+        if self.name == push:
+            raise OSError(errno.EIO, "EIO")
+        return stat(self, **more)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert failure_of(staging.promises, "acme", "", 0.0) == Unavailable("the staging disk")
