@@ -56,15 +56,13 @@ class Found:
     pidfd: int
 
 
-async def survey(
-    directory: SocketDirectory, answer_s: float = ANSWER_S, skip: Callable[[str], bool] = lambda _: False
-) -> list[Found]:
+async def survey(directory: SocketDirectory, skip: Callable[[str], bool] = lambda _: False) -> list[Found]:
     """Ask every runtime socket at once, except those whose ids `skip` accepts. Return the processes that answered.
 
     A socket on which nobody listens is removed. A process that can't be connected to for another reason, or is silent,
     is left for the next call. One that gives a wrong answer is killed.
     """
-    found = await asyncio.gather(*(_ask(directory, name, answer_s) for name in _sockets(directory, skip)))
+    found = await asyncio.gather(*(_ask(directory, name) for name in _sockets(directory, skip)))
     return [each for each in found if each is not None]
 
 
@@ -73,9 +71,10 @@ def _sockets(directory: SocketDirectory, skip: Callable[[str], bool]) -> list[st
     return sorted(name for name in there if not skip(name[3:-5]))
 
 
-async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found | None:
+async def _ask(directory: SocketDirectory, name: str) -> Found | None:
     try:
-        pid = _listener_pid(directory, name)
+        # In a thread: a process that is stopped, and whose backlog is full, would hold the loop.
+        pid = await asyncio.to_thread(_listener_pid, directory, name)
         pidfd = os.pidfd_open(pid)
     except (ConnectionRefusedError, FileNotFoundError, ProcessLookupError):
         _remove(directory, name)  # nobody listens
@@ -87,7 +86,7 @@ async def _ask(directory: SocketDirectory, name: str, answer_s: float) -> Found 
     client = ServiceClient(directory, name, "the runtime")
     try:
         # Asked after the pidfd was opened: who answers now was alive then, so the number is no stranger's.
-        report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=answer_s)
+        report = await client.call("GET", "/control/state", RuntimeReport, timeout_s=ANSWER_S)
         if report.pid != pid or f"rt-{report.runtime_id}.sock" != name:
             raise Refused(Conflict(name, f"is answered for {report.runtime_id}, process {report.pid}"))
     except Refused as refused:
@@ -116,7 +115,7 @@ def _remove(directory: SocketDirectory, name: str) -> None:
 
 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
-    """Return the process that listens at the socket, as the kernel reports it. Raises OSError if there is none."""
+    """Return the process that listens at the socket, as the kernel reports it. Blocking. Raises OSError if none."""
     with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
         return peer_pid(sock)
 
@@ -136,8 +135,10 @@ class Adopter:
         """Adopt the processes that the fleet does not know. Return how many. A silent one counts as a taken slot until
         it is known.
         """
-        found = await survey(self.directory, ANSWER_S, skip=self.fleet.knows)
-        _adopt(self.fleet, self.pool, self.actuator, self.feed, self.known, found)
+        found = await survey(self.directory, self.fleet.knows)
+        for each in found:
+            with isolated(each.report.runtime_id):
+                self._adopt(each)
         self.fleet.table.unknown = len(_sockets(self.directory, self.fleet.knows))
         return len(found)
 
@@ -147,46 +148,48 @@ class Adopter:
             await self.fleet.clock.sleep(AGAIN_S if self.fleet.table.unknown else SWEEP_S)
             await self.sweep()
 
+    def _adopt(self, found: Found) -> None:
+        """Take a process on from where it is. A replica of a version that does not exist is drained."""
+        replica = _replica(found.report, self.fleet.clock.monotonic_us())
+        process = self.fleet.adopt(replica, found.pidfd)
+        log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
+        match replica.state:
+            case ReplicaState.STANDBY:
+                self.pool.adopt(process)
+            case ReplicaState.RESTORING:
+                self.fleet.tasks.start(self._watch_restore(process), f"watch {process.runtime_id}")
+            case ReplicaState.READY if replica.key is not None and self.known(replica.key):
+                self.feed.publish(Feed(replicas=(replica_row(replica),)))
+                self.actuator.announce(replica)
+            case ReplicaState.READY | ReplicaState.DRAINING:
+                self.actuator.drain(process)
+            case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if replica.key is not None and self.known(replica.key):
+                pass  # it sleeps on, for as long as the decider lets it
+            case _:
+                self.fleet.tasks.start(process.end(), f"end {process.runtime_id}")
 
-def _adopt(
-    fleet: Fleet,
-    pool: StandbyPool,
-    actuator: LocalActuator,
-    feed: FeedHub,
-    known: Known,
-    found: list[Found],
-) -> None:
-    """Take each on from where it is. A replica of a version that does not exist is drained."""
-    for each in found:
-        with isolated(each.report.runtime_id):
-            _adopt_one(fleet, pool, actuator, feed, known, each)
-
-
-def _adopt_one(
-    fleet: Fleet,
-    pool: StandbyPool,
-    actuator: LocalActuator,
-    feed: FeedHub,
-    known: Known,
-    found: Found,
-) -> None:
-    replica = _replica(found.report, fleet.clock.monotonic_us())
-    process = fleet.adopt(replica, found.pidfd)
-    log.info("adopted", extra={"runtime_id": replica.runtime_id, "state": replica.state})
-    match replica.state:
-        case ReplicaState.STANDBY:
-            pool.adopt(process)
-        case ReplicaState.RESTORING:
-            fleet.tasks.start(_watch_restore(fleet, actuator, process), f"watch {process.runtime_id}")
-        case ReplicaState.READY if replica.key is not None and known(replica.key):
-            feed.publish(Feed(replicas=(replica_row(replica),)))
-            actuator.announce(replica)
-        case ReplicaState.READY | ReplicaState.DRAINING:
-            actuator.drain(process)
-        case ReplicaState.ASLEEP | ReplicaState.ASLEEP2 if replica.key is not None and known(replica.key):
-            pass  # it sleeps on, for as long as the decider lets it
-        case _:
-            fleet.tasks.start(process.end(), f"end {process.runtime_id}")
+    async def _watch_restore(self, process: Process) -> None:
+        """Watch a restore whose result went to a control plane that is gone: ask until the runtime is ready, dead or
+        too late.
+        """
+        fleet = self.fleet
+        key = fleet.table[process.runtime_id].key
+        limit_us = fleet.clock.monotonic_us() + int(RESTORE_S * 1e6)
+        while not process.is_leaving:
+            with suppress(Refused):  # it may not answer for a while
+                report = await process.report()
+                if report.state is RuntimeState.READY:
+                    self.actuator.serve(process, report.max_streams, report.spans, url=report.url)
+                    return
+                if report.state is not RuntimeState.RESTORING:
+                    break
+            if fleet.clock.monotonic_us() > limit_us:
+                break
+            await fleet.clock.sleep(POLL_S)
+        if not process.is_ending:
+            fleet.end(process)
+            if key is not None:
+                self.actuator.fail(key, Unavailable("the runtime"))
 
 
 def _replica(report: RuntimeReport, now_us: int) -> Replica:
@@ -209,26 +212,3 @@ def _replica(report: RuntimeReport, now_us: int) -> Replica:
         report.spans,
         url=report.url,
     )
-
-
-async def _watch_restore(fleet: Fleet, actuator: LocalActuator, process: Process) -> None:
-    """Watch a restore whose result went to a control plane that is gone: ask until the runtime is ready, dead or too
-    late.
-    """
-    key = fleet.table[process.runtime_id].key
-    limit_us = fleet.clock.monotonic_us() + int(RESTORE_S * 1e6)
-    while not process.is_leaving:
-        with suppress(Refused):  # it may not answer for a while
-            report = await process.report()
-            if report.state is RuntimeState.READY:
-                actuator.serve(process, report.max_streams, report.spans, url=report.url)
-                return
-            if report.state is not RuntimeState.RESTORING:
-                break
-        if fleet.clock.monotonic_us() > limit_us:
-            break
-        await fleet.clock.sleep(POLL_S)
-    if not process.is_ending:
-        fleet.end(process)
-        if key is not None:
-            actuator.fail(key, Unavailable("the runtime"))

@@ -1,9 +1,8 @@
 """A run directory with a fake zygote in it, and an actuator over both: the ground that scenarios stand on."""
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from service.jobs import JobDesk
 from service.unix import SocketDirectory
 from service.zygote import ZygoteClient
 from tests.controlplane.fake_zygote import live
-from tests.eventually import eventually
+from tests.eventually import eventually, wait
 from tests.forks import FORKS
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +65,7 @@ def fake_zygote(run: Run) -> Iterator[None]:
     process.start()
     assert process.pid is not None
     try:
-        asyncio.run(eventually((run.path / "zygote.sock").exists))
+        wait((run.path / "zygote.sock").exists, "the zygote listens")
         yield
     finally:
         process.terminate()
@@ -140,7 +139,9 @@ async def local(
     drain_s: float = 20.0,
     known: Callable[[VersionKey], bool] = lambda _: True,
 ) -> AsyncIterator[Local]:
-    """An actuator over the run directory; it adopts what is there. What runs lives on afterwards."""
+    """An actuator over the run directory; it adopts what is there. What it leaves is consistent, and what runs lives on
+    afterwards.
+    """
     before = len(os.listdir("/proc/self/fd"))
     with closing(SocketDirectory(run.path)) as directory:
         feed, table, clock, news = FeedHub(), ReplicaTable(slots), SystemClock(), News()
@@ -158,7 +159,9 @@ async def local(
                 await adopter.sweep()
                 pool.balance()
                 tasks.start(pool.run(), "standbys")
-                yield Local(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool, feed), adopter, news)
+                it = Local(run, feed, table, fleet, pool, actuator, job_desk(fleet, pool, feed), adopter, news)
+                yield it
+                it.check_integrity()
         finally:
             await fleet.close()
     # A birth that was cancelled may still wait for the zygote's answer, whose descriptor it closes.
@@ -177,14 +180,3 @@ def miss_reports(monkeypatch: pytest.MonkeyPatch, count: int) -> list[None]:
 
     monkeypatch.setattr(Process, "report", missed)
     return missing
-
-
-def play(run: Run, scenario: Callable[[Local], Awaitable[None]], **settings: object) -> None:
-    """A scenario over a fresh actuator; whatever it leaves is consistent."""
-
-    async def main() -> None:
-        async with local(run, **settings) as it:  # type: ignore[arg-type]
-            await scenario(it)
-            it.check_integrity()
-
-    asyncio.run(main())

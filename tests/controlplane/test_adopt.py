@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import socket
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -17,162 +18,117 @@ from controlplane.scaling.adopt import _STATES, survey
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key
 from tests.controlplane.ground import Run, local, miss_reports
+from tests.controlplane.virtual_time import settle
 from tests.eventually import eventually
 from tests.stopping import stop
 
 
-def test_what_ran_is_taken_on(run: Run) -> None:
+async def test_what_ran_is_taken_on(run: Run) -> None:
     """A ready replica is in the feed from the first snapshot on, a parked standby in the pool; nothing is restarted."""
 
-    async def first() -> tuple[set[str], int]:
-        async with local(run, standbys=2) as it:
-            await it.parked(2)
-            it.apply(key(), 1)
-            await it.ready(key())
-            await it.parked(2)
-            (replica,) = it.table.of(key())
-            return {each.runtime_id for each in it.table}, replica.pid
-
-    async def second(before: set[str], pid: int) -> None:
-        async with local(run, standbys=2) as it:
-            (row,) = it.feed.snapshot().replicas
-            assert (row.model, row.draining) == ("m", False)
-            assert {each.runtime_id for each in it.table} == before
-            assert it.pool.parked == 2
-            assert [each.pid for each in it.news.became_ready] == [pid]
-            it.check_integrity()
-            os.kill(pid, signal.SIGKILL)
-            await eventually(lambda: len(it.news.deaths) == 1, "a death seen by the adopted pidfd")
-            assert it.feed.snapshot().replicas == ()
-
-    asyncio.run(second(*asyncio.run(first())))
+    async with local(run, standbys=2) as it:
+        await it.parked(2)
+        it.apply(key(), 1)
+        await it.ready(key())
+        await it.parked(2)
+        (replica,) = it.table.of(key())
+        before = {each.runtime_id for each in it.table}
+    async with local(run, standbys=2) as it:
+        (row,) = it.feed.snapshot().replicas
+        assert (row.model, row.draining) == ("m", False)
+        assert {each.runtime_id for each in it.table} == before
+        assert it.pool.parked == 2
+        assert [each.pid for each in it.news.became_ready] == [replica.pid]
+        it.check_integrity()
+        os.kill(replica.pid, signal.SIGKILL)
+        await eventually(lambda: len(it.news.deaths) == 1, "a death seen by the adopted pidfd")
+        assert it.feed.snapshot().replicas == ()
 
 
-def test_a_restore_goes_on_without_its_control_plane(run: Run) -> None:
+async def test_a_restore_goes_on_without_its_control_plane(run: Run) -> None:
     """Bound by one, ready under the next."""
-
-    async def first() -> None:
-        async with local(run) as it:
-            it.apply(key("held"), 1)
-            await eventually(lambda: len(run.calls("bind:held")) == 1)
-
-    async def second() -> None:
-        async with local(run) as it:
-            assert it.table.live(key("held")) == 1
-            assert it.table.ready(key("held")) == 0
-            it.apply(key("held"), 1)
-            run.tell("release")
-            await it.ready(key("held"))
-            assert len(run.calls("bind:held")) == 1, "a restore under way counts as a replica"
-            assert it.feed.snapshot().replicas[0].max_streams == 4
-
-    asyncio.run(first())
-    asyncio.run(second())
+    async with local(run) as it:
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+    async with local(run) as it:
+        assert it.table.live(key("held")) == 1
+        assert it.table.ready(key("held")) == 0
+        it.apply(key("held"), 1)
+        run.tell("release")
+        await it.ready(key("held"))
+        assert len(run.calls("bind:held")) == 1, "a restore under way counts as a replica"
+        assert it.feed.snapshot().replicas[0].max_streams == 4
 
 
-def test_missed_report_does_not_end_a_restore(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missed_report_does_not_end_a_restore(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that restores a large version may not answer for a while."""
-
-    async def first() -> None:
-        async with local(run) as it:
-            it.apply(key("held"), 1)
-            await eventually(lambda: len(run.calls("bind:held")) == 1)
-
-    async def second() -> None:
-        missed = miss_reports(monkeypatch, 3)
-        async with local(run) as it:
-            await eventually(lambda: not missed)
-            run.tell("release")
-            await it.ready(key("held"))
-            assert it.news.failures == []
-
-    asyncio.run(first())
-    asyncio.run(second())
+    async with local(run) as it:
+        it.apply(key("held"), 1)
+        await eventually(lambda: len(run.calls("bind:held")) == 1)
+    missed = miss_reports(monkeypatch, 3)
+    async with local(run) as it:
+        await eventually(lambda: not missed)
+        run.tell("release")
+        await it.ready(key("held"))
+        assert it.news.failures == []
 
 
-def test_a_drain_goes_on(run: Run) -> None:
+async def test_a_drain_goes_on(run: Run) -> None:
     """One that was draining drains on, and is never routed to again."""
-
-    async def first() -> None:
-        async with local(run) as it:
-            it.apply(key("busy"), 1)
-            await it.ready(key("busy"))
-            it.apply(key("busy"), 0)
-            await eventually(lambda: len(run.calls("drain")) == 1)
-
-    async def second() -> None:
-        async with local(run) as it:
-            assert [row.draining for row in it.feed.snapshot().replicas] == [True]
-            run.tell("idle")
-            await eventually(lambda: len(it.news.deaths) == 1)
-
-    asyncio.run(first())
-    asyncio.run(second())
+    async with local(run) as it:
+        it.apply(key("busy"), 1)
+        await it.ready(key("busy"))
+        it.apply(key("busy"), 0)
+        await eventually(lambda: len(run.calls("drain")) == 1)
+    async with local(run) as it:
+        assert [row.draining for row in it.feed.snapshot().replicas] == [True]
+        run.tell("idle")
+        await eventually(lambda: len(it.news.deaths) == 1)
 
 
-def test_a_replica_of_an_unknown_version_is_drained(run: Run) -> None:
+async def test_a_replica_of_an_unknown_version_is_drained(run: Run) -> None:
     """What the registry does not know is not served."""
-
-    async def first() -> None:
-        async with local(run) as it:
-            it.apply(key(), 1)
-            await it.ready(key())
-
-    async def second() -> None:
-        async with local(run, known=lambda _: False) as it:
-            await eventually(lambda: len(it.news.deaths) == 1)
-            assert it.feed.snapshot().replicas == ()
-
-    asyncio.run(first())
-    asyncio.run(second())
+    async with local(run) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+    async with local(run, known=lambda _: False) as it:
+        await eventually(lambda: len(it.news.deaths) == 1)
+        assert it.feed.snapshot().replicas == ()
 
 
-def test_a_surplus_of_standbys_is_ended(run: Run) -> None:
+async def test_a_surplus_of_standbys_is_ended(run: Run) -> None:
     """A smaller pool than before keeps as many as it is told."""
-
-    async def first() -> None:
-        async with local(run, standbys=3) as it:
-            await it.parked(3)
-
-    async def second() -> None:
-        async with local(run, standbys=1) as it:
-            await eventually(lambda: sum(1 for _ in it.table) == 1)
-            await it.parked(1)
-
-    asyncio.run(first())
-    asyncio.run(second())
+    async with local(run, standbys=3) as it:
+        await it.parked(3)
+    async with local(run, standbys=1) as it:
+        await eventually(lambda: sum(1 for _ in it.table) == 1)
+        await it.parked(1)
 
 
-def test_a_dead_runtimes_socket_is_removed(run: Run) -> None:
+async def test_a_dead_runtimes_socket_is_removed(run: Run) -> None:
     """One that died while nobody watched leaves a socket, and the next control plane removes it."""
 
-    async def first() -> int:
-        async with local(run) as it:
-            await it.parked()
-            return next(iter(it.table)).pid
-
-    async def second() -> None:
-        async with local(run, standbys=0) as it:
-            assert list(it.table) == []
-            assert run.sockets() == set()
-
-    pid = asyncio.run(first())
+    async with local(run) as it:
+        await it.parked()
+        pid = next(iter(it.table)).pid
     os.kill(pid, signal.SIGKILL)
-    asyncio.run(eventually(lambda: not Path(f"/proc/{pid}").exists()))
+    await eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert len(run.sockets()) == 1
-    asyncio.run(second())
+    async with local(run, standbys=0) as it:
+        assert list(it.table) == []
+        assert run.sockets() == set()
 
 
-def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Path) -> None:
+async def test_foreign_directory_with_a_sockets_name_is_left_alone(tmp_path: Path) -> None:
     """To connect to it is refused, as to a socket on which nobody listens; such a file is removed."""
     (tmp_path / "rt-directory.sock").mkdir()
     (tmp_path / "rt-file.sock").touch()
     with closing(SocketDirectory(tmp_path)) as directory:
-        assert asyncio.run(survey(directory)) == []
+        assert await survey(directory) == []
     assert [path.name for path in tmp_path.iterdir()] == ["rt-directory.sock"]
 
 
-def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a disk that is read-only by then. The control: the next one removes it."""
 
     def fail(*_: object, **__: object) -> None:
@@ -182,9 +138,9 @@ def test_socket_that_cannot_be_removed_stops_no_survey(tmp_path: Path, monkeypat
     with closing(SocketDirectory(tmp_path)) as directory:
         with monkeypatch.context() as patched:
             patched.setattr(Path, "unlink", fail)
-            assert asyncio.run(survey(directory)) == []
+            assert await survey(directory) == []
         assert (tmp_path / "rt-file.sock").exists()
-        assert asyncio.run(survey(directory)) == []
+        assert await survey(directory) == []
     assert not (tmp_path / "rt-file.sock").exists()
 
 
@@ -214,34 +170,47 @@ async def test_a_birth_that_was_answered_too_late_is_found(run: Run) -> None:
         pytest.param(PermissionError(errno.EACCES, "permission denied"), id="it may not be connected to"),
     ],
 )
-def test_runtime_that_cannot_be_asked_keeps_its_socket(
+async def test_runtime_that_cannot_be_asked_keeps_its_socket(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     """Only a refused connection says that nobody listens. The next sweep finds it."""
 
-    async def first() -> str:
-        async with local(run) as it:
-            it.apply(key(), 1)
-            await it.ready(key())
-            (replica,) = it.table.of(key())
-            return replica.runtime_id
+    async with local(run) as it:
+        it.apply(key(), 1)
+        await it.ready(key())
+        (replica,) = it.table.of(key())
+    connect = SocketDirectory.connect
 
-    async def second(runtime_id: str) -> None:
-        connect = SocketDirectory.connect
+    def failing(directory: SocketDirectory, name: str, timeout_s: float) -> socket.socket:
+        if replica.runtime_id in name:
+            raise error
+        return connect(directory, name, timeout_s=timeout_s)
 
-        def failing(directory: SocketDirectory, name: str, timeout_s: float) -> socket.socket:
-            if runtime_id in name:
-                raise error
-            return connect(directory, name, timeout_s=timeout_s)
+    monkeypatch.setattr(SocketDirectory, "connect", failing)
+    async with local(run) as it:
+        monkeypatch.undo()
+        assert replica.runtime_id in run.sockets()
+        await it.adopter.sweep()
+        assert [each.runtime_id for each in it.table.of(key())] == [replica.runtime_id]
 
-        monkeypatch.setattr(SocketDirectory, "connect", failing)
-        async with local(run) as it:
-            monkeypatch.undo()
-            assert runtime_id in run.sockets()
-            await it.adopter.sweep()
-            assert [each.runtime_id for each in it.table.of(key())] == [runtime_id]
 
-    asyncio.run(second(asyncio.run(first())))
+async def test_runtime_that_takes_no_connection_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To connect to a process that is stopped may take a second. The loop goes on meanwhile."""
+    others_ran = threading.Event()
+
+    def connect(*_: object, **__: object) -> socket.socket:
+        assert others_ran.wait(5.0), "the loop is held up"
+        raise BlockingIOError(errno.EAGAIN, "try again")
+
+    monkeypatch.setattr(SocketDirectory, "connect", connect)
+    (tmp_path / "rt-stopped.sock").touch()
+    with closing(SocketDirectory(tmp_path)) as directory:
+        surveying = asyncio.create_task(survey(directory))
+        await settle()
+        others_ran.set()
+        assert await surveying == []
 
 
 async def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
@@ -278,7 +247,7 @@ async def test_an_account_that_names_another_process_is_not_believed(run: Run, m
     async with local(run, standbys=0) as it:
         await it.fleet.bear()
         directory = SocketDirectory(run.path)
-        assert await survey(directory, answer_s=1.0) == []
+        assert await survey(directory) == []
         directory.close()
         assert killed == [signal.SIGKILL]
 
