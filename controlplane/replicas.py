@@ -134,10 +134,6 @@ class ReplicaTable:
         """Replicas that will take requests: starts and restores."""
         return self.live(key) - sum(replica.state is ReplicaState.READY for replica in self.of(key))
 
-    def relieved(self, key: VersionKey) -> tuple[Replica, ...]:
-        """Processes that serve until another one has their place, the oldest first."""
-        return tuple(replica for replica in self.of(key) if replica.state is ReplicaState.RELIEVED)
-
     def leaving(self) -> int:
         """Return how many processes hold a slot and will give it back to any version: they are being replaced, drain or
         end.

@@ -8,11 +8,10 @@ from contracts.machine import available_bytes, kv_bytes_for, threads_for
 class Device:
     """The CPU of this machine, shared by its replicas."""
 
-    def __init__(self, cores: int, threads_cap: int, kv_bytes: int, meminfo: Path = Path("/proc/meminfo")) -> None:
+    def __init__(self, cores: int, threads_cap: int, kv_bytes: int) -> None:
         self._cores = cores
         self._threads_cap = threads_cap
         self._kv_bytes = kv_bytes
-        self._meminfo = meminfo
 
     def __repr__(self) -> str:
         return f"<Device cores={self._cores} threads<={self._threads_cap} kv={self._kv_bytes >> 20} MiB>"
@@ -23,4 +22,4 @@ class Device:
 
     def kv_bytes(self) -> int:
         """KV memory for one more replica, by what the kernel says is available now (a few microseconds in procfs)."""
-        return kv_bytes_for(self._kv_bytes, available_bytes(self._meminfo.read_text()))
+        return kv_bytes_for(self._kv_bytes, available_bytes(Path("/proc/meminfo").read_text()))

@@ -21,9 +21,10 @@ from controlplane import dependencies
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.breakeven import Level
-from controlplane.policy.pool import SETTLE_S
 from controlplane.policy.replacement import Step
-from controlplane.policy.replica_life import LIVE, SLEEPING, ReplicaEvent, ReplicaState
+from controlplane.policy.replica_life import SLEEPING, ReplicaEvent, ReplicaState
+from controlplane.policy.scale_down import Member, choose_kept, choose_leaving
+from controlplane.policy.standbys import SETTLE_S
 from controlplane.policy.start_problem import crash_loop
 from controlplane.replicas import Listener, NoSlot, Replica, Start, replica_row
 from controlplane.scaling.device import Device
@@ -132,18 +133,14 @@ class LocalActuator:
 
         `asked_us` is when whoever waits for it asked, the zero of the restore's spans.
         """
-        live = self._table.live(key)
-        for _ in range(replicas - live):
+        for _ in range(replicas - self._table.live(key)):
             if not self._begin(key, asked_us):
                 # No start was tried, so none failed: only waiting requests are told.
                 self._tell_waiting(key, Overloaded("this machine", self._table.slots, 1.0, "device slots"))
                 break
-        if live > replicas:
-            self._shrink(key, live - replicas)
-        self._let_go(key, replicas)
+        self._release_surplus(key, replicas)
         if replicas == 0:
             self._lost_starts.pop(key, None)
-            self._end_sleepers(key)
 
     def replace(self, runtime_id: str, step: Step) -> None:
         """Carry out a step that begins or ends a replica: see `policy/replacement.py`.
@@ -181,19 +178,23 @@ class LocalActuator:
             self._table.abandon(start)
             self.fail(start.key, Unavailable("the device slot of the replica before"))
 
-    def _let_go(self, key: VersionKey, wanted: int) -> None:
-        """Drain relieved replicas that are over `wanted`, the oldest first: new ones have their places, or fewer are
-        wanted.
-        """
-        surplus = self._table.ready(key) - max(0, wanted)
-        for replica in self._table.relieved(key)[: max(0, surplus)]:
-            self.drain(self._fleet[replica.runtime_id])
+    def _members(self, key: VersionKey) -> list[Member]:
+        return [Member(each.runtime_id, each.state, each.since_us) for each in self._table.of(key)]
 
-    def _keep(self, key: VersionKey) -> None:
-        """Let relieved replicas for which no new one is on its way serve on and count again, the youngest first."""
-        for replica in self._table.relieved(key)[self._table.coming(key) :]:
-            self._table.move(replica.runtime_id, ReplicaEvent.KEPT, self._now())
-            log.warning("a replica stays: none took its place", extra={"runtime_id": replica.runtime_id})
+    def _without_successor(self, key: VersionKey) -> tuple[str, ...]:
+        """Relieved replicas for which no new one is on its way."""
+        return choose_kept(len(self._table.starts_of(key)), self._members(key))
+
+    def _release_surplus(self, key: VersionKey, wanted: int) -> None:
+        """Give up starts, and drain or end replicas, that are over `wanted`."""
+        starts = self._table.starts_of(key)
+        leaving = choose_leaving(len(starts), self._members(key), wanted)
+        for start in starts[len(starts) - leaving.starts :]:
+            self._table.abandon(start)
+        for runtime_id in leaving.drained:
+            self.drain(self._fleet[runtime_id])
+        for runtime_id in leaving.ended:
+            self._fleet.end(self._fleet[runtime_id])
 
     def sleep(self, key: VersionKey, level: Level) -> None:
         """Have the version's only replica asleep, one level at a time. Idempotent; nothing happens where it serves with
@@ -236,7 +237,7 @@ class LocalActuator:
         replica = self._table.move(process.runtime_id, ReplicaEvent.BOUND, self._now(), **learned)
         self._feed.publish(Feed(replicas=(replica_row(replica),)))
         assert replica.key is not None
-        self._let_go(replica.key, self._table.live(replica.key))
+        self._release_surplus(replica.key, self._table.live(replica.key))
         took_us = max((span.after_us for span in spans), default=0)
         seen = {"version": str(replica.key), "runtime_id": replica.runtime_id, "restore_ms": took_us / 1000}
         log.info("a replica is ready", extra=seen)
@@ -252,7 +253,9 @@ class LocalActuator:
     def fail(self, key: VersionKey, failure: Failure) -> None:
         """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
         self._lost_starts.pop(key, None)
-        self._keep(key)
+        for runtime_id in self._without_successor(key):
+            self._table.move(runtime_id, ReplicaEvent.KEPT, self._now())
+            log.warning("a replica stays: none took its place", extra={"runtime_id": runtime_id})
         self._tell_waiting(key, failure)
         notify(self._listeners, lambda listener: listener.failed(key, failure))
 
@@ -316,13 +319,6 @@ class LocalActuator:
         log.info("a replica wakes", extra={"version": str(key), "runtime_id": process.runtime_id})
         work = self._restore(process, lambda: self._bedroom.wake(process, key, RESTORE_S), asked)
         self._fleet.tasks.start(work, f"wake {key}")
-
-    def _end_sleepers(self, key: VersionKey) -> None:
-        for replica in self._table.of(key):
-            if replica.state in SLEEPING:
-                self._fleet.end(self._fleet[replica.runtime_id])
-            elif replica.state is ReplicaState.DOZING:
-                self.drain(self._fleet[replica.runtime_id])
 
     async def _await_standby(self, asked: _Asked) -> None:
         try:
@@ -401,8 +397,7 @@ class LocalActuator:
             return
         await process.gone(DEATH_S)  # it holds its slot until then
         is_wanted = key in self._lost_starts and self._table.live(key) == 0
-        is_needed = is_wanted or len(self._table.relieved(key)) > self._table.coming(key)
-        if is_needed and not self._begin(key, asked.start.asked_us):
+        if (is_wanted or self._without_successor(key)) and not self._begin(key, asked.start.asked_us):
             self.fail(key, failure)
 
     async def _gives_way(self, sleeper: Process) -> bool:
@@ -410,20 +405,6 @@ class LocalActuator:
         log.info("a sleeper gives its memory up", extra={"runtime_id": sleeper.runtime_id})
         self._fleet.end(sleeper)
         return await sleeper.gone(DEATH_S)
-
-    def _shrink(self, key: VersionKey, surplus: int) -> None:
-        """What serves nobody yet goes first, then the youngest: the oldest has the warmest caches."""
-        starts = self._table.starts_of(key)[::-1][:surplus]
-        for start in starts:
-            self._table.abandon(start)
-        running = [replica for replica in self._table.of(key) if replica.state in LIVE]
-        running.sort(key=lambda replica: (replica.state is ReplicaState.READY, -replica.since_us))
-        for replica in running[: surplus - len(starts)]:
-            process = self._fleet[replica.runtime_id]
-            if replica.state is ReplicaState.READY:
-                self.drain(process)
-            else:
-                self._fleet.end(process)
 
     def _lost(self, replica: Replica) -> None:
         if replica.key is None:

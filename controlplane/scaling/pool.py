@@ -1,7 +1,7 @@
 """The pool of parked standbys of one device class: hands them out, and has new ones born in their place.
 
-Starts are served before jobs, each in order of asking. How many there should be is `policy/standbys`' to say, when they
-are forked `policy/pool`'s.
+Starts are served before jobs, each in order of asking. See `policy/standbys.py` for how many there should be, and how
+many are forked now.
 """
 
 import asyncio
@@ -13,9 +13,18 @@ from typing import Final, Literal
 from contracts.doubling import is_told
 from contracts.errors import Failure, Refused, Unavailable
 from controlplane.policy.demand import Demand, Takes
-from controlplane.policy.pool import PoolFacts, backoff_s, holds_cores, to_fork
 from controlplane.policy.replica_life import LIVE, ReplicaState
-from controlplane.policy.standbys import Load, Size, Sizing, next_size, size
+from controlplane.policy.standbys import (
+    Load,
+    PoolFacts,
+    Size,
+    Sizing,
+    backoff_s,
+    holds_cores,
+    next_size,
+    size,
+    to_fork,
+)
 from controlplane.replicas import Replica
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.footprints import Footprints
@@ -48,12 +57,11 @@ class PoolState:
 class StandbyPool:
     """Keeps standbys parked. A process that was handed out comes back only through `put_back`, unused."""
 
-    def __init__(self, fleet: Fleet, sizing: Sizing, footprints: Footprints, cores: int, device: str = "cpu") -> None:
+    def __init__(self, fleet: Fleet, sizing: Sizing, footprints: Footprints, cores: int) -> None:
         self.sizing = sizing
         self.footprints = footprints
         self._fleet = fleet
         self._cores = cores
-        self._device = device
         self._demand = Demand()
         self._size = size(sizing, self._load())
         self._kept = self._size.wanted
@@ -80,7 +88,7 @@ class StandbyPool:
     def state(self) -> PoolState:
         """What there is, what there should be, and why."""
         return PoolState(
-            device=self._device,
+            device="cpu",
             size=self._size,
             kept=self._kept,
             parked=len(self._parked),

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from contracts.machine import MIN_KV_BYTES, available_bytes, kv_bytes_for, threads_for
 from controlplane.policy.lifecycle import IllegalMove, VersionEvent, VersionState, move, speaks_of_bytes
-from controlplane.policy.pool import HOLDS_S, SETTLE_S, PoolFacts, backoff_s, holds_cores, to_fork
 from controlplane.policy.reclaim import Holder, choose
+from controlplane.policy.standbys import HOLDS_S, SETTLE_S, PoolFacts, backoff_s, holds_cores, to_fork
 
 S, E = VersionState, VersionEvent
 
