@@ -19,9 +19,7 @@ Json = Mapping[str, Any]
 SpecVersion = tuple[str, int]  # uid and `metadata.generation` of an object
 Marks = tuple[tuple[str, str, str | None], ...]  # "labels" or "annotations", name, value; None: it is missing
 
-FIRST_S: Final = 1.0
-LONGEST_S: Final = 300.0
-PAUSES: Final = Doubling(FIRST_S, LONGEST_S)
+PAUSES: Final = Doubling(1.0, 300.0)
 CALM_S: Final = 120.0  # an object that stayed as it was for so long is repaired at once again
 CHECK_S: Final = 1800.0  # an object that seems to be as it should is applied again after so long
 SHOWN: Final = 8  # differences of one object
@@ -139,7 +137,7 @@ def succeeded(wanted: Json | None, answer: Json | None, memory: Memory, now: flo
     return Memory(
         stamp=stamp_of(wanted),
         tries=tries,
-        not_before=now + (pause_s(tries - 1, luck) if again else 0.0),
+        not_before=now + (PAUSES.after(tries - 1, luck) if again else 0.0),
         tried_at=now,
         applied=None if answer is None else spec_version(answer),
         refusal=Refusal(DIFFERS, "; ".join(found)) if found else None,
@@ -150,19 +148,12 @@ def succeeded(wanted: Json | None, answer: Json | None, memory: Memory, now: flo
 def refused(wanted: Json | None, refusal: Refusal, memory: Memory, now: float, luck: float) -> Memory:
     """Return the memory after a step that the cluster refused."""
     tries = memory.tries + 1 if memory.failing and memory.stamp == stamp_of(wanted) else 1
-    return Memory(stamp_of(wanted), tries, now + pause_s(tries, luck), now, refusal=refusal)
+    return Memory(stamp_of(wanted), tries, now + PAUSES.after(tries, luck), now, refusal=refusal)
 
 
 def not_sooner(memory: Memory, until: float) -> Memory:
     """Return the memory with no attempt before `until`, because the cluster asked for that."""
     return replace(memory, not_before=max(memory.not_before, until))
-
-
-def pause_s(tries: int, luck: float) -> float:
-    """Return the pause before the next attempt. It doubles, within bounds, and is shortened by up to half by `luck` in
-    [0, 1).
-    """
-    return PAUSES.after(tries, luck)
 
 
 def ours(obj: Json, installation: str) -> bool:

@@ -182,14 +182,14 @@ def namespace_of(tenant: str, cluster: Cluster) -> str:
     return dns_label(f"kelvin-{tenant}" if cluster.namespace is None else cluster.namespace, "namespace")
 
 
-def memory_bytes(version: PodVersion, cluster: Cluster | None = None) -> int:
+def memory_bytes(version: PodVersion, cluster: Cluster) -> int:
     """What the pod may take: weights are counted to it, unless its node's cache agent holds them."""
     return _own_bytes(version, cluster) + version.kv_bytes + PROCESS_BYTES
 
 
-def _own_bytes(version: PodVersion, cluster: Cluster | None) -> int:
+def _own_bytes(version: PodVersion, cluster: Cluster) -> int:
     """Of weights that its own cache agent keeps, in memory and on disk."""
-    return version.weight_bytes if cluster is None or cluster.cache is None else 0
+    return version.weight_bytes if cluster.cache is None else 0
 
 
 def start_s(version: PodVersion) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from contracts.doubling import Doubling
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -85,8 +87,8 @@ def losses_after(losses: int, led_s: float) -> int:
 
 
 def pause_s(losses: int, terms: Terms, luck: float) -> float:
-    """Before it stands again: twice as long each time, up to a half less by luck in [0, 1)."""
-    return min(LONGEST_S, terms.retry_s * 2.0 ** min(losses - 1, 30)) * (1 - luck / 2)
+    """Return the pause before it stands again, shortened by up to half by `luck` in [0, 1)."""
+    return Doubling(terms.retry_s, LONGEST_S).after(losses, luck)
 
 
 def read(obj: Mapping[str, Any], terms: Terms) -> Held:

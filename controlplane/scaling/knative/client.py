@@ -14,9 +14,17 @@ from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from controlplane import dependencies
 from controlplane.clock import Clock, SystemClock
 from controlplane.policy.labels import MANAGER
-from controlplane.scaling.knative.cluster import Change, ClusterError, Conflict, FieldConflict, Json, Missing, Ref
+from controlplane.scaling.knative.cluster import (
+    Change,
+    ClusterError,
+    Conflict,
+    FieldConflict,
+    Json,
+    Missing,
+    Ref,
+    collection,
+)
 from controlplane.scaling.knative.events import Events
-from controlplane.scaling.knative.paths import collection, path
 from controlplane.scaling.knative.transport import Load, Transport
 from controlplane.scaling.knative.watching import Watching
 
@@ -38,12 +46,12 @@ class KubernetesCluster:
         return f"<KubernetesCluster {self._transport}>"
 
     async def apply(self, obj: Json) -> Json:
-        return await self._apply(obj, path(Ref.of(obj)))
+        return await self._apply(obj, Ref.of(obj).path)
 
     async def apply_status(self, obj: Json) -> Json:
         head = {key: obj["metadata"][key] for key in ("name", "namespace") if key in obj["metadata"]}
         told = {**{key: obj[key] for key in ("apiVersion", "kind", "status")}, "metadata": head}
-        return await self._apply(told, f"{path(Ref.of(obj))}/status")
+        return await self._apply(told, f"{Ref.of(obj).path}/status")
 
     async def _apply(self, obj: Json, where: str) -> Json:
         try:
@@ -71,7 +79,7 @@ class KubernetesCluster:
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         try:
-            await self._transport.ask("DELETE", path(ref), None, options, within_s=dependencies.CLUSTER.timeout_s)
+            await self._transport.ask("DELETE", ref.path, None, options, within_s=dependencies.CLUSTER.timeout_s)
         except ClusterError as error:
             if not isinstance(error.trouble, Missing):
                 raise
@@ -81,7 +89,7 @@ class KubernetesCluster:
 
     async def exists(self, ref: Ref) -> bool:
         try:
-            await self._transport.ask("GET", path(ref), within_s=dependencies.CLUSTER.timeout_s, accept=METADATA)
+            await self._transport.ask("GET", ref.path, within_s=dependencies.CLUSTER.timeout_s, accept=METADATA)
         except ClusterError as error:
             if isinstance(error.trouble, Missing):
                 return False
@@ -94,7 +102,7 @@ class KubernetesCluster:
     async def read(self, ref: Ref) -> Json | None:
         """As it is now; None where it is not there. Raises ClusterError."""
         try:
-            return await self._transport.ask("GET", path(ref), within_s=dependencies.LEASE.timeout_s)
+            return await self._transport.ask("GET", ref.path, within_s=dependencies.LEASE.timeout_s)
         except ClusterError as error:
             if isinstance(error.trouble, Missing):
                 return None
@@ -115,7 +123,7 @@ class KubernetesCluster:
     async def replace(self, obj: Json) -> Json:
         """Of the version that it names. Raises ClusterError: Conflict where there is a newer one."""
         query = [("fieldManager", MANAGER)]
-        return await self._transport.ask("PUT", path(Ref.of(obj)), query, obj, within_s=dependencies.LEASE.timeout_s)
+        return await self._transport.ask("PUT", Ref.of(obj).path, query, obj, within_s=dependencies.LEASE.timeout_s)
 
 
 def kubeconfig(file: Path) -> Load:

@@ -5,7 +5,11 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Protocol
+from urllib.parse import quote
+
+from controlplane.policy.labels import Place
 
 Json = dict[str, Any]
 
@@ -25,8 +29,31 @@ class Ref:
         about = obj["metadata"]
         return cls(obj["apiVersion"], obj["kind"], about.get("namespace") or None, about["name"])
 
+    @property
+    def place(self) -> Place:
+        """Its namespace, empty if it has none, and its name."""
+        return self.namespace or "", self.name
+
+    @property
+    def path(self) -> str:
+        """The path of the object at an API server."""
+        return f"{collection(self.api_version, self.kind, self.namespace)}/{quote(self.name, safe='')}"
+
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.namespace is None else f"{self.kind} {self.namespace}/{self.name}"
+
+
+def collection(api_version: str, kind: str, namespace: str | None) -> str:
+    """Return the path of all objects of a kind, of one namespace if it is given. Right for the kinds used here."""
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    where = "" if namespace is None else f"/namespaces/{quote(namespace, safe='')}"
+    name = kind.lower()
+    return f"{root}{where}/{f'{name[:-1]}ies' if name.endswith('y') else f'{name}s'}"
+
+
+def timestamp(wall_s: int) -> str:
+    """Return a Unix time as Kubernetes writes it."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -48,24 +48,16 @@ _US: Final = 1_000_000
 _LOG = logging.getLogger("kelvin.cluster")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of object that is written. `pruned`: what bears our label and is not wanted is deleted."""
-
-    api_version: str
-    kind: str
-    pruned: bool = True
-
-
 class Converger:
-    """Wanted objects, the ones seen, and what is left to do; what another `installation` wrote is left to that. `told`
-    is called with each name whose object changed.
+    """Wanted objects of one kind, the ones seen, and what is left to do. Objects of ours that are not wanted are
+    deleted. What another `installation` wrote is left to that. `told` is called with each name whose object changed.
     """
 
     def __init__(
         self,
         api: ClusterApi,
-        kinds: Iterable[Kind],
+        api_version: str,
+        kind: str,
         clock: Clock,
         installation: str,
         *,
@@ -74,15 +66,15 @@ class Converger:
     ) -> None:
         self._api, self._clock, self._luck, self._told = api, clock, luck, told
         self._installation = installation
-        self._kinds = {(each.api_version, each.kind): each for each in kinds}
-        self._views = {key: View() for key in self._kinds}
+        self._kind = (api_version, kind)
+        self._view = View()
         self._wanted: dict[Ref, Json] | None = None
         self._stamped: dict[Ref, Json] = {}  # the same, as they are written; made when they are looked at
         self._memory: dict[Ref, Memory] = {}
         self._away = Memory()  # of the cluster as a whole
         self._looks: dict[Ref, None] = {}  # to be looked at, in their order
         self._due: dict[Ref, float] = {}
-        self._heap: list[tuple[float, bool, int, Ref]] = []
+        self._heap: list[tuple[float, int, Ref]] = []
         self._order = count()
         self._busy: set[Ref] = set()
         self._checked_at = 0.0  # when the last of the checks is due
@@ -95,15 +87,15 @@ class Converger:
         return f"<Converger wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
 
     def want(self, objects: Iterable[Json]) -> None:
-        """The whole of what is wanted, from now on. Raises ValueError for a kind that is not written here."""
+        """The whole of what is wanted, from now on. Raises ValueError for an object of another kind."""
         rendered = {Ref.of(each): each for each in objects}
         for ref in rendered:
-            if (ref.api_version, ref.kind) not in self._kinds:
-                msg = f"{ref.api_version} {ref.kind}: not among the kinds that are written"
+            if (ref.api_version, ref.kind) != self._kind:
+                msg = f"{ref.api_version} {ref.kind}: not the kind that is written"
                 raise ValueError(msg)
         before, self._wanted = self._wanted, rendered
         if before is None:
-            self._look([*rendered, *(ref for view in self._views.values() for ref in view.objects)])
+            self._look([*rendered, *self._view.objects])
             return
         others = [ref for ref, each in rendered.items() if before.get(ref) != each]
         others += [ref for ref in before if ref not in rendered]
@@ -113,7 +105,7 @@ class Converger:
 
     def seen(self, ref: Ref) -> Json | None:
         """The object as it was last seen."""
-        return self._views[ref.api_version, ref.kind].objects.get(ref)
+        return self._view.objects.get(ref)
 
     def refusals(self) -> Mapping[Ref, Refusal]:
         """What is not as it should be, and why."""
@@ -126,13 +118,12 @@ class Converger:
 
     async def run(self) -> None:
         """Until it is cancelled. Begins with what there is now, whatever was seen before."""
-        self._views = {key: View() for key in self._kinds}
+        self._view = View()
         self._looks, self._due, self._heap, self._away = {}, {}, [], Memory()
         self._checked_at = 0.0
         self._busy.clear()
         async with asyncio.TaskGroup() as tasks:
-            for kind in self._kinds.values():
-                tasks.create_task(self._watch(kind), name=f"watch {kind.kind}")
+            tasks.create_task(self._watch(), name=f"watch {self._kind[1]}")
             places = asyncio.Semaphore(ABREAST)
             while True:
                 await places.acquire()
@@ -140,16 +131,13 @@ class Converger:
                 self._busy.add(ref)
                 tasks.create_task(self._step(ref, places), name=f"converge {ref}")
 
-    async def _watch(self, kind: Kind) -> None:
-        view = self._views[kind.api_version, kind.kind]
-        async with aclosing(self._api.watch(kind.api_version, kind.kind, labels=OURS_SELECTOR)) as changes:
+    async def _watch(self) -> None:
+        async with aclosing(self._api.watch(*self._kind, labels=OURS_SELECTOR)) as changes:
             async for change in changes:
-                first, refs = not view.synced, view.take(change)
-                if all(each.synced for each in self._views.values()):
-                    self.synced.set()
+                first, refs = not self._view.synced, self._view.take(change)
+                self.synced.set()
                 if first and self._wanted is not None:
-                    key = (kind.api_version, kind.kind)
-                    refs |= {ref for ref in self._wanted if (ref.api_version, ref.kind) == key}
+                    refs |= self._wanted.keys()
                 self._look(sorted(refs))
                 for ref in refs:
                     self._tell(ref)
@@ -203,14 +191,10 @@ class Converger:
         self._at(ref, self._now() + DEFECT_S)
 
     def _judge(self, ref: Ref, now: float) -> policy.Step:
-        view, kind = self._views[ref.api_version, ref.kind], self._kinds[ref.api_version, ref.kind]
-        if self._wanted is None or not view.synced:
-            return Settled()
-        wanted = self._stamped_of(ref)
-        if wanted is None and not kind.pruned:
+        if self._wanted is None or not self._view.synced:
             return Settled()
         memory = self._memory.get(ref, Memory())
-        return policy.judge(wanted, view.objects.get(ref), memory, now, self._installation)
+        return policy.judge(self._stamped_of(ref), self.seen(ref), memory, now, self._installation)
 
     def _stamped_of(self, ref: Ref) -> Json | None:
         held = self._stamped.get(ref)
@@ -239,8 +223,7 @@ class Converger:
     def _at(self, ref: Ref, when: float) -> None:
         if self._due.get(ref) != when:
             self._due[ref] = when
-            # What has no namespace first: it may be one that others are in.
-            heapq.heappush(self._heap, (when, ref.namespace is not None, next(self._order), ref))
+            heapq.heappush(self._heap, (when, next(self._order), ref))
 
     async def _next(self) -> Ref:
         """The one that is due first, once it is, and the cluster may be asked."""
@@ -248,7 +231,7 @@ class Converger:
             await self._look_at_them()
             now, wait_s = self._now(), None
             while self._heap:
-                when, _, _, ref = self._heap[0]
+                when, _, ref = self._heap[0]
                 late = max(when, self._away.not_before) - now
                 current = self._due.get(ref) == when
                 if current and ref not in self._busy and late > 0:
@@ -286,19 +269,18 @@ class Converger:
             self._changed.set()
 
     async def _take(self, ref: Ref) -> None:
-        wanted = self._stamped_of(ref)
-        memory, view = self._memory.get(ref, Memory()), self._views[ref.api_version, ref.kind]
+        wanted, memory = self._stamped_of(ref), self._memory.get(ref, Memory())
         answer: Json | None = None
         try:
             match self._judge(ref, self._now()):
                 case Apply() | Check():
                     assert wanted is not None
-                    with view.asking(ref) as put:
+                    with self._view.asking(ref) as put:
                         answer = await self._api.apply(wanted)
                         put(answer)
                 case Delete(uid):
                     await self._api.delete(ref, uid=uid)
-                    view.doom(ref, uid)
+                    self._view.doom(ref, uid)
                 case Wait() | Settled() | Foreign():
                     return
         except ClusterError as error:

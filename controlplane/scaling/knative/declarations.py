@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
-from datetime import UTC, datetime
 from typing import Final
 
 from contracts.doubling import is_told
@@ -19,8 +18,8 @@ from controlplane.policy import declared as policy
 from controlplane.policy import labels
 from controlplane.policy.declared import TenantFacts, news
 from controlplane.policy.knative_service import service_name
-from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json, Ref
-from controlplane.scaling.knative.converge import TOGETHER, Converger, Kind
+from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Json, Ref, timestamp
+from controlplane.scaling.knative.converge import TOGETHER, Converger
 from controlplane.scaling.knative.declared_stores import DeclaredModels, DeclaredTenants
 from controlplane.scaling.knative.view import View
 from service.loops import record_error
@@ -51,7 +50,7 @@ class Declarations:
         self._namespace_of = namespace_of
         self._period_s = period_s
         self._views = {policy.MODEL: View(), policy.TENANT: View()}
-        self._mirror = Converger(api, (Kind(policy.API_VERSION, policy.MODEL_VERSION),), clock, installation)
+        self._mirror = Converger(api, policy.API_VERSION, policy.MODEL_VERSION, clock, installation)
         self._mirrored: dict[Ref, list[Json]] = {}  # objects of versions, by their model's object
         self._news = asyncio.Event()
         self._failures = 0
@@ -247,7 +246,7 @@ class Declarations:
     async def _tell_conditions(
         self, obj: Json, done: int, conditions: Iterable[policy.Condition], **rest: object
     ) -> None:
-        await self._tell(obj, policy.status(obj, done, conditions, self._now(), **rest))
+        await self._tell(obj, policy.status(obj, done, conditions, timestamp(self._clock.wall_s()), **rest))
 
     async def _tell(self, obj: Json, status: Mapping[str, object]) -> None:
         # A status is written by name. Told of an object made anew meanwhile, it would say that its spec is done.
@@ -270,9 +269,6 @@ class Declarations:
             return
         with view.asking(Ref.of(obj)) as put:
             put(await call(obj))
-
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 async def _let_others_run(number: int) -> None:

@@ -6,14 +6,12 @@ The same one again within a few minutes raises the count of the first, at most o
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from controlplane import dependencies
 from controlplane.clock import Clock
 from controlplane.scaling.knative.answers import line
-from controlplane.scaling.knative.cluster import ClusterError, Json, Missing, Ref
-from controlplane.scaling.knative.paths import collection, path
+from controlplane.scaling.knative.cluster import ClusterError, Json, Missing, Ref, collection, timestamp
 from controlplane.scaling.knative.transport import Transport
 
 REPORTER: Final = "kelvin-controlplane"
@@ -67,7 +65,7 @@ class Events:
         namespace = head.get("namespace") or "default"
         regarding = {"apiVersion": about["apiVersion"], "kind": about["kind"], "name": head["name"]}
         regarding |= {key: head[key] for key in ("namespace", "uid", "resourceVersion") if head.get(key)}
-        at = self._at()
+        at = timestamp(self._clock.wall_s())
         ref = Ref("v1", "Event", namespace, f"{head['name'][:200]}.{self._clock.wall_s():x}{now_us:x}")
         event: Json = {
             "apiVersion": "v1",
@@ -89,9 +87,6 @@ class Events:
         return ref
 
     async def _again(self, told: _Told) -> None:
-        patch: Json = {"count": told.count, "lastTimestamp": self._at()}
+        patch: Json = {"count": told.count, "lastTimestamp": timestamp(self._clock.wall_s())}
         within_s = dependencies.CLUSTER.timeout_s
-        await self._transport.ask("PATCH", path(told.ref), None, patch, within_s=within_s, content_type=MERGE)
-
-    def _at(self) -> str:
-        return datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        await self._transport.ask("PATCH", told.ref.path, None, patch, within_s=within_s, content_type=MERGE)

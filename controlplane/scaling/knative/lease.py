@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from controlplane import dependencies
@@ -26,7 +25,7 @@ from controlplane.policy.leadership import (
     read,
     written,
 )
-from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Trouble
+from controlplane.scaling.knative.cluster import ClusterError, Conflict, Json, Ref, Trouble, timestamp
 from controlplane.tasks import ended
 from service.loops import PROCESS
 
@@ -62,12 +61,11 @@ class Election:
         me: str,
         clock: Clock,
         *,
-        terms: Terms | None = None,
         luck: Callable[[], float] = random.random,
     ) -> None:
         self._leases, self._me, self._clock, self._luck = leases, me, clock, luck
         self._ref = Ref(*LEASE, namespace, name)
-        self._terms = terms or Terms()
+        self._terms = Terms()
         self._sight: Sight | None = None
         self._until = 0.0  # when we lead no more, unless it is renewed
         self._losses = 0  # soon after one another
@@ -187,8 +185,7 @@ class Election:
 
     def _at(self) -> str:
         """With microseconds: the cluster takes no other form."""
-        whole = datetime.fromtimestamp(self._clock.wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{whole}.{self._clock.monotonic_us() % _US:06d}Z"
+        return timestamp(self._clock.wall_s()).replace("Z", f".{self._clock.monotonic_us() % _US:06d}Z")
 
 
 async def _worked(work: Callable[[], Awaitable[None]], keeping: asyncio.Task[None]) -> bool:

@@ -16,7 +16,7 @@ from controlplane.policy.knative_seen import Service
 from controlplane.policy.labels import OURS_SELECTOR, Place
 from controlplane.policy.pending import Nodes, Pending, Trouble, seen_of
 from controlplane.scaling.knative.cluster import ClusterApi, Json
-from controlplane.scaling.knative.following import follow
+from controlplane.scaling.knative.view import follow
 
 SAY_S: Final = 10.0  # between two words on one wait: it lasts longer than was said, and activators come
 

@@ -1,11 +1,10 @@
-"""Versions on a cluster: has a Knative Service written for each that may be served, and tells what becomes of them.
+"""Versions on a cluster: has a Knative Service written for each that may be served, and watches what becomes of them.
 
 How many pods one has, Knative decides. What is wanted follows from the registry alone and what is told from what is
-seen, so that it may be cut anywhere: the next one goes on from there.
+seen (`seen_versions.py`), so that it may be cut anywhere: the next one goes on from there.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +12,7 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from contracts.control import Feed, RestoreFailure, StartProblem, Stats
+from contracts.control import StartProblem, Stats
 from contracts.errors import Failure, Refused
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
@@ -23,43 +22,28 @@ from controlplane.feed import FeedHub
 from controlplane.minimums import Minimums
 from controlplane.outcomes import Outcomes
 from controlplane.policy.convergence import owner_of
-from controlplane.policy.knative_seen import (
-    PRIVATE,
-    UNSCHEDULABLE,
-    Service,
-    Version,
-    failed_of,
-    pods_of,
-    service_of,
-    start_failed,
-)
+from controlplane.policy.knative_seen import PRIVATE, pods_of
 from controlplane.policy.knative_service import namespace_of
-from controlplane.policy.knative_sight import News, Sight
 from controlplane.policy.labels import OURS_SELECTOR, Place
-from controlplane.policy.pending import Trouble
 from controlplane.policy.replacement import versions_before, young_versions
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.start_problem import problem_of
 from controlplane.policy.tenant_space import Needs
 from controlplane.registry import Registry
 from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
-from controlplane.scaling.knative.converge import Converger, Kind
-from controlplane.scaling.knative.following import follow
-from controlplane.scaling.knative.following import place_of as _place
-from controlplane.scaling.knative.node_waits import NodeWaits
+from controlplane.scaling.knative.converge import Converger
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
 from controlplane.scaling.knative.rollout import Rollout, as_it_is
+from controlplane.scaling.knative.seen_versions import SeenVersions
 from controlplane.scaling.knative.tenant_spaces import TenantSpaces
+from controlplane.scaling.knative.view import follow
 from controlplane.scaling.knative.wanted import Rendering, place_of, served
 from controlplane.takeover import Takeover
 from service.loops import Loops
 
-log = logging.getLogger(__name__)
-
 SERVING: Final = "serving.knative.dev/v1"
 SLICES: Final = "discovery.k8s.io/v1"
-KINDS: Final = (Kind(SERVING, "Service"),)
 NAMESPACE_WAIT_S: Final = 2.0  # at most, until a namespace that nobody asked about before was looked at
 LOOK_S: Final = 2.0  # between two looks at what the cluster refuses
 STALLED_BEATS: Final = 15  # of LOOK_S between two looks at a roll-out in which no turn comes
@@ -97,29 +81,30 @@ class Plane:
         self._minimums = Minimums(models.every_model, pods, feed)
         self._pools = pools
         self._overlap_s = overlap_s
-        self._sight = Sight()
+        self._seen = SeenVersions(api, feed, outcomes, pods, rendering.cluster, clock)
         self._changed = asyncio.Event()  # what is wanted may be otherwise
         self._progressed = asyncio.Event()  # a roll-out may go on
         self._spaces = TenantSpaces(api, Needs.of(rendering.cluster), clock, self._changed.set)
-        self.nodes = NodeWaits(api, self._sight.service_at, self._explain, feed, clock)
+        self.nodes = self._seen.nodes
         self.synced = asyncio.Event()  # all that there is was seen once
         self._begin()
 
     def __repr__(self) -> str:
-        return f"<Plane {self._sight!r} {self._pods!r} {self._converger!r}>"
+        return f"<Plane {self._seen!r} {self._pods!r} {self._converger!r}>"
 
     def _begin(self) -> None:
         """As if nothing had been seen, nothing were wanted, and nothing had been told."""
         self.synced.clear()
         self._pools.begin()
-        self._tell(self._sight.forget())
-        self._converger = Converger(self._api, KINDS, self._clock, self._rendering.own, told=self._wrote)
+        self._seen.forget()
+        self._converger = Converger(
+            self._api, SERVING, "Service", self._clock, self._rendering.own, told=self._service_changed
+        )
         self._rollout = Rollout(
-            self._converger.seen, self._sight.failure_of, self._pods, self._clock, self._rendering.own,
+            self._converger.seen, self._seen.failure_of, self._pods, self._clock, self._rendering.own,
             self._rendering.cluster.features,
         )  # fmt: skip
         self._outcomes.behind = {}
-        self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
         self._overlap = False  # an old version of some model still serves: it leaves after a time, or with its last pod
         self._takeover = Takeover(self._feed.reader_names)
         self._without_minimum: frozenset[str] = frozenset()  # tenants whose minimums did not hold at the last look
@@ -177,7 +162,7 @@ class Plane:
         revisions, slices = asyncio.Event(), asyncio.Event()
         async with Loops() as loops, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._converger.run(), name="converge")
-            tasks.create_task(follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._revision, revisions))
+            tasks.create_task(follow(self._api, SERVING, "Revision", OURS_SELECTOR, self._seen.revision, revisions))
             tasks.create_task(follow(self._api, SLICES, "EndpointSlice", PRIVATE, self._slice, slices))
             loops.start("node waits", self.nodes.run)
             loops.start("tenant spaces", self._spaces.run)
@@ -214,7 +199,7 @@ class Plane:
             self._converger.want(self._wanted())
             for key, failure in failed.items():
                 if self._told.get(key) != failure:
-                    self._fail(key, failure)
+                    self._seen.fail(key, failure)
             for key in self._told.keys() - failed.keys():
                 self._outcomes.clear_problem(key, problem_of(self._told[key]).reason)
             self._told = failed
@@ -238,7 +223,7 @@ class Plane:
         yield from self._rollout.chosen.values()
         # A version that can't be rendered keeps its Service as it is, so that it goes on serving.
         for key in self._unrendered:
-            if self._service(key) is not None:
+            if self._is_there(key):
                 ref = Ref(SERVING, "Service", *place_of(key, self._rendering.cluster))
                 seen = self._converger.seen(ref)
                 if ref not in self._rollout.chosen and seen is not None:
@@ -304,119 +289,45 @@ class Plane:
             refused = {
                 key
                 for ref in self._converger.refusals()
-                if (key := self._rendering.places.get(_place(ref))) is not None and self._seen(ref) is None
+                if (key := self._rendering.places.get(ref.place)) is not None and self._own(ref) is None
             }
             for key in sorted(refused - self._refused):
-                self._fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
+                self._seen.fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
             for key in sorted(self._refused - refused):
                 self._outcomes.clear_problem(key, "refused_object")
             self._refused = refused
 
     # -- what is seen --
 
-    def _wrote(self, ref: Ref) -> None:
-        if ref.kind != "Service":
-            return
-        place, obj = _place(ref), self._seen(ref)
+    def _service_changed(self, ref: Ref) -> None:
+        place, obj = ref.place, self._own(ref)
         if self._pools.service(place, obj):
             return
-        before = self._sight.service_at(place)
-        found = None if obj is None else self._at_its_place(place, service_of(obj))
-        self._tell(self._sight.service(place, found))
-        if found is None or not found.ready:
-            self._since_s.pop(place, None)
-        else:
-            # Of those that were before we began, which came first is not known: none was only just named.
-            self._since_s.setdefault(place, self._now_s() if self.synced.is_set() else -inf)
+        before, found = self._seen.service(place, obj, is_new=self.synced.is_set())
         if (before is None) != (found is None) or (before and found and bool(before.ready) != bool(found.ready)):
             self._changed.set()  # an old version may go now
         elif before and found and before.ready != found.ready:
             self._progressed.set()
 
-    def _seen(self, ref: Ref) -> Json | None:
+    def _slice(self, place: Place, obj: Json | None) -> None:
+        found = None if obj is None else pods_of(obj)
+        self._pools.slice(place, found)
+        self._seen.slice(place, found)
+
+    def _own(self, ref: Ref) -> Json | None:
         """The object, unless it is another installation's."""
         obj = self._converger.seen(ref)
         return obj if obj is None or owner_of(obj) in (None, self._rendering.own) else None
 
-    def _at_its_place(self, place: Place, found: Service | None) -> Service | None:
-        """None for one elsewhere than we write it: else whoever may make Services in some namespace could have what is
-        asked of another tenant's version sent to pods of theirs.
-        """
-        with suppress(Refused):
-            if found is not None and place == place_of(_key(found.of), self._rendering.cluster):
-                return found
-        return None
-
-    def _revision(self, place: Place, obj: Json | None) -> None:
-        self._tell(self._sight.revision(place, None if obj is None else failed_of(obj)))
-
-    def _slice(self, place: Place, obj: Json | None) -> None:
-        found = None if obj is None else pods_of(obj)
-        self._pools.slice(place, found)
-        self._tell(self._sight.slice(place, found))
-
-    def _tell(self, news: News) -> None:
-        if not news:
-            return
-        # A node may come, and who waits is told when; that none came in time is a failure of its own.
-        failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
-        failures = tuple(self._failure(_key(of), start_failed(why.reason)) for of, why in failed)
-        for of, why in failed:
-            log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
-        self._feed.publish(
-            Feed(
-                revisions=news.revisions,
-                removed_revisions=news.removed_revisions,
-                replicas=news.replicas,
-                removed_replicas=news.removed_replicas,
-                failures=failures,
-            )
-        )
-        for row in news.replicas:
-            if (pod := self._pods.put(row)) is not None:
-                self._outcomes.ready(pod)
-        for name in news.removed_replicas:
-            self._pods.remove(name)
-
-    def _explain(self, service: Service, now: Trouble | None, before: Trouble | None) -> None:
-        """Record why pods of a version are not ready. It does not count as a failed start: they may still start."""
-        key = _key(service.of)
-        if now is not None:
-            self._outcomes.set_problem(key, problem_of(start_failed(now.reason, now.exit_status)))
-        elif before is not None:
-            self._outcomes.clear_problem(key, start_failed(before.reason, before.exit_status).reason)
-
-    def _fail(self, key: VersionKey, failure: Failure) -> None:
-        """Tell who waits for a version that can't have its Service."""
-        log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
-        self._feed.publish(Feed(failures=(self._failure(key, failure),)))
-
-    def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
-        self._outcomes.failed(key, failure)
-        return RestoreFailure.of(key.tenant, key.version, failure)
-
-    def _service(self, key: VersionKey) -> Service | None:
-        """Its own, unless that is being deleted."""
-        with suppress(Refused):
-            found = self._sight.service_at(place_of(key, self._rendering.cluster))
-            if found is not None and not found.is_going and _key(found.of) == key:
-                return found
-        return None
-
     def _is_there(self, key: VersionKey) -> bool:
-        return self._service(key) is not None
+        return self._seen.find(key) is not None
 
     def _is_ready(self, key: VersionKey) -> bool:
         return self._ready_since_s(key) is not None
 
     def _ready_since_s(self, key: VersionKey) -> float | None:
         """None for one that never was. What may be on a pod that waits always was."""
-        if self._pools.shared.find(key) is not None:
-            return -inf
-        found = self._service(key)
-        if found is None or not found.ready:
-            return None
-        return self._since_s.get(place_of(key, self._rendering.cluster), self._now_s())
+        return -inf if self._pools.shared.find(key) is not None else self._seen.ready_since_s(key)
 
     def _is_settled_in(self, model: Model) -> bool:
         return self._takeover.is_window_over(model, self._now_s())
@@ -426,7 +337,3 @@ class Plane:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / 1e6
-
-
-def _key(of: Version) -> VersionKey:
-    return VersionKey(of.tenant, of.model, of.version)

@@ -30,7 +30,6 @@ from controlplane.policy.rollout import (
     with_notes,
 )
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Missing, Ref
-from controlplane.scaling.knative.following import place_of
 from controlplane.scaling.knative.pods import PodTable
 from service.loops import record_error
 
@@ -78,7 +77,7 @@ class Rollout:
     def render(self, rendered: Iterable[Json], places: Mapping[Place, VersionKey]) -> None:
         """Take over all Services as they are rendered now. Call `choose` next."""
         found = {Ref.of(obj): obj for obj in rendered}
-        self._rendered = {ref: (places[place_of(ref)], obj) for ref, obj in found.items()}
+        self._rendered = {ref: (places[ref.place], obj) for ref, obj in found.items()}
         for table in (self._entries, self._held, self._writes, self.chosen):
             for ref in table.keys() - found.keys():
                 del table[ref]
@@ -92,7 +91,7 @@ class Rollout:
         self._drop_done_writes(changed)
         every = [entry.rolling for entry in entries.values() if entry.rolling is not None]
         turns, is_proven = admit(every, now_s)
-        due = {ref for ref in self._rendered if place_of(ref) in turns} if turns else set[Ref]()
+        due = {ref for ref in self._rendered if ref.place in turns} if turns else set[Ref]()
         for ref in dict.fromkeys((*changed, *due)):
             self.chosen[ref] = self._choose(ref, entries[ref], ref in due, is_proven)
         outlook = (is_proven, any(each.is_failure for each in every))

@@ -17,7 +17,7 @@ from controlplane.policy import tenant_space as policy
 from controlplane.policy.labels import Place
 from controlplane.policy.tenant_space import Needs, ObservedNamespace
 from controlplane.scaling.knative.cluster import ClusterApi, ClusterError, Denied, Json, Ref
-from controlplane.scaling.knative.following import follow
+from controlplane.scaling.knative.view import follow
 from service.first import first
 
 log = logging.getLogger(__name__)

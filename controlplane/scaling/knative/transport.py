@@ -7,6 +7,7 @@ not know us: credentials on disk are read again for that.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import aiohttp
@@ -27,6 +28,16 @@ RELOAD_S: Final = 10.0  # credentials that are not known there are not read agai
 
 Query = list[tuple[str, str]]
 Load = Callable[[Configuration], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    query: Query
+    body: Json | None = None
+    content_type: str = JSON
+    accept: str = JSON
 
 
 class Transport:
@@ -63,12 +74,10 @@ class Transport:
         accept: str = JSON,
     ) -> Json:
         """The object answered. Raises ClusterError. Cut short, it may have been done all the same."""
+        request = _Request(method, path, query or [], body, content_type, accept)
         timeout = aiohttp.ClientTimeout(total=None)  # ours is of all of it, the configuration and a second try included
         try:
-            async with (
-                asyncio.timeout(within_s),
-                self._answered(method, path, query or [], body, content_type, timeout, accept) as answer,
-            ):
+            async with asyncio.timeout(within_s), self._answered(request, timeout) as answer:
                 return _object(await _read(answer))
         except TimeoutError:
             raise ClusterError(Unreachable(f"no answer within {within_s:g} s")) from None
@@ -77,25 +86,18 @@ class Transport:
     async def lines(self, path: str, query: Query, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Lines of an answer that goes on, until it ends. Raises ClusterError, also when nothing comes for so long."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=dependencies.CLUSTER.timeout_s, sock_read=silence_s)
-        async with self._answered("GET", path, query, None, JSON, timeout) as answer:
+        async with self._answered(_Request("GET", path, query), timeout) as answer:
             yield _lines(answer.content)
 
     @asynccontextmanager
     async def _answered(
-        self,
-        method: str,
-        path: str,
-        query: Query,
-        body: Json | None,
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-        accept: str = JSON,
+        self, request: _Request, timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        answer = await self._send(method, path, query, body, content_type, timeout, accept)
+        answer = await self._send(request, timeout)
         try:
             if answer.status == 401 and await self._reload():
                 answer.release()
-                answer = await self._send(method, path, query, body, content_type, timeout, accept)
+                answer = await self._send(request, timeout)
             if answer.status >= 300:
                 raise ClusterError(trouble_of(answer.status, await _read(answer), answer.headers.get("Retry-After")))
             yield answer
@@ -107,24 +109,19 @@ class Transport:
                 connection.transport.abort()
             answer.release()
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Query,
-        body: Json | None,
-        content_type: str,
-        timeout: aiohttp.ClientTimeout,
-        accept: str,
-    ) -> aiohttp.ClientResponse:
+    async def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         client = await self._connected()
 
         async def once() -> aiohttp.ClientResponse:
-            headers = {"Accept": accept, "Content-Type": content_type}
-            method_, url, headers, sent, _ = await client.param_serialize(
-                method, path, query_params=query, header_params=headers, body=body, auth_settings=["BearerToken"]
+            method, url, headers, sent, _ = await client.param_serialize(
+                request.method,
+                request.path,
+                query_params=request.query,
+                header_params={"Accept": request.accept, "Content-Type": request.content_type},
+                body=request.body,
+                auth_settings=["BearerToken"],
             )
-            found = await client.call_api(method_, url, headers, sent, _request_timeout=timeout)
+            found = await client.call_api(method, url, headers, sent, _request_timeout=timeout)
             response: aiohttp.ClientResponse = found.response
             return response
 
@@ -132,7 +129,7 @@ class Transport:
             try:
                 return await once()
             except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                if method != "PATCH":  # the others are repeated by aiohttp where that is safe
+                if request.method != "PATCH":  # the others are repeated by aiohttp where that is safe
                     raise
                 return await once()
 

@@ -1,10 +1,16 @@
-"""What was last seen of a kind of object. Older news of the same object is not taken for newer."""
+"""What was last seen of a kind of object: whole objects (`View`), or one call for each change (`follow`).
 
+Older news of the same object is not taken for newer.
+"""
+
+import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 from contracts.numbers import whole_number
-from controlplane.scaling.knative.cluster import Change, Gone, Json, Ref, Synced, Upsert
+from controlplane.policy.labels import Place
+from controlplane.scaling.knative.cluster import Change, ClusterApi, Gone, Json, Ref, Synced, Upsert
+from service.loops import isolated
 
 
 class View:
@@ -87,6 +93,28 @@ class Uids:
                 if not uid or self._known.get(ref, uid) == uid:  # else another one bears its name by now
                     self._known.pop(ref, None)
                     yield ref, None
+
+
+async def follow(
+    api: ClusterApi,
+    api_version: str,
+    kind: str,
+    labels: str,
+    take: Callable[[Place, Json | None], None],
+    first: asyncio.Event,
+) -> None:
+    """Call `take` for each change of an object; None means that it is gone. Runs until cancelled, and keeps no objects.
+
+    Set `first` once all objects were taken. An object for which `take` raises is skipped, and the error recorded.
+    Anybody may write such objects, and one of them must not hide the others.
+    """
+    known = Uids()
+    async with aclosing(api.watch(api_version, kind, labels=labels)) as changes:
+        async for change in changes:
+            for ref, obj in known.take(change):
+                with isolated(ref):
+                    take(ref.place, obj)
+            first.set()
 
 
 def _uid(obj: Json) -> str:

@@ -26,8 +26,8 @@ from controlplane.scaling.knative.cluster import (
     Trouble,
     Unreachable,
     Upsert,
+    collection,
 )
-from controlplane.scaling.knative.paths import collection
 from controlplane.scaling.knative.transport import Query, Transport
 
 PAGE: Final = 500

@@ -10,8 +10,6 @@ from controlplane.policy.convergence import (
     CALM_S,
     CHECK_S,
     DIFFERS,
-    FIRST_S,
-    LONGEST_S,
     SHOWN,
     Apply,
     Check,
@@ -24,7 +22,6 @@ from controlplane.policy.convergence import (
     Wait,
     judge,
     not_sooner,
-    pause_s,
     refused,
     stamp_of,
     stamped,
@@ -205,10 +202,3 @@ def test_what_is_told_is_short() -> None:
     lines = memory.refusal.message.split("; ")
     assert len(lines) == SHOWN
     assert all(len(each) < 250 for each in lines)
-
-
-def test_pauses_are_bounded() -> None:
-    """However often, and by luck at least a half."""
-    assert pause_s(1, 0.0) == FIRST_S
-    assert pause_s(10**6, 0.0) == LONGEST_S
-    assert pause_s(10**6, 0.999) > LONGEST_S / 2

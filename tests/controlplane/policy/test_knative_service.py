@@ -96,7 +96,7 @@ def test_what_others_keep_for_a_pod() -> None:
     assert (told["KELVIN_INNER_TLS"], told["KELVIN_CACHE_AGENT"]) == (INNER, CACHE)
     mounts = {each["mountPath"]: each.get("readOnly") for each in container["volumeMounts"]}
     assert (mounts[INNER], mounts[CACHE]) == (True, True)
-    assert container["resources"]["limits"]["memory"] == str(memory_bytes(VERSION) - VERSION.weight_bytes)
+    assert container["resources"]["limits"]["memory"] == str(memory_bytes(VERSION, CLUSTER) - VERSION.weight_bytes)
     assert shared["volumes"][0]["emptyDir"]["sizeLimit"] == str(KEPT_BYTES)
 
 

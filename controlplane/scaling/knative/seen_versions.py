@@ -1,0 +1,162 @@
+"""What is seen of versions on a cluster: told to activators, kept in the table of pods, recorded as outcomes.
+
+`policy/knative_sight.py` decides what is news. Which Services there should be is decided in `plane.py`.
+"""
+
+import logging
+from contextlib import suppress
+from math import inf
+
+from contracts.control import Feed, RestoreFailure
+from contracts.errors import Failure, Refused
+from controlplane.clock import Clock
+from controlplane.facts import VersionKey
+from controlplane.feed import FeedHub
+from controlplane.outcomes import Outcomes
+from controlplane.policy.knative_seen import (
+    UNSCHEDULABLE,
+    Failed,
+    Pods,
+    Service,
+    Version,
+    failed_of,
+    service_of,
+    start_failed,
+)
+from controlplane.policy.knative_service import Cluster
+from controlplane.policy.knative_sight import News, Sight
+from controlplane.policy.labels import Place
+from controlplane.policy.pending import Trouble
+from controlplane.policy.start_problem import problem_of
+from controlplane.scaling.knative.cluster import ClusterApi, Json
+from controlplane.scaling.knative.node_waits import NodeWaits
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.wanted import place_of
+
+log = logging.getLogger(__name__)
+
+
+class SeenVersions:
+    """Services, Revisions and pods of versions, and since when each Service has been ready. Use it from one loop."""
+
+    def __init__(
+        self, api: ClusterApi, feed: FeedHub, outcomes: Outcomes, pods: PodTable, cluster: Cluster, clock: Clock
+    ) -> None:
+        self._feed = feed
+        self._outcomes = outcomes
+        self._pods = pods
+        self._cluster = cluster
+        self._clock = clock
+        self._sight = Sight()
+        self._since_s: dict[Place, float] = {}  # Services that are ready, and since when, as far as was seen
+        self.nodes = NodeWaits(api, self._sight.service_at, self._explain, feed, clock)
+
+    def __repr__(self) -> str:
+        return f"<SeenVersions {self._sight!r}>"
+
+    def forget(self) -> None:
+        """As if nothing had been seen. Activators are told that all of it is gone."""
+        self._since_s.clear()
+        self._tell(self._sight.forget())
+
+    # -- what there is
+
+    def find(self, key: VersionKey) -> Service | None:
+        """Return the version's own Service, unless that is being deleted."""
+        with suppress(Refused):
+            found = self._sight.service_at(place_of(key, self._cluster))
+            if found is not None and not found.is_going and _key(found.of) == key:
+                return found
+        return None
+
+    def ready_since_s(self, key: VersionKey) -> float | None:
+        """Return since when the version's Service has been ready; None for one that never was."""
+        found = self.find(key)
+        if found is None or not found.ready:
+            return None
+        return self._since_s.get(place_of(key, self._cluster), self._now_s())
+
+    def failure_of(self, revision: Place) -> Failed | None:
+        """Return why that Revision failed; None where it did not."""
+        return self._sight.failure_of(revision)
+
+    # -- what comes in. None is an object that is gone
+
+    def service(self, place: Place, obj: Json | None, *, is_new: bool) -> tuple[Service | None, Service | None]:
+        """Take a Knative Service in. Return what was there before, and what is there now, as far as it is a version's.
+
+        `is_new`: it has not been there since before we began. Of those that have, which came first is not known: none
+        of them was only just named.
+        """
+        before = self._sight.service_at(place)
+        found = None if obj is None else self._at_its_place(place, service_of(obj))
+        self._tell(self._sight.service(place, found))
+        if found is None or not found.ready:
+            self._since_s.pop(place, None)
+        else:
+            self._since_s.setdefault(place, self._now_s() if is_new else -inf)
+        return before, found
+
+    def revision(self, place: Place, obj: Json | None) -> None:
+        """Take a Revision in."""
+        self._tell(self._sight.revision(place, None if obj is None else failed_of(obj)))
+
+    def slice(self, place: Place, found: Pods | None) -> None:
+        """Take the pods of an EndpointSlice in."""
+        self._tell(self._sight.slice(place, found))
+
+    def fail(self, key: VersionKey, failure: Failure) -> None:
+        """Tell who waits for a version that can't have its Service."""
+        log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
+        self._feed.publish(Feed(failures=(self._failure(key, failure),)))
+
+    def _at_its_place(self, place: Place, found: Service | None) -> Service | None:
+        """None for one elsewhere than we write it: else whoever may make Services in some namespace could have what is
+        asked of another tenant's version sent to pods of theirs.
+        """
+        with suppress(Refused):
+            if found is not None and place == place_of(_key(found.of), self._cluster):
+                return found
+        return None
+
+    def _tell(self, news: News) -> None:
+        if not news:
+            return
+        # A node may come, and who waits is told when; that none came in time is a failure of its own.
+        failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
+        failures = tuple(self._failure(_key(of), start_failed(why.reason)) for of, why in failed)
+        for of, why in failed:
+            log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
+        self._feed.publish(
+            Feed(
+                revisions=news.revisions,
+                removed_revisions=news.removed_revisions,
+                replicas=news.replicas,
+                removed_replicas=news.removed_replicas,
+                failures=failures,
+            )
+        )
+        for row in news.replicas:
+            if (pod := self._pods.put(row)) is not None:
+                self._outcomes.ready(pod)
+        for name in news.removed_replicas:
+            self._pods.remove(name)
+
+    def _explain(self, service: Service, now: Trouble | None, before: Trouble | None) -> None:
+        """Record why pods of a version are not ready. It does not count as a failed start: they may still start."""
+        key = _key(service.of)
+        if now is not None:
+            self._outcomes.set_problem(key, problem_of(start_failed(now.reason, now.exit_status)))
+        elif before is not None:
+            self._outcomes.clear_problem(key, start_failed(before.reason, before.exit_status).reason)
+
+    def _failure(self, key: VersionKey, failure: Failure) -> RestoreFailure:
+        self._outcomes.failed(key, failure)
+        return RestoreFailure.of(key.tenant, key.version, failure)
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_us() / 1e6
+
+
+def _key(of: Version) -> VersionKey:
+    return VersionKey(of.tenant, of.model, of.version)
