@@ -41,6 +41,7 @@ class PoolPod:
     take: Take | None = None
     max_streams: int = 0
     cost: str | None = None  # of its deletion, as it was written
+    refusals: int = 0  # in a row, of that write
     is_asked: bool = False  # what it does, at this moment
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from contracts.control import Feed, PoolRow, Stats
+from contracts.doubling import is_told
 from contracts.errors import Refused
 from contracts.jobs import Take
 from contracts.traffic_errors import StartFailed
@@ -287,9 +288,13 @@ class Pools:
         about = {"name": pod.name, "namespace": pod.namespace, "annotations": {COST: cost}}
         try:
             await self._api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about})
-            pod.cost = cost
         except ClusterError as error:
-            log.warning("what a pod is worth is not written", extra={"pod": pod.name, "why": str(error)})
+            pod.refusals += 1
+            if is_told(pod.refusals):
+                why = {"pod": pod.name, "why": str(error), "failures": pod.refusals}
+                log.warning("what a pod is worth is not written", extra=why)
+        else:
+            pod.cost, pod.refusals = cost, 0
 
     def _explain(self) -> None:
         """Record for each version without a pod that it waits for one."""
