@@ -1,8 +1,8 @@
 """Candidates for a Lease, each with a clock and a way to it of its own, which may be cut, slow, or lose answers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
@@ -187,11 +187,10 @@ async def stand(election: Election, work: Callable[[], Awaitable[None]]) -> None
         is_over = await election.lead(work)
 
 
-def play(scenario: Any) -> None:
-    async def main() -> None:
-        party = Party()
-        await scenario(party)
-        await party.end()
-        assert party.working == []
-
-    asyncio.run(main())
+@asynccontextmanager
+async def party() -> AsyncIterator[Party]:
+    """Candidates, all of whom end."""
+    it = Party()
+    yield it
+    await it.end()
+    assert it.working == []

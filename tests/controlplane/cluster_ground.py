@@ -1,10 +1,9 @@
 """A client of an API server in this process, and what its watches told."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,22 +12,17 @@ from controlplane.policy.knative_service import Cluster, PodVersion
 from controlplane.policy.knative_service import service as rendered
 from controlplane.scaling.knative.client import KubernetesCluster, kubeconfig, opened
 from controlplane.scaling.knative.cluster import Change, ClusterError, Gone, Json, Ref, Synced, Trouble, Upsert
-from tests.cluster.api_server import ApiServer
+from tests.cluster.api_server import ApiServer, serving
 
 SPACE = "kelvin-models"
 
 
-def play(
-    server: ApiServer, directory: Path, scenario: Callable[[KubernetesCluster], Coroutine[Any, Any, None]]
-) -> None:
-    """With a client that is closed afterwards."""
-
-    async def main() -> None:
-        async with connected(server, directory) as client:
-            await scenario(client)
-
-    server.namespace(SPACE)
-    asyncio.run(main())
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """An API server with a namespace for models."""
+    with serving() as it:
+        it.namespace(SPACE)
+        yield it
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """A cluster in memory, for loops: what it is asked it notes, refuses where told to, and tells to those who watch.
 
-It keeps who owns which field as server-side apply does, and fills in what Knative's webhook fills in.
+It keeps who owns which field as server-side apply does, counts generations, holds objects by their finalizers, collects
+what an owner leaves, and fills in what Knative's webhook fills in.
 """
 
 import asyncio
@@ -16,13 +17,20 @@ from controlplane.scaling.knative.cluster import (
     Conflict,
     Gone,
     Json,
+    Missing,
     Ref,
     Synced,
     Trouble,
+    Unreachable,
     Upsert,
 )
+from controlplane.scaling.knative.converge import Converger
+from tests.controlplane.virtual_time import VirtualClock
 
 SERVICE = ("serving.knative.dev/v1", "Service")
+M = Ref(*SERVICE, "models", "m")
+HERE, THERE = "kelvin", "kelvin-staging"  # installations
+GOING = "2026-01-01T00:00:00Z"
 
 
 class Runs(Protocol):
@@ -80,7 +88,9 @@ class World:
         self.objects: dict[Ref, Json] = {}
         self.calls: list[tuple[str, Ref]] = []
         self.writes: list[Ref] = []  # of the calls those applies that changed something
+        self.events: list[tuple[Ref, str, str, bool]] = []
         self.refuse: dict[Ref, deque[Trouble | None]] = {}
+        self.away = False  # it answers no call
         self.keeps: dict[Ref, Json] = {}  # what it makes of a container of that name, whatever is written
         self.slow_to_go = False  # what is deleted stays until somebody removes it
         self.told = asyncio.Event()  # watches tell nothing while it is not set
@@ -94,13 +104,17 @@ class World:
         self._version = 100
         self._uid = 0
 
+    # -- as the product asks it
+
     async def apply(self, obj: Json) -> Json:
         ref = Ref.of(obj)
         written: Json = await self._call("apply", ref, lambda: self._write(ref, obj))
         return written
 
     async def apply_status(self, obj: Json) -> Json:
-        raise NotImplementedError
+        ref = Ref.of(obj)
+        written: Json = await self._call("status", ref, lambda: self._write_status(ref, obj["status"]))
+        return written
 
     async def delete(self, ref: Ref, *, uid: str | None = None) -> None:
         await self._call("delete", ref, lambda: self._delete(ref, uid))
@@ -110,7 +124,7 @@ class World:
         return found
 
     async def record(self, about: Json, reason: str, message: str, *, warning: bool) -> None:
-        raise NotImplementedError
+        self.events.append((Ref.of(about), reason, message, warning))
 
     async def watch(self, api_version: str, kind: str, *, labels: str = "") -> AsyncGenerator[Change, None]:
         mine: asyncio.Queue[Change] = asyncio.Queue()
@@ -127,6 +141,8 @@ class World:
             self.watching.remove(place)
 
     async def _call(self, name: str, ref: Ref, act: Any) -> Any:
+        if self.away:
+            raise ClusterError(Unreachable("away"))
         self.calls.append((name, ref))
         hangs, done = self.hang_at if self.hang_at is not None else (0, False)
         if hangs == len(self.calls) and not done:
@@ -148,39 +164,63 @@ class World:
         await asyncio.Event().wait()
 
     def _write(self, ref: Ref, obj: Json) -> Json:
-        held = deepcopy(self.objects.get(ref)) or self._new(ref)
+        held, uid = deepcopy(self.objects.get(ref)), obj["metadata"].get("uid")
+        if uid is not None and (held is None or held["metadata"].get("uid") != uid):
+            raise ClusterError(Conflict("another object, or none"))
+        held = held or self._new(ref)
         before = deepcopy(held.get("spec"))
         _remove(held, self._applied.get(ref, {}), obj)
         _merge(held, deepcopy(obj))
-        containers = held["spec"]["template"]["spec"]["containers"]
-        for container in containers:
-            container["readinessProbe"] = {"successThreshold": 1}
-            container.update(self.keeps.get(ref, {}))
-        held["spec"]["traffic"] = [{"latestRevision": True, "percent": 100}]
-        owned = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind")}
-        held["metadata"]["managedFields"] = [
-            {"manager": "kelvin", "operation": "Apply", "fieldsV1": _fields(owned)},
-        ]
-        if held["spec"] != before:
+        if ref.kind == "Service":
+            for container in held["spec"]["template"]["spec"]["containers"]:
+                container["readinessProbe"] = {"successThreshold": 1}
+                container.update(self.keeps.get(ref, {}))
+            held["spec"]["traffic"] = [{"latestRevision": True, "percent": 100}]
+            owned = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind")}
+            held["metadata"]["managedFields"] = [
+                {"manager": "kelvin", "operation": "Apply", "fieldsV1": _fields(owned)},
+            ]
+        if held.get("spec") != before:
             held["metadata"]["generation"] = held["metadata"].get("generation", 0) + 1
         self._applied[ref] = deepcopy(obj)
         before_it = self._version
         answer = self.put(held)
         if self._version != before_it:
             self.writes.append(ref)
+        self._let_go(ref)
         return answer
+
+    def _write_status(self, ref: Ref, status: Json) -> Json:
+        if ref not in self.objects:
+            raise ClusterError(Missing("no such object"))
+        return self.put({**deepcopy(self.objects[ref]), "status": deepcopy(status)})
 
     def _new(self, ref: Ref) -> Json:
         self._uid += 1
-        head = {"name": ref.name, "namespace": ref.namespace, "uid": f"uid-{self._uid}"}
+        head = {"name": ref.name, "uid": f"uid-{self._uid}"}
+        head |= {} if ref.namespace is None else {"namespace": ref.namespace}
         return {"apiVersion": ref.api_version, "kind": ref.kind, "metadata": head}
+
+    def _delete(self, ref: Ref, uid: str | None) -> None:
+        held = self.objects.get(ref)
+        if held is None:
+            return
+        if uid is not None and held["metadata"]["uid"] != uid:
+            raise ClusterError(Conflict("another uid"))
+        if self.slow_to_go:
+            self.withdraw(ref)
+        else:
+            self.remove(ref)
+
+    # -- as others do
 
     def put(self, obj: Json) -> Json:
         """As it is now, by whoever; those who watch are told if it is another than before."""
         ref = Ref.of(obj)
-        obj["metadata"].setdefault("uid", f"uid-{self._uid}")
         before = self.objects.get(ref)
-        if before is not None:
+        if before is None:
+            obj["metadata"].setdefault("uid", f"uid-{self._uid}")
+        else:
             obj["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
         if obj != before:
             self._version += 1
@@ -201,23 +241,35 @@ class World:
         _disown(obj["metadata"]["managedFields"][0]["fieldsV1"], path)
         self.put(obj)
 
+    def declare(self, kind: str, name: str, namespace: str | None = None, **spec: Any) -> Ref:
+        """As somebody's `kubectl apply` does with an object of ours."""
+        ref = Ref("kelvin.dev/v1alpha1", kind, namespace, name)
+        held = deepcopy(self.objects.get(ref)) or self._new(ref)
+        if held.get("spec") != spec:
+            held["metadata"]["generation"] = held["metadata"].get("generation", 0) + 1
+        self.put({**held, "spec": spec})
+        return ref
+
+    def withdraw(self, ref: Ref) -> None:
+        """As `kubectl delete` does: what bears a finalizer, or takes long, stays for now."""
+        held = deepcopy(self.objects[ref])
+        held["metadata"]["deletionTimestamp"] = GOING
+        self.put(held)
+        self._let_go(ref)
+
+    def _let_go(self, ref: Ref) -> None:
+        about = self.objects[ref]["metadata"]
+        if "deletionTimestamp" in about and not about.get("finalizers") and not self.slow_to_go:
+            self.remove(ref)
+
     def remove(self, ref: Ref) -> None:
-        """Somebody deletes it."""
+        """It is gone, and what it owned."""
         gone = self.objects.pop(ref)
         self._applied.pop(ref, None)
         self._version += 1
         self._tell(ref, None, gone)
-
-    def _delete(self, ref: Ref, uid: str | None) -> None:
-        held = self.objects.get(ref)
-        if held is None:
-            return
-        if uid is not None and held["metadata"]["uid"] != uid:
-            raise ClusterError(Conflict("another uid"))
-        if self.slow_to_go:
-            self.put({**held, "metadata": {**held["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}})
-        else:
-            self.remove(ref)
+        for owned in [each for each, obj in self.objects.items() if _is_owned(obj, gone)]:
+            self.remove(owned)
 
     def resync(self) -> None:
         """Watches missed something, and begin again."""
@@ -225,6 +277,17 @@ class World:
             while not mine.empty():
                 mine.get_nowait()
             mine.put_nowait(self._all(kind))
+
+    # -- what is there
+
+    def of(self, kind: str) -> list[Json]:
+        """All of that kind."""
+        return [obj for ref, obj in self.objects.items() if ref.kind == kind]
+
+    def conditions(self, ref: Ref) -> dict[str, tuple[str, str]]:
+        """Of its status: what each says, and why."""
+        told = (self.objects[ref].get("status") or {}).get("conditions") or ()
+        return {each["type"]: (each["status"], each["reason"]) for each in told}
 
     def _all(self, kind: tuple[str, str, str]) -> Synced:
         shown = tuple(deepcopy(each) for each in self.objects.values() if _shown(each, kind))
@@ -235,7 +298,18 @@ class World:
             if obj is not None and _shown(obj, kind):
                 mine.put_nowait(Upsert(deepcopy(obj)))
             elif before is not None and _shown(before, kind):
-                mine.put_nowait(Gone(ref, before["metadata"]["uid"], str(self._version)))
+                mine.put_nowait(Gone(ref, before["metadata"].get("uid", ""), str(self._version)))
+
+
+@asynccontextmanager
+async def converging() -> AsyncIterator[tuple[World, Converger, VirtualClock]]:
+    """Services on a cluster in memory, by a clock that moves when told to. Nothing is left open."""
+    world, clock = World(), VirtualClock()
+    converger = Converger(world, *SERVICE, clock, HERE, luck=lambda: 0.0)
+    async with running(converger):
+        await clock.advance(0.1)
+        yield world, converger, clock
+    assert world.watching == []
 
 
 def _shown(obj: Json, kind: tuple[str, str, str]) -> bool:
@@ -243,6 +317,11 @@ def _shown(obj: Json, kind: tuple[str, str, str]) -> bool:
         return False
     labels = obj["metadata"].get("labels") or {}
     return not kind[2] or labels.get("app.kubernetes.io/managed-by") == "kelvin"
+
+
+def _is_owned(obj: Json, owner: Json) -> bool:
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return any(each["uid"] == owner["metadata"].get("uid") for each in owners)
 
 
 def _merge(held: Json, obj: Json) -> None:

@@ -17,8 +17,8 @@ from controlplane.scaling.knative.cluster import (
     Ref,
     Trouble,
     Unreachable,
+    collection,
 )
-from controlplane.scaling.knative.paths import collection, path
 
 
 def status(message: str, **more: Any) -> bytes:
@@ -101,7 +101,7 @@ def test_messages_are_one_short_line() -> None:
 )
 def test_paths(ref: Ref, want: str) -> None:
     """As discovery tells them."""
-    assert path(ref) == want
+    assert ref.path == want
 
 
 def test_paths_of_all() -> None:

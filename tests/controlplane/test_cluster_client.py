@@ -3,14 +3,13 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controlplane import dependencies
-from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import (
     Busy,
     Conflict,
@@ -22,27 +21,21 @@ from controlplane.scaling.knative.cluster import (
     Unreachable,
 )
 from controlplane.scaling.knative.lease import Election
-from tests.cluster.api_server import ApiServer, Fault, serving
+from tests.cluster.api_server import ApiServer, Fault
 from tests.controlplane.candidates import stand
-from tests.controlplane.cluster_ground import SPACE, config_map, connected, play, runtime, trouble
+from tests.controlplane.cluster_ground import SPACE, config_map, connected, runtime, trouble
+from tests.controlplane.cluster_ground import server as server
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with serving() as it:
-        yield it
 
 
 def asked(server: ApiServer, method: str) -> int:
     return sum(each.method == method for each in server.seen)
 
 
-def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The same again changes nothing. What others took is taken back, and the log says by whose word what it was."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         made = await it.apply(runtime())
         again = await it.apply(runtime())
         assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
@@ -59,8 +52,6 @@ def test_what_is_applied_is_ours(server: ApiServer, tmp_path: Path, caplog: pyte
             "Service kelvin-models/llama-3f2a91c0b7de was changed by others, and is put right: Apply failed with "
             '1 conflict: conflict with "kubectl-edit" using serving.knative.dev/v1: .spec.template.spec.containers'
         )
-
-    play(server, tmp_path, scenario)
 
 
 def bogus() -> Json:
@@ -89,28 +80,22 @@ def elsewhere() -> Json:
         pytest.param(elsewhere(), Missing, "nowhere", id="a namespace that is not there"),
     ],
 )
-def test_what_is_refused(server: ApiServer, tmp_path: Path, obj: Json, kind: type[Trouble], word: str) -> None:
+async def test_what_is_refused(server: ApiServer, tmp_path: Path, obj: Json, kind: type[Trouble], word: str) -> None:
     """Said as one of few, with the cluster's own words."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         found = await trouble(it.apply(obj))
         assert isinstance(found, kind)
         assert word in found.message
 
-    play(server, tmp_path, scenario)
 
-
-def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> None:
+async def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> None:
     """The rest of the object does not count."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         made = await it.apply(runtime())
         told = {**bogus(), "status": {"url": "http://x"}}
         found = await it.apply_status(told)
         assert found["status"]["url"] == "http://x"
         assert found["spec"] == made["spec"]
-
-    play(server, tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -126,12 +111,11 @@ def test_statuses_are_applied_apart(server: ApiServer, tmp_path: Path) -> None:
         pytest.param([Fault(500)], Unreachable, 1, id="a server that breaks"),
     ],
 )
-def test_what_is_tried_again(
+async def test_what_is_tried_again(
     server: ApiServer, tmp_path: Path, faults: list[Fault], want: type[Trouble] | None, calls: int
 ) -> None:
     """Within the call; the rest is for who called, who has a longer patience."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         server.fail(*faults)
         if want is None:
             await it.apply(config_map("a"))
@@ -142,16 +126,13 @@ def test_what_is_tried_again(
                 assert found.retry_after_s == 7.0
         assert asked(server, "PATCH") == calls
 
-    play(server, tmp_path, scenario)
-
 
 @pytest.mark.parametrize("call", ["apply", "delete", "read"])
-def test_every_call_ends(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+async def test_every_call_ends(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """By its row of the table, whatever the server does."""
     for name in ("CLUSTER", "LEASE"):
         monkeypatch.setattr(dependencies, name, replace(getattr(dependencies, name), timeout_s=0.2))
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         server.fail(Fault(delay_s=300))
         ref = Ref("v1", "ConfigMap", SPACE, "a")
         calls: dict[str, Callable[[], Awaitable[object]]] = {
@@ -161,13 +142,10 @@ def test_every_call_ends(server: ApiServer, tmp_path: Path, monkeypatch: pytest.
         }
         assert await trouble(calls[call]()) == Unreachable("no answer within 0.2 s")
 
-    play(server, tmp_path, scenario)
 
-
-def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Path) -> None:
     """The next one is answered, and the client closes."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         server.fail(Fault(delay_s=300))
         call = asyncio.create_task(it.apply(config_map("a")))
         await eventually(lambda: asked(server, "PATCH") == 1)
@@ -176,13 +154,10 @@ def test_a_call_that_is_cut_leaves_nothing(server: ApiServer, tmp_path: Path) ->
             await call
         await it.apply(config_map("a"))
 
-    play(server, tmp_path, scenario)
 
-
-def test_deletions(server: ApiServer, tmp_path: Path) -> None:
+async def test_deletions(server: ApiServer, tmp_path: Path) -> None:
     """In the foreground, of that very object, and as often as one likes."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         made = await it.apply(config_map("a"))
         ref, uid = Ref.of(made), made["metadata"]["uid"]
         assert isinstance(await trouble(it.delete(ref, uid="00000000-0000-0000-0000-000000000001")), Conflict)
@@ -192,12 +167,9 @@ def test_deletions(server: ApiServer, tmp_path: Path) -> None:
         await it.delete(ref, uid=uid)
         await it.delete(ref)
 
-    play(server, tmp_path, scenario)
-
 
 async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
     """The same one is one, told again once a minute; that they can't be told is nobody's trouble."""
-    server.namespace(SPACE)
     clock = VirtualClock()
 
     async with connected(server, tmp_path, clock) as it:
@@ -223,8 +195,6 @@ async def test_events_are_counted(server: ApiServer, tmp_path: Path) -> None:
 async def test_a_lease_is_taken_renewed_and_given_up(server: ApiServer, tmp_path: Path) -> None:
     """In the form that the cluster takes; the next one has it at once."""
     ref = Ref("coordination.k8s.io/v1", "Lease", SPACE, "leader")
-
-    server.namespace(SPACE)
 
     clock = VirtualClock()
     async with connected(server, tmp_path) as it:

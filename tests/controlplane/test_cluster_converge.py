@@ -1,41 +1,26 @@
 """What the product renders becomes Knative Services on an API server, and is left alone once it is there."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-
-import pytest
 
 from controlplane.clock import SystemClock
 from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import Ref
-from controlplane.scaling.knative.converge import Converger, Kind
-from tests.cluster.api_server import ApiServer, serving
-from tests.controlplane.cluster_ground import SPACE, play, runtime
+from controlplane.scaling.knative.converge import Converger
+from tests.cluster.api_server import ApiServer
+from tests.controlplane.cluster_ground import SPACE, connected, runtime
+from tests.controlplane.cluster_ground import server as server
+from tests.controlplane.cluster_world import SERVICE, running
 from tests.eventually import eventually
-
-SERVICES = Kind("serving.knative.dev/v1", "Service")
-NAMESPACES = Kind("v1", "Namespace", pruned=False)
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with serving() as it:
-        yield it
 
 
 @asynccontextmanager
 async def converging(client: KubernetesCluster) -> AsyncIterator[Converger]:
-    it = Converger(client, [NAMESPACES, SERVICES], SystemClock(), "kelvin")
-    task = asyncio.create_task(it.run())
-    try:
+    it = Converger(client, *SERVICE, SystemClock(), "kelvin")
+    async with running(it):
         yield it
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def writes(server: ApiServer) -> int:
@@ -52,46 +37,37 @@ def lists(server: ApiServer) -> int:
 
 
 def listed_again(server: ApiServer, before: int) -> bool:
-    """Both kinds were found too old, and are watched again."""
-    return lists(server) == before + 2 and server.watching == 2
+    """They were found too old, and are watched again."""
+    return lists(server) == before + 1 and server.watching == 1
 
 
-def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
+async def test_services_are_written_once(server: ApiServer, tmp_path: Path) -> None:
     """Whatever the webhook fills in, and however it spells our amounts; likewise after all is listed anew."""
-
-    async def scenario(client: KubernetesCluster) -> None:
-        space = {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": "kelvin-acme", "labels": {"app.kubernetes.io/managed-by": "kelvin"}},
-        }
+    async with connected(server, tmp_path) as client:
         wanted = [runtime(), runtime("0a1b2c3d4e5f")]
         async with converging(client) as it:
-            it.want([*wanted, space])
-            await eventually(lambda: all(it.seen(Ref.of(each)) for each in (*wanted, space)))  # as it was answered
+            it.want(wanted)
+            await eventually(lambda: all(it.seen(Ref.of(each)) for each in wanted))  # as it was answered
             for each in range(2):
                 server.namespace(f"other-{each}")  # watches were told of nothing that late
-                await eventually(lambda: server.watching == 2)
+                await eventually(lambda: server.watching == 1)
                 before = lists(server)
                 server.expire()
                 server.drop_watches()
                 await eventually(partial(listed_again, server, before))
-            assert (writes(server), it.refusals()) == (3, {})
+            assert (writes(server), it.refusals()) == (2, {})
         async with converging(client) as it:  # another leads
             before, versions = writes(server), versions_of(server)
-            it.want([*wanted, space])
-            await eventually(lambda: writes(server) == before + 3)  # each is checked
+            it.want(wanted)
+            await eventually(lambda: writes(server) == before + 2)  # each is checked
             assert versions_of(server) == versions, "what was there already is not written"
-            it.want([runtime(), space])
+            it.want([runtime()])
             await eventually(lambda: len(versions_of(server)) == 1)
 
-    play(server, tmp_path, scenario)
 
-
-def test_what_others_do_to_them_is_undone(server: ApiServer, tmp_path: Path) -> None:
+async def test_what_others_do_to_them_is_undone(server: ApiServer, tmp_path: Path) -> None:
     """An edit of a value, more in a container than we named, a label, a deletion; what is theirs stays."""
-
-    async def scenario(client: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as client:
         wanted = runtime()
         ref = Ref.of(wanted)
         name = (ref.api_version, ref.kind, ref.name, SPACE)
@@ -115,18 +91,15 @@ def test_what_others_do_to_them_is_undone(server: ApiServer, tmp_path: Path) -> 
             server.delete(server.get(*name))
             await eventually(lambda: server.objects("serving.knative.dev/v1", "Service", SPACE))
 
-    play(server, tmp_path, scenario)
-
 
 def _scale(server: ApiServer, name: tuple[str, str, str, str]) -> str:
     found: str = server.get(*name)["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/max-scale"]
     return found
 
 
-def test_what_is_refused_is_shown(server: ApiServer, tmp_path: Path) -> None:
+async def test_what_is_refused_is_shown(server: ApiServer, tmp_path: Path) -> None:
     """In the webhook's words; others are written."""
-
-    async def scenario(client: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as client:
         bad = runtime("0a1b2c3d4e5f")
         bad["spec"]["template"]["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] = "9"
         async with converging(client) as it:
@@ -137,5 +110,3 @@ def test_what_is_refused_is_shown(server: ApiServer, tmp_path: Path) -> None:
             assert ref == Ref.of(bad)
             assert why.reason == "Invalid"
             assert "max-scale" in why.message
-
-    play(server, tmp_path, scenario)

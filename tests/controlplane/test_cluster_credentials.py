@@ -1,7 +1,5 @@
 """Who we are to a cluster, and that it is noticed when that changes."""
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +10,8 @@ from controlplane.scaling.knative.client import in_cluster, kubeconfig, opened
 from controlplane.scaling.knative.cluster import ClusterError, Denied
 from tests.cluster.api_server import ApiServer, serving
 from tests.controlplane.cluster_ground import SPACE, config_map, heard, trouble
+from tests.controlplane.cluster_ground import server as server
 from tests.eventually import eventually
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with serving() as it:
-        yield it
 
 
 async def test_credentials_that_changed_are_read_again(
@@ -27,8 +20,6 @@ async def test_credentials_that_changed_are_read_again(
     """Once for a call that is refused for them; not all the time."""
     file = server.kubeconfig(tmp_path / "config")
     good = file.read_text()
-    server.namespace(SPACE)
-
     file.write_text(good.replace("the-token-of-tests", "of-yesterday"))
     async with opened(kubeconfig(file)) as it:
         file.write_text(good)
@@ -39,7 +30,7 @@ async def test_credentials_that_changed_are_read_again(
         await it.apply(config_map("a", "2"))
 
 
-def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the service account's files, over TLS; when its token is replaced, watches go on, too."""
     monkeypatch.setattr(transport, "RELOAD_S", 0.0)
     with serving(tls=tmp_path) as server:
@@ -47,18 +38,14 @@ def test_who_we_are_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         server.namespace(SPACE)
         url = URL(server.url)
         address = {"KUBERNETES_SERVICE_HOST": str(url.host), "KUBERNETES_SERVICE_PORT": str(url.port)}
-
-        async def main() -> None:
-            async with opened(in_cluster(account, address)) as it, heard(it) as told:
-                await it.apply(config_map("a"))
-                await eventually(lambda: told.values == {"a": "1"})
-                server.front.token = "another"
-                server.service_account(tmp_path)
-                await it.apply(config_map("a", "2"))
-                await eventually(lambda: told.values == {"a": "2"})
-                assert told.syncs == 1
-
-        asyncio.run(main())
+        async with opened(in_cluster(account, address)) as it, heard(it) as told:
+            await it.apply(config_map("a"))
+            await eventually(lambda: told.values == {"a": "1"})
+            server.front.token = "another"
+            server.service_account(tmp_path)
+            await it.apply(config_map("a", "2"))
+            await eventually(lambda: told.values == {"a": "2"})
+            assert told.syncs == 1
 
 
 async def test_without_a_configuration(tmp_path: Path) -> None:

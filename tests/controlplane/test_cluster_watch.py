@@ -1,7 +1,7 @@
 """A watch tells all there is, then what becomes of it, and begins again by itself whatever befalls it."""
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,24 +12,17 @@ import pytest
 from controlplane import dependencies
 from controlplane.policy.labels import OURS_SELECTOR
 from controlplane.scaling.knative import watching
-from controlplane.scaling.knative.client import KubernetesCluster
 from controlplane.scaling.knative.cluster import Gone, Synced, Upsert
 from controlplane.scaling.knative.transport import Query
-from tests.cluster.api_server import ApiServer, Fault, serving
-from tests.controlplane.cluster_ground import SPACE, Heard, config_map, heard, play
+from tests.cluster.api_server import ApiServer, Fault
+from tests.controlplane.cluster_ground import SPACE, Heard, config_map, connected, heard
+from tests.controlplane.cluster_ground import server as server
 from tests.eventually import eventually
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with serving() as it:
-        yield it
-
-
-def test_all_and_then_what_becomes_of_them(server: ApiServer, tmp_path: Path) -> None:
+async def test_all_and_then_what_becomes_of_them(server: ApiServer, tmp_path: Path) -> None:
     """With what each is, which lists of built-in kinds leave out; only with the labels asked for."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         a, b = server.create(config_map("a")), server.create(config_map("b"))
         async with heard(it, labels=OURS_SELECTOR) as told:
             await eventually(lambda: told.values == {"a": "1", "b": "1"})
@@ -45,14 +38,11 @@ def test_all_and_then_what_becomes_of_them(server: ApiServer, tmp_path: Path) ->
             assert told.syncs == 1
         await eventually(lambda: server.watching == 0, "its connection is ended")
 
-    play(server, tmp_path, scenario)
 
-
-def test_all_come_in_pages(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_come_in_pages(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many; what expired in between is begun again."""
     monkeypatch.setattr(watching, "PAGE", 2)
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         for name in "abcde":
             server.create(config_map(name))
         async with heard(it) as told:
@@ -68,13 +58,10 @@ def test_all_come_in_pages(server: ApiServer, tmp_path: Path, monkeypatch: pytes
             assert sorted(told.values) == list("abcde")
         assert len([each for each in server.seen if each.method == "GET"]) == 5
 
-    play(server, tmp_path, scenario)
 
-
-def test_a_watch_that_broke_goes_on_where_it_was(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_watch_that_broke_goes_on_where_it_was(server: ApiServer, tmp_path: Path) -> None:
     """Nothing is missed, and nothing is listed again."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         a = server.create(config_map("a"))
         async with heard(it) as told:
             for round_ in range(3):
@@ -84,18 +71,15 @@ def test_a_watch_that_broke_goes_on_where_it_was(server: ApiServer, tmp_path: Pa
                 await eventually(partial(_is, told, {"a": f"after {round_}"}))
             assert told.syncs == 1
 
-    play(server, tmp_path, scenario)
-
 
 def _is(told: Heard, values: dict[str, str]) -> bool:
     return told.values == values
 
 
 @pytest.mark.parametrize("as_status", [False, True], ids=["as an event", "as a status"])
-def test_a_version_that_is_too_old(server: ApiServer, tmp_path: Path, as_status: bool) -> None:
+async def test_a_version_that_is_too_old(server: ApiServer, tmp_path: Path, as_status: bool) -> None:
     """All is listed again, so that what went in between is known to have gone."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         a = server.create(config_map("a"))
         server.create(config_map("b"))
         async with heard(it) as told:
@@ -110,24 +94,18 @@ def test_a_version_that_is_too_old(server: ApiServer, tmp_path: Path, as_status:
             server.create(config_map("c"))
             await eventually(lambda: told.values == {"b": "1", "c": "1"})
 
-    play(server, tmp_path, scenario)
 
-
-def test_bookmarks_spare_a_list(server: ApiServer, tmp_path: Path) -> None:
+async def test_bookmarks_spare_a_list(server: ApiServer, tmp_path: Path) -> None:
     """A kind of which nothing changed is watched on from the last bookmark."""
-
-    async def scenario(it: KubernetesCluster) -> None:
-        async with heard(it) as told:
-            await eventually(lambda: server.watching == 1)
-            for each in range(5):
-                server.namespace(f"other-{each}")
-            server.bookmark()
-            before = len(told.changes)
-            first = int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
-            await eventually(lambda: _asked_from(server, drop=True) > first)
-            assert len(told.changes) == before
-
-    play(server, tmp_path, scenario)
+    async with connected(server, tmp_path) as it, heard(it) as told:
+        await eventually(lambda: server.watching == 1)
+        for each in range(5):
+            server.namespace(f"other-{each}")
+        server.bookmark()
+        before = len(told.changes)
+        first = int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
+        await eventually(lambda: _asked_from(server, drop=True) > first)
+        assert len(told.changes) == before
 
 
 def _asked_from(server: ApiServer, *, drop: bool) -> int:
@@ -136,13 +114,12 @@ def _asked_from(server: ApiServer, *, drop: bool) -> int:
     return int([each for each in server.seen if each.method == "WATCH"][-1].query["resourceVersion"])
 
 
-def test_a_watch_that_says_nothing_is_begun_again(
+async def test_a_watch_that_says_nothing_is_begun_again(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection may be dead without a word of it."""
     monkeypatch.setattr(dependencies, "WATCH", replace(dependencies.WATCH, timeout_s=0.2))
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         server.fail(Fault(delay_s=300, method="WATCH"))
         async with heard(it) as told:
             await eventually(lambda: server.watching == 1)
@@ -150,10 +127,8 @@ def test_a_watch_that_says_nothing_is_begun_again(
             await eventually(lambda: told.values == {"a": "1"})
             assert told.syncs == 1
 
-    play(server, tmp_path, scenario)
 
-
-def test_why_something_is_not_watched_is_told(
+async def test_why_something_is_not_watched_is_told(
     server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever leads may lack a right, or the cluster a kind; it goes on when it is put right. Both are logged once."""
@@ -162,7 +137,7 @@ def test_why_something_is_not_watched_is_told(
     def said() -> list[str]:
         return [each.getMessage().partition(":")[0] for each in caplog.records if each.name == "kelvin.cluster"]
 
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         server.fail(*[Fault(403, method="GET")] * 4)
         async with heard(it) as told:
             await eventually(lambda: told.syncs == 1)
@@ -174,14 +149,11 @@ def test_why_something_is_not_watched_is_told(
         assert said() == ["/api/v1/unheards is not watched"]
         assert "is not watched: Missing: " in caplog.text
 
-    play(server, tmp_path, scenario)
-
 
 @pytest.mark.parametrize("fault", [Fault(429, method="WATCH", retry_after_s=1), Fault(drop=True, method="WATCH")])
-def test_a_server_that_is_busy_or_away(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
+async def test_a_server_that_is_busy_or_away(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
     """It is asked again, where it was."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         server.fail(fault)
         async with heard(it) as told:
             await eventually(lambda: server.watching == 1)
@@ -189,13 +161,10 @@ def test_a_server_that_is_busy_or_away(server: ApiServer, tmp_path: Path, fault:
             await eventually(lambda: told.values == {"a": SPACE})
             assert told.syncs == 1
 
-    play(server, tmp_path, scenario)
 
-
-def test_who_closes_it_has_it_closed(server: ApiServer, tmp_path: Path) -> None:
+async def test_who_closes_it_has_it_closed(server: ApiServer, tmp_path: Path) -> None:
     """Also between two changes, where nothing is waited for; on return, and not when somebody collects garbage."""
-
-    async def scenario(it: KubernetesCluster) -> None:
+    async with connected(server, tmp_path) as it:
         open_now: list[int] = []
         lines = it._transport.lines
 
@@ -215,5 +184,3 @@ def test_who_closes_it_has_it_closed(server: ApiServer, tmp_path: Path) -> None:
             assert isinstance(await anext(changes), Upsert)
             assert open_now
         assert not open_now
-
-    play(server, tmp_path, scenario)

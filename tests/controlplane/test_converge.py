@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from typing import Any
 
@@ -12,27 +11,11 @@ from controlplane.policy import convergence as policy
 from controlplane.policy.convergence import CHECK_S, Refusal, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Invalid, Json, Ref, Unreachable, Upsert
-from controlplane.scaling.knative.converge import ABREAST, AWAY_S, DEFECT_S, SPACING_S, Converger, Kind
-from tests.controlplane.cluster_world import SERVICE, World, running, service
+from controlplane.scaling.knative.converge import ABREAST, AWAY_S, DEFECT_S, SPACING_S, Converger
+from tests.controlplane.cluster_world import HERE, SERVICE, THERE, M, World, converging, service
 from tests.controlplane.virtual_time import VirtualClock
 
-M = Ref(*SERVICE, "models", "m")
-HERE, THERE = "kelvin", "kelvin-staging"  # installations
 IMAGE = ("spec", "template", "spec", "containers", 0, "image")
-
-
-def play(scenario: Callable[[World, Converger, VirtualClock], Awaitable[None]], *, pruned: bool = True) -> None:
-    """On a cluster in memory and a clock that moves when told to."""
-
-    async def main() -> None:
-        world, clock = World(), VirtualClock()
-        converger = Converger(world, [Kind(*SERVICE, pruned=pruned)], clock, HERE, luck=lambda: 0.0)
-        async with running(converger):
-            await clock.advance(0.1)
-            await scenario(world, converger, clock)
-        assert world.watching == []
-
-    asyncio.run(main())
 
 
 def image(world: World, ref: Ref = M) -> Any:
@@ -42,10 +25,9 @@ def image(world: World, ref: Ref = M) -> Any:
     return place
 
 
-def test_they_are_written_changed_and_deleted() -> None:
+async def test_they_are_written_changed_and_deleted() -> None:
     """Once each. What is there is applied again now and then, which writes nothing."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         it.want([service("m"), service("n")])
         await clock.advance(1)
         it.want([service("m", image="two"), service("n")])
@@ -61,13 +43,10 @@ def test_they_are_written_changed_and_deleted() -> None:
         assert list(world.objects) == [n]
         assert it.refusals() == {}
 
-    play(scenario)
 
-
-def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> None:
+async def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> None:
     """A control plane that has not read its registry must not take down what serves."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.put(stamped(service("m"), HERE))
         await clock.advance(3600)
         assert it.seen(M) is not None
@@ -76,33 +55,20 @@ def test_nothing_is_written_or_deleted_before_it_is_said_what_is_wanted() -> Non
         await clock.advance(1)
         assert world.calls == [("delete", M)]
 
-    play(scenario)
 
-
-def test_what_others_made_is_left_alone() -> None:
-    """Also what was rendered here and applied by somebody. And what is not pruned stays, even if it is ours."""
-
-    async def others(world: World, it: Converger, clock: VirtualClock) -> None:
+async def test_what_others_made_is_left_alone() -> None:
+    """Also what was rendered here and applied by somebody."""
+    async with converging() as (world, it, clock):
         world.put(service("m", labels=False))
         world.put(service("as rendered"))
         it.want([])
         await clock.advance(3600)
         assert world.calls == []
 
-    async def kept(world: World, it: Converger, clock: VirtualClock) -> None:
-        world.put(service("m"))
-        it.want([])
-        await clock.advance(3600)
-        assert world.calls == []
 
-    play(others)
-    play(kept, pruned=False)
-
-
-def test_two_installations_leave_one_another_alone() -> None:
+async def test_two_installations_leave_one_another_alone() -> None:
     """What the other wrote is neither deleted nor written over; that is said, until it is gone."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.put(stamped(service("m", image="theirs"), THERE))
         world.put(stamped(service("n"), THERE))
         it.want([service("m")])
@@ -112,8 +78,6 @@ def test_two_installations_leave_one_another_alone() -> None:
         await world.delete(M)
         await clock.advance(1)
         assert (world.calls.pop(), image(world), it.refusals()) == (("apply", M), "one", {})
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +89,9 @@ def test_two_installations_leave_one_another_alone() -> None:
         pytest.param(("metadata", "annotations", APPLIED), "x", id="its stamp"),
     ],
 )
-def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
+async def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value: Any) -> None:
     """At once, with one call."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
         world.edit(M, path, value)
@@ -139,14 +102,11 @@ def test_an_edit_behind_its_back_is_repaired(path: tuple[str | int, ...], value:
             place = place[step]
         assert place.get(path[-1]) != value
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("edited", [True, False])
-def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
+async def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
     """Its stamp says what was wanted, not whether somebody has changed it since."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         await world.apply(stamped(service("m"), HERE))
         if edited:
             world.edit(M, IMAGE, "evil")
@@ -155,13 +115,10 @@ def test_what_the_one_before_wrote_is_checked(edited: bool) -> None:
         assert image(world) == "one"
         assert world.writes == [M] * (2 if edited else 1)
 
-    play(scenario)
 
-
-def test_news_of_a_settled_object_leaves_nothing_behind() -> None:
+async def test_news_of_a_settled_object_leaves_nothing_behind() -> None:
     """Its status may change each second, and its next check is half an hour away."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
         for number in range(200):
@@ -171,13 +128,10 @@ def test_news_of_a_settled_object_leaves_nothing_behind() -> None:
         await clock.advance(CHECK_S)
         assert world.calls == [("apply", M)] * 2
 
-    play(scenario)
 
-
-def test_checks_hold_up_no_change() -> None:
+async def test_checks_hold_up_no_change() -> None:
     """A new leader checks one object after the other, and writes meanwhile what has to be written."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         names = [f"m{number}" for number in range(200)]
         for name in names:
             await world.apply(stamped(service(name), HERE))
@@ -190,13 +144,10 @@ def test_checks_hold_up_no_change() -> None:
         assert len(world.calls) == 201
         assert world.writes == [*(Ref(*SERVICE, "models", name) for name in names), M]
 
-    play(scenario)
 
-
-def test_a_deletion_behind_its_back_is_repaired() -> None:
+async def test_a_deletion_behind_its_back_is_repaired() -> None:
     """And one that somebody repeats is, more and more rarely."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         it.want([service("m")])
         await clock.advance(1)
         for _ in range(600):
@@ -207,13 +158,10 @@ def test_a_deletion_behind_its_back_is_repaired() -> None:
         await clock.advance(120)
         assert M in world.objects
 
-    play(scenario)
 
-
-def test_what_is_refused_is_told_and_tried_again() -> None:
+async def test_what_is_refused_is_told_and_tried_again() -> None:
     """Others are not held up by it; what is wanted instead is tried at once."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
         it.want([service("m"), service("n")])
         await clock.advance(60)
@@ -227,13 +175,10 @@ def test_what_is_refused_is_told_and_tried_again() -> None:
         assert image(world) == "two"
         assert it.refusals() == {}
 
-    play(scenario)
 
-
-def test_a_refusal_of_what_nobody_wants_any_more_is_forgotten() -> None:
+async def test_a_refusal_of_what_nobody_wants_any_more_is_forgotten() -> None:
     """There is nobody to tell it to."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.refuse[M] = deque([Invalid("bad image")] * 100)
         it.want([service("m")])
         await clock.advance(1)
@@ -244,17 +189,14 @@ def test_a_refusal_of_what_nobody_wants_any_more_is_forgotten() -> None:
         await clock.advance(3600)
         assert len(world.calls) == asked
 
-    play(scenario)
-
 
 @pytest.mark.parametrize(
     ("trouble", "calls"),
     [pytest.param(Unreachable("away"), 8, id="away"), pytest.param(Busy("busy", 20.0), 5, id="asks for 20 s")],
 )
-def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unreachable | Busy, calls: int) -> None:
+async def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unreachable | Busy, calls: int) -> None:
     """One after another finds out, not all of them; afterwards all are written."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         names = [f"m{each}" for each in range(50)]
         world.refuse = {Ref(*SERVICE, "models", name): deque([trouble] * 1000) for name in names}
         it.want([service(name) for name in names])
@@ -269,13 +211,10 @@ def test_a_cluster_that_is_away_is_not_asked_for_each_object(trouble: Unreachabl
         assert it.refusals() == {}
         assert it.away is None
 
-    play(scenario)
 
-
-def test_one_object_s_failure_delays_others_only_shortly() -> None:
+async def test_one_object_s_failure_delays_others_only_shortly() -> None:
     """However long the call about that object has been failing: a webhook of its namespace may be to blame."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         n = Ref(*SERVICE, "models", "n")
         world.refuse[M] = deque([Unreachable("failed calling webhook")] * 1000)
         it.want([service("m")])
@@ -288,13 +227,10 @@ def test_one_object_s_failure_delays_others_only_shortly() -> None:
         assert n in world.objects
         assert it.refusals()[M].reason == "Unreachable"
 
-    play(scenario)
 
-
-def test_what_takes_long_to_go_is_asked_once() -> None:
+async def test_what_takes_long_to_go_is_asked_once() -> None:
     """Finalizers take their time; what is wanted again meanwhile is written when it went."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.slow_to_go = True
         it.want([service("m")])
         await clock.advance(1)
@@ -307,13 +243,10 @@ def test_what_takes_long_to_go_is_asked_once() -> None:
         await clock.advance(1)
         assert world.calls[2:] == [("apply", M)]
 
-    play(scenario)
 
-
-def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> None:
+async def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> None:
     """It is told instead, as the cluster answered; what somebody else makes of it is repaired all the same."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.keeps[M] = {"image": "pinned"}
         it.want([service("m")])
         await clock.advance(CHECK_S - 10)
@@ -330,23 +263,17 @@ def test_what_the_cluster_keeps_otherwise_is_not_written_for_ever() -> None:
         await clock.advance(60)
         assert image(world) == "pinned"
 
-    play(scenario)
 
-
-def test_only_kinds_that_are_watched_are_written() -> None:
+async def test_only_kinds_that_are_watched_are_written() -> None:
     """What is not seen can't be kept."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
-        with pytest.raises(ValueError, match="v1 Pod: not among the kinds"):
+    async with converging() as (_, it, _):
+        with pytest.raises(ValueError, match="v1 Pod: not the kind"):
             it.want([{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])
 
-    play(scenario)
 
-
-def test_defect_in_one_object_keeps_no_other_waiting() -> None:
+async def test_defect_in_one_object_keeps_no_other_waiting() -> None:
     """The others are written at once, and this one when it is looked at again."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         apply, broken = world.apply, [True]
 
         async def breaks(obj: Json) -> Json:
@@ -362,10 +289,8 @@ def test_defect_in_one_object_keeps_no_other_waiting() -> None:
         await clock.advance(DEFECT_S)
         assert M in world.objects
 
-    play(scenario)
 
-
-def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written all the same, and this one once it can be judged again."""
     judge, broken = policy.judge, [True]
 
@@ -375,8 +300,7 @@ def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest
         return judge(wanted, *rest)
 
     monkeypatch.setattr(policy, "judge", breaks)
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         it.want([service("m"), service("n")])
         await clock.advance(1)
         assert list(world.objects) == [Ref(*SERVICE, "models", "n")]
@@ -385,18 +309,16 @@ def test_object_that_cannot_be_judged_keeps_no_other_waiting(monkeypatch: pytest
         await clock.advance(DEFECT_S)
         assert M in world.objects
 
-    play(scenario)
-
 
 async def test_a_defect_leaves_no_watch_open() -> None:
     """It is raised, and what was open is closed by then."""
 
     world, clock = World(), VirtualClock()
-    converging = asyncio.create_task(Converger(world, [Kind(*SERVICE)], clock, HERE).run())
+    task = asyncio.create_task(Converger(world, *SERVICE, clock, HERE).run())
     await clock.advance(0.1)
     ((_, changes),) = world.watching
     changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
     with pytest.raises(ExceptionGroup) as raised:
-        await converging
+        await task
     assert raised.group_contains(KeyError)
     assert world.watching == []

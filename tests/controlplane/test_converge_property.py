@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from controlplane.policy.convergence import CHECK_S, owner_of, stamped
 from controlplane.policy.labels import APPLIED
 from controlplane.scaling.knative.cluster import Busy, Conflict, Invalid, Json, Ref, Unreachable
-from controlplane.scaling.knative.converge import Converger, Kind
-from tests.controlplane.cluster_world import SERVICE, World, otherwise, service
+from controlplane.scaling.knative.converge import Converger
+from tests.controlplane.cluster_world import HERE, SERVICE, THERE, World, otherwise, service
 from tests.controlplane.virtual_time import VirtualClock
 
 NAMES = ("a", "b", "c", "d")
@@ -23,7 +23,6 @@ BUILT = st.builds(
     scale=st.sampled_from(["1", "3", None]),
     labels=st.booleans(),
 )
-HERE, THERE = "kelvin", "kelvin-staging"  # installations
 WANTED = st.builds(
     service, st.sampled_from(NAMES), image=st.sampled_from(["one", "two"]), scale=st.sampled_from(["1", None])
 )
@@ -53,7 +52,7 @@ async def converged(
     world.refuse = {Ref(*SERVICE, "models", name): deque(them) for name, them in troubles.items()}  # type: ignore[arg-type]
     want = by_name(wanted)
     for crash in [*crashes, None]:
-        converger = Converger(world, [Kind(*SERVICE)], clock, HERE)
+        converger = Converger(world, *SERVICE, clock, HERE)
         converger.want(want.values())
         world.hang_at = None if crash is None else (len(world.calls) + crash[0], crash[1])
         world.hung.clear()

@@ -33,9 +33,8 @@ from controlplane.scaling.knative.declared_stores import DeclaredModels, Declare
 from controlplane.store import Database, sqlite_engine
 from controlplane.tenants import Tenant, TenantStore
 from tests.controlplane.builders import BY, NOW_S, digest, registration
-from tests.controlplane.declared_cluster import DeclaredCluster
+from tests.controlplane.cluster_world import World
 from tests.controlplane.virtual_time import settle
-from tests.loops import in_loop
 
 A, B = digest("a"), digest("b")
 LIMIT_S = 20.0
@@ -65,10 +64,10 @@ class Told:
 
 
 @dataclass
-class World:
+class Doors:
     """Both doors."""
 
-    cluster: DeclaredCluster
+    cluster: World
     registry: Registry
     tenants: TenantStore
     decider: Told
@@ -81,8 +80,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIterator[World]:
-    feed, clock, cluster = FeedHub(), SystemClock(), cluster or DeclaredCluster()
+async def world(data: Path, cluster: World | None = None) -> AsyncIterator[Doors]:
+    feed, clock, cluster = FeedHub(), SystemClock(), cluster or World()
     database = Database(sqlite_engine(data / "kelvin.db"))
     try:
         registry, tenants, decider = Registry(database, feed), TenantStore(database, feed), Told()
@@ -99,7 +98,7 @@ async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIter
         )
         running = asyncio.create_task(declarations.run())
         try:
-            yield World(cluster, registry, tenants, decider, running)
+            yield Doors(cluster, registry, tenants, decider, running)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -107,7 +106,7 @@ async def world(data: Path, cluster: DeclaredCluster | None = None) -> AsyncIter
         database.close()
 
 
-async def acme(w: World, *letters: str) -> None:
+async def acme(w: Doors, *letters: str) -> None:
     """A tenant that has pushed versions of a model."""
     await w.tenants.create(BY, "acme", NOW_S)
     for letter in letters:
@@ -152,7 +151,7 @@ async def test_who_wrote_last_holds(tmp_path: Path) -> None:
 async def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> None:
     """What was done is in the object: another one's change in between stays, and nothing is written."""
 
-    cluster = DeclaredCluster()
+    cluster = World()
     async with world(tmp_path, cluster) as w:
         await acme(w, "a")
         chat = cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", scale={"max": 2})
@@ -160,14 +159,14 @@ async def test_a_process_that_comes_after_does_nothing_again(tmp_path: Path) -> 
         await w.registry.rescale(BY, "acme", "chat", {"max": 3}, NOW_S)
         await w.until(lambda: cluster.conditions(chat).get("InSync") == ("False", "ChangedElsewhere"))
         await w.until(lambda: any(each.get("status") for each in cluster.of("ModelVersion")))
-    cluster.writes.clear()
+    cluster.calls.clear()
     before = deepcopy(cluster.objects)
     async with world(tmp_path, cluster) as w:
         other = cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
         await w.until(lambda: "Ready" in cluster.conditions(other))
         assert w.registry.model("acme", "chat").scale.max == 3
     assert {ref: obj for ref, obj in cluster.objects.items() if ref != other} == before
-    assert {ref.name for _, ref in cluster.writes if ref.kind == "Model"} == {"other"}
+    assert {ref.name for _, ref in cluster.calls if ref.kind == "Model"} == {"other"}
 
 
 async def test_what_is_refused_is_told(tmp_path: Path) -> None:
@@ -248,7 +247,7 @@ async def test_an_object_made_anew_meanwhile_is_done_itself(tmp_path: Path) -> N
         async def replaced(by: Actor, tenant: str, model: str, change: Mapping[str, Any], now_s: int) -> ScaleSettings:
             w.registry.rescale = settled  # type: ignore[method-assign]
             scale = await settled(by, tenant, model, change, now_s)
-            await w.cluster.delete(chat)
+            w.cluster.remove(chat)
             w.cluster.declare("Model", "chat", "kelvin-acme", **spec, scale={"max": 3})
             await settle()  # the watch tells of both
             return scale
@@ -270,13 +269,13 @@ async def test_an_answer_after_the_end_brings_nothing_back(tmp_path: Path) -> No
         await w.registry.register(registration("other", "a", tenant="acme"), NOW_S)
         w.cluster.answered.clear()
         chat = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme")
-        await w.until(lambda: ("status", chat) in w.cluster.writes)
+        await w.until(lambda: ("status", chat) in w.cluster.calls)
         w.cluster.withdraw(chat)
         w.cluster.declare("Model", "other", "kelvin-acme", tenant="acme")
         await settle()  # the watch tells of both
         w.cluster.answered.set()
         await w.until(lambda: any(each["spec"]["model"] == "other" for each in w.cluster.of("ModelVersion")))
-        assert {ref.name for what, ref in w.cluster.writes if what == "apply"} == {service_name("other", A)}
+        assert {ref.name for what, ref in w.cluster.calls if what == "apply"} == {service_name("other", A)}
 
 
 async def test_a_tenant_is_as_it_is_declared(tmp_path: Path) -> None:
@@ -358,7 +357,7 @@ async def test_an_object_that_went_meanwhile_is_not_made_anew(tmp_path: Path) ->
 
         async def late(obj: Json) -> Json:
             if not obj["metadata"].get("finalizers"):
-                await w.cluster.delete(name)  # somebody took the finalizer away by hand
+                w.cluster.remove(name)  # somebody took the finalizer away by hand
                 came.set()
             return await apply(obj)
 
@@ -378,7 +377,7 @@ async def test_object_that_cannot_be_read_costs_only_itself(tmp_path: Path) -> N
         first = w.cluster.declare("Model", "chat", "kelvin-acme", tenant="acme", prod=A)
         await w.until(lambda: len(w.cluster.of("ModelVersion")) == 1)
         held = w.cluster.objects[first]
-        w.cluster._put({**held, "metadata": {key: each for key, each in held["metadata"].items() if key != "uid"}})
+        w.cluster.put({**held, "metadata": {key: each for key, each in held["metadata"].items() if key != "uid"}})
         await w.registry.register(registration("mail", "a", tenant="acme"), NOW_S)
         second = w.cluster.declare("Model", "mail", "kelvin-acme", tenant="acme", prod=A)
         await w.until(lambda: w.running.done() or len(w.cluster.of("ModelVersion")) == 2)
@@ -399,14 +398,14 @@ async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
         assert w.cluster.watching == []
 
 
-def _is_told(cluster: DeclaredCluster, ref: Ref) -> bool:
+def _is_told(cluster: World, ref: Ref) -> bool:
     return "Ready" in cluster.conditions(ref)
 
 
 async def test_events_are_told_once(tmp_path: Path) -> None:
     """By who does it, and by a process that comes after not again."""
 
-    cluster = DeclaredCluster()
+    cluster = World()
     for _ in range(2):
         async with world(tmp_path, cluster) as w:
             if not cluster.objects:
@@ -445,10 +444,9 @@ class _Stores:
         self.asked["tenants"] += 1
 
 
-@in_loop
 async def test_other_work_runs_while_many_objects_are_looked_at() -> None:
     """A look at thousands must not hold the loop: of no kind are more than 100 looked at in a turn."""
-    cluster, stores, many = DeclaredCluster(), _Stores(), 250
+    cluster, stores, many = World(), _Stores(), 250
     for number in range(many):
         cluster.declare("Tenant", f"t-{number}")
         cluster.declare("Model", f"m-{number}", "kelvin-acme", tenant="acme")

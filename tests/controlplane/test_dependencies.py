@@ -10,7 +10,7 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import drain, process, sleep
 from tests.controlplane.builders import key
 from tests.controlplane.door import becomes, opened, poke, push
-from tests.controlplane.ground import Local, Run, fake_zygote, play
+from tests.controlplane.ground import Local, Run, fake_zygote, local
 from tests.eventually import eventually
 from tests.stopping import stop
 
@@ -40,22 +40,18 @@ async def gone_and_another(it: Local, model: str) -> None:
     assert it.news.failures == []
 
 
-def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: Run) -> None:
+async def test_replica_that_takes_no_orders_is_ended_after_its_time_to_drain(run: Run) -> None:
     """It can't be told to drain. Were it hung, the watchdog would end it sooner."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, drain_s=0.5) as it:
         await stopped(it, "m")
         it.apply(key(), 0)
         await gone_and_another(it, "m")
         assert run.calls("drain") == []
 
-    play(run, scenario, drain_s=0.5)
 
-
-def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
+async def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
     """It was told to drain, has a request, and says nothing more."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, drain_s=0.5) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
@@ -65,18 +61,13 @@ def test_drain_without_reports_ends_after_its_time(run: Run) -> None:
         stop(replica.pid)
         await gone_and_another(it, "busy")
 
-    play(run, scenario, drain_s=0.5)
 
-
-def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:
+async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:
     """Nobody knows what it keeps."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await stopped(it, "m")
         it.actuator.sleep(key(), Level.ASLEEP)
         await gone_and_another(it, "m")
-
-    play(run, scenario)
 
 
 def test_without_a_cache_agent_models_start(tmp_path: Path) -> None:

@@ -7,14 +7,13 @@ import pytest
 
 from controlplane.policy.leadership import Terms
 from controlplane.scaling.knative.lease import Election
-from tests.controlplane.candidates import NAMES, Line, Party, Store, play, stand
+from tests.controlplane.candidates import NAMES, Line, Store, party, stand
 from tests.controlplane.virtual_time import VirtualClock
 
 
-def test_one_leads_and_another_takes_over_at_once_when_it_stops() -> None:
+async def test_one_leads_and_another_takes_over_at_once_when_it_stops() -> None:
     """It gives the Lease up."""
-
-    async def scenario(it: Party) -> None:
+    async with party() as it:
         for name in NAMES:
             it.start(name)
             await it.advance(1)
@@ -27,14 +26,11 @@ def test_one_leads_and_another_takes_over_at_once_when_it_stops() -> None:
         (lease,) = it.store.kept.values()
         assert lease["spec"]["leaseTransitions"] == 1
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("how", ["cut", "deaf"])
-def test_who_can_t_renew_stops_before_another_begins(how: str) -> None:
+async def test_who_can_t_renew_stops_before_another_begins(how: str) -> None:
     """Whether its renewals come to nothing, or only the answers to them."""
-
-    async def scenario(it: Party) -> None:
+    async with party() as it:
         it.start("a")
         await it.advance(5)
         it.start("b")
@@ -54,13 +50,10 @@ def test_who_can_t_renew_stops_before_another_begins(how: str) -> None:
         await it.advance(40)
         assert it.history == ["a", "b"]
 
-    play(scenario)
 
-
-def test_a_slow_renewal_counts_from_when_it_was_begun() -> None:
+async def test_a_slow_renewal_counts_from_when_it_was_begun() -> None:
     """Others may have seen it long before its answer comes."""
-
-    async def scenario(it: Party) -> None:
+    async with party() as it:
         it.lines["a"].delay_s = 3.0
         it.start("a")
         while not it.working:
@@ -70,13 +63,10 @@ def test_a_slow_renewal_counts_from_when_it_was_begun() -> None:
         await it.advance(4.5)
         assert it.working == []
 
-    play(scenario)
 
-
-def test_a_killed_leader_is_followed_after_its_time() -> None:
+async def test_a_killed_leader_is_followed_after_its_time() -> None:
     """Not before, and soon after."""
-
-    async def scenario(it: Party) -> None:
+    async with party() as it:
         it.start("a")
         await it.advance(5)
         it.start("b")
@@ -88,8 +78,6 @@ def test_a_killed_leader_is_followed_after_its_time() -> None:
             await it.advance(0.5)
             waited_s += 0.5
         assert waited_s <= 18
-
-    play(scenario)
 
 
 async def test_work_that_ends_ends_the_candidacy() -> None:
@@ -109,10 +97,9 @@ async def test_work_that_ends_ends_the_candidacy() -> None:
     assert not election.leading
 
 
-def test_it_keeps_the_lease_while_its_work_stops() -> None:
+async def test_it_keeps_the_lease_while_its_work_stops() -> None:
     """Stopping takes its time, and another must not begin meanwhile."""
-
-    async def scenario(it: Party) -> None:
+    async with party() as it:
         clock = it.clock
         election = Election(it.lines["a"], "kelvin", "leader", "slow", clock, luck=lambda: 0.5)
         stopped: list[float] = []
@@ -139,15 +126,12 @@ def test_it_keeps_the_lease_while_its_work_stops() -> None:
         with suppress(asyncio.CancelledError):
             await task
 
-    play(scenario)
 
-
-def test_the_control_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_control_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that leads on for longer than others wait is found out."""
     broken = Terms()
     object.__setattr__(broken, "hold_s", 60.0)
-
-    async def scenario(it: Party) -> None:
+    async with party() as it:
         monkeypatch.setattr("controlplane.scaling.knative.lease.Terms", lambda: broken)
         it.start("a")
         await it.advance(5)
@@ -158,5 +142,3 @@ def test_the_control_sees_two(monkeypatch: pytest.MonkeyPatch) -> None:
             await it.advance(40)
         it.lines["a"].cut = False
         it.tasks = {name: task for name, task in it.tasks.items() if not task.done()}
-
-    play(scenario)

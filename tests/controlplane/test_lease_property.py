@@ -1,9 +1,11 @@
 """Whatever befalls candidates: never two lead at once, and when all is well again one does."""
 
+import asyncio
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.controlplane.candidates import NAMES, Party, play
+from tests.controlplane.candidates import NAMES, party
 
 STEP = st.tuples(
     st.sampled_from(["start", "stop", "cut", "deaf", "slow", "heal", "heal", "wait"]),
@@ -17,29 +19,30 @@ STEP = st.tuples(
 def test_never_two_and_in_the_end_one(steps: list[tuple[str, str, float]]) -> None:
     """Whatever happens in whatever order; clocks of the three differ by hours."""
 
-    async def scenario(it: Party) -> None:
-        for step, name, seconds in steps:
-            line = it.lines[name]
-            match step:
-                case "start":
-                    it.start(name)
-                case "stop":
-                    await it.stop(name)
-                case "cut":
-                    line.cut = True
-                case "deaf":
-                    line.deaf = True
-                case "slow":
-                    line.delay_s = seconds / 4
-                case "heal":
-                    line.cut = line.deaf = False
-                    line.delay_s = 0.0
-            await it.advance(seconds)
-        for name, line in it.lines.items():
-            line.cut = line.deaf = False
-            line.delay_s = 0.0
-            it.start(name)
-        await it.advance(40)
-        assert len(it.working) == 1
+    async def scenario() -> None:
+        async with party() as it:
+            for step, name, seconds in steps:
+                line = it.lines[name]
+                match step:
+                    case "start":
+                        it.start(name)
+                    case "stop":
+                        await it.stop(name)
+                    case "cut":
+                        line.cut = True
+                    case "deaf":
+                        line.deaf = True
+                    case "slow":
+                        line.delay_s = seconds / 4
+                    case "heal":
+                        line.cut = line.deaf = False
+                        line.delay_s = 0.0
+                await it.advance(seconds)
+            for name, line in it.lines.items():
+                line.cut = line.deaf = False
+                line.delay_s = 0.0
+                it.start(name)
+            await it.advance(40)
+            assert len(it.working) == 1
 
-    play(scenario)
+    asyncio.run(scenario())

@@ -22,14 +22,13 @@ from controlplane.scaling import local as local_module
 from controlplane.scaling.device import Device
 from controlplane.scaling.process import Process
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, News, Run, miss_reports, play
+from tests.controlplane.ground import News, Run, local, miss_reports
 from tests.eventually import eventually
 
 
-def test_a_parked_standby_is_promoted(run: Run) -> None:
+async def test_a_parked_standby_is_promoted(run: Run) -> None:
     """It takes the version, is in the feed with the spans of its restore, and the pool is filled again afterwards."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await it.parked()
         asked_us = it.apply(key(), 1)
         await it.ready(key())
@@ -43,13 +42,10 @@ def test_a_parked_standby_is_promoted(run: Run) -> None:
         await it.parked()
         assert len(it.news.became_ready) == 1
 
-    play(run, scenario)
 
-
-def test_the_pool_is_refilled_only_after_the_restore(run: Run) -> None:
+async def test_the_pool_is_refilled_only_after_the_restore(run: Run) -> None:
     """While a version restores nothing is forked: the core is the cold start's."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await it.parked()
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
@@ -62,28 +58,22 @@ def test_the_pool_is_refilled_only_after_the_restore(run: Run) -> None:
         (born, refilled), ((_, bound_us),) = run.calls("born"), run.calls("bind:held")
         assert refilled[1] > bound_us > born[1]
 
-    play(run, scenario)
 
-
-def test_a_thousand_requests_for_one_replica_bind_once(run: Run) -> None:
+async def test_a_thousand_requests_for_one_replica_bind_once(run: Run) -> None:
     """Starts count from the moment they are accepted, also while no standby is there."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, standbys=0) as it:
         for _ in range(1000):
             it.apply(key(), 1)
         await it.ready(key())
         assert len(run.calls("bind:m")) == 1
 
-    play(run, scenario, standbys=0)
 
-
-def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
+async def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
     """Three versions are asked for with one standby parked: three forks, whatever restores meanwhile. The two that
     wait for their process are told of, so that their bytes need not wait for it, too.
     """
     placing: list[VersionKey] = []
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.actuator.on_placing = placing.append
         await it.parked()
         for name in ("a", "b", "c"):
@@ -92,13 +82,10 @@ def test_without_a_parked_standby_one_is_borne_at_once(run: Run) -> None:
             await it.ready(key(name))
         assert placing == [key("b"), key("c")]
 
-    play(run, scenario)
 
-
-def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> None:
+async def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> None:
     """Its failure is in the feed under its own code, its process dead, its slot free."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         with it.feed.subscribe() as subscription:
             it.apply(key("corrupt"), 1)
             await eventually(lambda: len(it.news.failures) == 1)
@@ -110,13 +97,10 @@ def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> None:
         assert len(run.calls("bind:corrupt")) == 1
         assert it.feed.snapshot().replicas == ()
 
-    play(run, scenario)
 
-
-def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_times(run: Run) -> None:
+async def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_times(run: Run) -> None:
     """Its callers wait on; only after three deaths in a row are they told."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         it.apply(key("crash"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
         assert len(run.calls("bind:crash")) == local_module.ATTEMPTS
@@ -125,14 +109,11 @@ def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_tim
         assert failure.reason == "crash_loop"
         await eventually(lambda: it.table.held == 0)
 
-    play(run, scenario, slots=1)
-
 
 @pytest.mark.parametrize("briefly", [True, False], ids=["and comes back", "and stays away"])
-def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, briefly: bool) -> None:
+async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, briefly: bool) -> None:
     """Callers wait on for the second try. What it says is what they are told."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         if briefly:
             run.tell("briefly")
         it.apply(key("away"), 1)
@@ -143,13 +124,10 @@ def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, briefly:
         assert [code_of(failure) for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
         assert len(run.calls("bind:away")) == 2
 
-    play(run, scenario, slots=1)
 
-
-def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run) -> None:
+async def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run) -> None:
     """The first standby is killed with SIGKILL in the middle of its restore; another takes over, with the old zero."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         asked_us = it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
         (victim,) = it.table.of(key("held"))
@@ -163,13 +141,10 @@ def test_a_kill_while_restoring_costs_the_caller_nothing_but_time(run: Run) -> N
         assert row.restore[1].after_us <= second_bind_us - asked_us
         assert row.restore[1].after_us > run.calls("bind:held")[0][1] - asked_us
 
-    play(run, scenario)
 
-
-def test_a_replica_that_dies_leaves_the_feed_at_once(run: Run) -> None:
+async def test_a_replica_that_dies_leaves_the_feed_at_once(run: Run) -> None:
     """Its socket is removed, its slot free, listeners hear that it had served."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
         (replica,) = it.table.of(key())
@@ -180,13 +155,10 @@ def test_a_replica_that_dies_leaves_the_feed_at_once(run: Run) -> None:
         assert replica.runtime_id not in run.sockets()
         assert it.table.live(key()) == 0
 
-    play(run, scenario)
 
-
-def test_an_idle_replica_is_drained_before_it_ends(run: Run) -> None:
+async def test_an_idle_replica_is_drained_before_it_ends(run: Run) -> None:
     """Activators are told first, then the runtime; the row goes when the process is dead."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
         with it.feed.subscribe() as subscription:
@@ -202,13 +174,10 @@ def test_an_idle_replica_is_drained_before_it_ends(run: Run) -> None:
             await eventually(lambda: it.feed.snapshot().replicas == ())
         assert it.news.deaths[0].state in (ReplicaState.DRAINING, ReplicaState.ENDING)
 
-    play(run, scenario)
 
-
-def test_a_busy_replica_may_finish(run: Run) -> None:
+async def test_a_busy_replica_may_finish(run: Run) -> None:
     """It drains for as long as it has work, and ends when it has none."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
@@ -218,13 +187,10 @@ def test_a_busy_replica_may_finish(run: Run) -> None:
         run.tell("idle")
         await eventually(lambda: len(it.news.deaths) == 1)
 
-    play(run, scenario)
 
-
-def test_missed_report_does_not_cut_a_drain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missed_report_does_not_cut_a_drain(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that computes a long prompt on a loaded core may not answer for a while: its streams go on."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         missed = miss_reports(monkeypatch, 3)
@@ -234,25 +200,19 @@ def test_missed_report_does_not_cut_a_drain(run: Run, monkeypatch: pytest.Monkey
         run.tell("idle")
         await eventually(lambda: len(it.news.deaths) == 1)
 
-    play(run, scenario)
 
-
-def test_a_drain_has_a_deadline(run: Run) -> None:
+async def test_a_drain_has_a_deadline(run: Run) -> None:
     """Whoever never finishes is ended when the time is up."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, drain_s=0.2) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
         await eventually(lambda: len(it.news.deaths) == 1)
 
-    play(run, scenario, drain_s=0.2)
 
-
-def test_a_version_can_start_again_while_its_last_replica_drains(run: Run) -> None:
+async def test_a_version_can_start_again_while_its_last_replica_drains(run: Run) -> None:
     """A request that comes during a drain does not wait for its end."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.apply(key("busy"), 0)
@@ -264,13 +224,10 @@ def test_a_version_can_start_again_while_its_last_replica_drains(run: Run) -> No
         await eventually(lambda: len(it.news.deaths) == 1)
         assert it.table.ready(key("busy")) == 1
 
-    play(run, scenario)
 
-
-def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
+async def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
     """Zero wanted while restoring: the process goes, nobody is told of a failure, nothing is tried again."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key("held"), 1)
         await eventually(lambda: len(run.calls("bind:held")) == 1)
         it.apply(key("held"), 0)
@@ -280,10 +237,10 @@ def test_stopping_a_restore_ends_it_without_a_failure(run: Run) -> None:
         assert len(run.calls("bind:held")) == 1
         assert it.table.held == 0
 
-    play(run, scenario)
 
-
-def test_stopping_a_version_whose_process_was_lost_starts_no_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_a_version_whose_process_was_lost_starts_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It comes between the loss and the next attempt, while the dead process is waited for."""
     waits, may_go_on, gone = asyncio.Event(), asyncio.Event(), Process.gone
 
@@ -294,8 +251,7 @@ def test_stopping_a_version_whose_process_was_lost_starts_no_other(run: Run, mon
         return await gone(self, timeout_s)
 
     monkeypatch.setattr(Process, "gone", slow)
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await it.parked()
         it.apply(key("crash"), 1)
         await waits.wait()
@@ -307,26 +263,20 @@ def test_stopping_a_version_whose_process_was_lost_starts_no_other(run: Run, mon
         assert it.table.live(key("crash")) == 0
         assert it.news.failures == []
 
-    play(run, scenario)
 
-
-def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: Run) -> None:
+async def test_stopping_a_start_that_waits_for_a_standby_wastes_none(run: Run) -> None:
     """The standby that comes is parked instead."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key(), 1)
         it.apply(key(), 0)
         assert it.table.held == 0
         await it.parked()
         assert run.calls("bind:m") == []
 
-    play(run, scenario)
 
-
-def test_slots_are_never_exceeded(run: Run) -> None:
+async def test_slots_are_never_exceeded(run: Run) -> None:
     """Ten replicas wanted, two slots: two run, and a version without any is told that the machine is full."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=2) as it:
         it.apply(key(), 10)
         await it.ready(key(), 2)
         assert it.table.held == 2
@@ -338,13 +288,12 @@ def test_slots_are_never_exceeded(run: Run) -> None:
         assert line.failures[0].message.startswith("this machine is full (limit of device slots: 2)")
         assert it.news.failures == [], "no restore was tried, so none failed"
 
-    play(run, scenario, slots=2)
 
-
-def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where this process has no descriptor left for a moment, the version can be started after it."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         await it.parked()
         with monkeypatch.context() as patch:
             patch.setattr(Device, "kv_bytes", _no_descriptor)
@@ -354,17 +303,14 @@ def test_start_that_cannot_read_free_memory_fails_and_keeps_nothing(run: Run, mo
         it.apply(key(), 1)
         await it.ready(key())
 
-    play(run, scenario, slots=1)
-
 
 def _no_descriptor(device: Device) -> int:
     raise OSError(errno.EMFILE, "too many open files")
 
 
-def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
+async def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
     """Waiters of a version that serves are not told of a failure beside it."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         run.tell("healed")
         it.apply(key("corrupt"), 1)
         await it.ready(key("corrupt"))
@@ -377,13 +323,10 @@ def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
         assert code_of(it.news.failures[0][1]) == "chunk_corrupt"
         assert isinstance(it.news.failures[0][1], RemoteFailure)
 
-    play(run, scenario)
 
-
-def test_a_standby_that_dies_is_replaced(run: Run) -> None:
+async def test_a_standby_that_dies_is_replaced(run: Run) -> None:
     """The pool notices by the pidfd, not by the next cold start."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await it.parked()
         (standby,) = it.table
         os.kill(standby.pid, signal.SIGKILL)
@@ -391,14 +334,11 @@ def test_a_standby_that_dies_is_replaced(run: Run) -> None:
         await it.parked()
         assert len(run.calls("born")) == 2
 
-    play(run, scenario)
 
-
-def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ready models are not concerned; a start fails within its patience, and the pool goes on trying."""
     monkeypatch.setattr(local_module, "TAKE_S", 0.3)
-
-    async def scenario(it: Local) -> None:
+    async with local(run, standbys=0) as it:
         it.apply(key(), 1)
         await it.ready(key())
         (run.path / "zygote.sock").rename(run.path / "away")
@@ -412,18 +352,15 @@ def test_without_a_zygote_callers_are_told(run: Run, monkeypatch: pytest.MonkeyP
         it.apply(key("other"), 1)
         await it.ready(key("other"))
 
-    play(run, scenario, standbys=0)
 
-
-def test_full_disk_is_the_reason_of_a_start_that_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_is_the_reason_of_a_start_that_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby that finds no room for its socket or meter page ends, and can tell nobody why. Callers are told all the
     same, and a start works again once there is room.
     """
     monkeypatch.setattr(local_module, "TAKE_S", 2.0)
     monkeypatch.setattr(fleet_module, "PARK_S", 0.2)
     monkeypatch.setattr(os, "posix_fallocate", _no_room)
-
-    async def scenario(it: Local) -> None:
+    async with local(run, standbys=0) as it:
         run.tell("never-park")
         it.apply(key(), 1)
         await eventually(lambda: len(it.news.failures) == 1)
@@ -437,17 +374,14 @@ def test_full_disk_is_the_reason_of_a_start_that_fails(run: Run, monkeypatch: py
         it.apply(key(), 1)
         await it.ready(key())
 
-    play(run, scenario, standbys=0)
-
 
 def _no_room(fd: int, start: int, length: int) -> None:
     raise OSError(errno.ENOSPC, "no space left on device")
 
 
-def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
+async def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
     """Whether a standby was parked for it; what is refused is no start."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=2) as it:
         told: list[tuple[str, bool, object]] = []
         it.actuator.on_start(lambda which, _, *, parked, wakes: told.append((which.model, parked, wakes)))
         await it.parked()
@@ -458,8 +392,6 @@ def test_each_start_is_told_as_it_is_accepted(run: Run) -> None:
         assert told == [("a", True, None), ("b", False, None)]
         for name in ("a", "b"):
             await it.ready(key(name))
-
-    play(run, scenario, slots=2)
 
 
 class Broken(News):
@@ -478,11 +410,10 @@ class Broken(News):
         raise ValueError("starting")
 
 
-def test_defect_of_a_listener_stops_no_other(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+async def test_defect_of_a_listener_stops_no_other(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """One that raises at each call stands before another one, which hears of a start, a replica, a failure, a death."""
     starts: list[VersionKey] = []
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         broken, sound = Broken(), News()
         it.actuator.listen(broken)
         it.actuator.listen(sound)
@@ -500,7 +431,5 @@ def test_defect_of_a_listener_stops_no_other(run: Run, caplog: pytest.LogCapture
         await eventually(lambda: sound.failures)
         await eventually(lambda: it.table.held == 0)
         assert starts == [key(), key("corrupt")]
-
-    play(run, scenario)
     said = [str(record.exc_info[1]) for record in caplog.records if record.exc_info and record.exc_info[1]]
     assert {"starting", "ready", "lost", "failed"} <= set(said)

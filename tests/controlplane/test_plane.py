@@ -10,7 +10,6 @@ import pytest
 from contracts.control import Feed, ReplicaRow, TenantLimits, TenantRow
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
-from controlplane.feed import FeedHub
 from controlplane.policy.knative_seen import Service, service_of
 from controlplane.policy.knative_service import Control
 from controlplane.policy.labels import INSTALLATION, STREAMS, VERSION
@@ -20,74 +19,75 @@ from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Denied, Invalid, Json, Ref, Unreachable, Upsert
 from controlplane.scaling.knative.plane import SERVING
 from controlplane.scaling.knative.tenant_spaces import TenantSpaces
-from controlplane.tasks import Tasks
-from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key
 from tests.controlplane.cluster_world import running
-from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, OVERLAP_S, Place, Scene, at, at_once, play
+from tests.controlplane.plane_world import (
+    CLUSTER,
+    NAMESPACE,
+    OVERLAP_S,
+    KnativeWorld,
+    PlaneWorld,
+    at,
+    planned,
+    prepared,
+)
 from tests.controlplane.virtual_time import VirtualClock
-from tests.loops import in_loop
 
 
-def test_from_a_registration_to_its_deletion(tmp_path: Path) -> None:
+async def test_from_a_registration_to_its_deletion(tmp_path: Path) -> None:
     """A Service as rendered, in a namespace of its tenant; where it is heard of; its pods; nothing that stays."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        assert it.place.services() == {at("a").name}
+        assert it.cluster.services() == {at("a").name}
         await it.heard()
-        it.place.becomes_ready("a")
-        it.place.pods("a", one=False)
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", one=False)
         await it.passes()
         lines = await it.heard()
         assert [row.name for line in lines for row in line.revisions] == [f"{at('a').name}-00001"]
         assert [(row.runtime_id, row.unproven) for line in lines for row in line.replicas] == [("one", True)]
         assert (it.table.ready(key()), it.table.live(key())) == (0, 1)
-        it.place.pods("a", one=True, two=True)
+        it.cluster.pods("a", one=True, two=True)
         await it.passes()
         assert it.table.ready(key()) == 2
         assert {pod.runtime_id for pod in it.table} == {"one", "two"}
         assert it.outcomes.last(key()) is not None
-        it.place.pods("a", two=True)
+        it.cluster.pods("a", two=True)
         await it.passes()
         assert [name for line in await it.heard() for name in line.removed_replicas] == ["one"]
         await it.registry.delete_model(BY, TENANT, "m", NOW_S, it.table.is_present, force=True)
         await it.passes()
-        assert it.place.services() == set()
+        assert it.cluster.services() == set()
         snapshot = it.feed.snapshot()
         assert (snapshot.revisions, snapshot.replicas, len(tuple(it.table))) == ((), (), 0)
 
-    play(tmp_path, scenario)
 
-
-def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
+async def test_a_service_elsewhere_gets_no_requests(tmp_path: Path) -> None:
     """Whoever may make one in a namespace of theirs, with the names of somebody's version: its pods are told to nobody,
     as those where it belongs are (the control).
     """
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        it.place.becomes_ready("a")
+        it.cluster.becomes_ready("a")
         theirs = Ref(SERVING, "Service", "theirs", at("a").name)
-        ours = it.place.objects[at("a")]
-        it.place.put({**ours, "metadata": {**ours["metadata"], "namespace": "theirs", "annotations": {
+        ours = it.cluster.objects[at("a")]
+        it.cluster.put({**ours, "metadata": {**ours["metadata"], "namespace": "theirs", "annotations": {
             VERSION: digest("a"), STREAMS: "4"}}})  # fmt: skip
-        it.place.pods("a", "theirs", stranger=True)
+        it.cluster.pods("a", "theirs", stranger=True)
         await it.passes()
         assert [row.namespace for row in it.feed.snapshot().revisions] == [NAMESPACE]
         assert it.feed.snapshot().replicas == ()
-        assert theirs in it.place.objects, "it is not ours to delete"
-        it.place.pods("a", one=True)
+        assert theirs in it.cluster.objects, "it is not ours to delete"
+        it.cluster.pods("a", one=True)
         await it.passes()
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
 
-    play(tmp_path, scenario)
 
-
-def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may make an EndpointSlice or a Service somewhere must not be able to stop what follows the cluster."""
 
-    def nameless(it: Scene, name: str, **target: str) -> None:
-        it.place._put(
+    def nameless(it: PlaneWorld, name: str, **target: str) -> None:
+        it.cluster._put(
             "discovery.k8s.io/v1", "EndpointSlice", name, {"serving.knative.dev/service": "x"}, "theirs",
             ports=[{"name": "http", "port": 8012}],
             endpoints=[{"addresses": ["10.0.0.9"], "conditions": {}, "targetRef": {"kind": "Pod", **target}}],
@@ -98,53 +98,48 @@ def test_one_object_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypat
             raise ValueError(obj["metadata"]["name"])
         return service_of(obj)
 
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        it.place.becomes_ready("a")
-        it.place.pods("a", one=True)
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", one=True)
         nameless(it, "no-name")
         await it.passes(1.0)
         assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
-        monkeypatch.setattr("controlplane.scaling.knative.plane.service_of", defective)
-        monkeypatch.setattr("controlplane.scaling.knative.plane.failed_of", defective)
-        theirs = it.place.objects[at("a")]
-        it.place.put({**theirs, "metadata": {**theirs["metadata"], "namespace": "theirs"}})
-        it.place._put(SERVING, "Revision", "theirs", namespace="theirs")
-        it.place.pods("a", one=True, two=True)
+        monkeypatch.setattr("controlplane.scaling.knative.seen_versions.service_of", defective)
+        monkeypatch.setattr("controlplane.scaling.knative.seen_versions.failed_of", defective)
+        theirs = it.cluster.objects[at("a")]
+        it.cluster.put({**theirs, "metadata": {**theirs["metadata"], "namespace": "theirs"}})
+        it.cluster._put(SERVING, "Revision", "theirs", namespace="theirs")
+        it.cluster.pods("a", one=True, two=True)
         await it.passes(1.0)
         assert {row.runtime_id for row in it.feed.snapshot().replicas} == {"one", "two"}
-        assert len(it.place.watching) == 6
-
-    play(tmp_path, scenario)
+        assert len(it.cluster.watching) == 6
 
 
-def test_another_installation_has_its_service(tmp_path: Path) -> None:
+async def test_another_installation_has_its_service(tmp_path: Path) -> None:
     """In the namespace of a tenant of the same name: it stays as it is, its pods are told to nobody, and who waits is
     told so; once it is gone, ours is written.
     """
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        ours = it.place.objects[at("a")]
+        ours = it.cluster.objects[at("a")]
         notes = {**ours["metadata"]["annotations"], INSTALLATION: "kelvin-staging"}
-        it.place.remove(at("a"))
-        theirs = it.place.put({**ours, "metadata": {**ours["metadata"], "annotations": notes}})
-        it.place.becomes_ready("a")
-        it.place.pods("a", stranger=True)
-        it.place.calls.clear()
+        it.cluster.remove(at("a"))
+        theirs = it.cluster.put({**ours, "metadata": {**ours["metadata"], "annotations": notes}})
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", stranger=True)
+        it.cluster.calls.clear()
         await it.passes(10.0)
-        assert it.place.calls == []
-        assert it.place.objects[at("a")]["metadata"]["annotations"] == theirs["metadata"]["annotations"]
+        assert it.cluster.calls == []
+        assert it.cluster.objects[at("a")]["metadata"]["annotations"] == theirs["metadata"]["annotations"]
         assert (it.feed.snapshot().revisions, it.feed.snapshot().replicas) == ((), ())
         told = [row for line in await it.heard() for row in line.failures]
         assert [row.message for row in told] == ["no replica could be started: the cluster does not take its Service"]
         assert it.plane.refusals()["Foreign"] == 1
-        it.place.remove(at("a"))
+        it.cluster.remove(at("a"))
         await it.passes(10.0)
-        assert it.place.calls == [("apply", at("a"))]
+        assert it.cluster.calls == [("apply", at("a"))]
         assert it.plane.refusals()["Foreign"] == 0
-
-    play(tmp_path, scenario)
 
 
 CONTROLLED = replace(
@@ -154,13 +149,13 @@ CONTROLLED = replace(
 SECRETS = Needs.of(CONTROLLED)
 
 
-def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None:
+async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None:
     """No Service is made there until the namespace is closed, restricted, ours to write to, and has its secrets.
 
     Operators, callers and whoever pushes are told what it lacks.
     """
 
-    def lacks(it: Scene) -> tuple[str, str]:
+    def lacks(it: PlaneWorld) -> tuple[str, str]:
         problem = it.outcomes.problem(key())
         assert problem is not None
         (row,) = it.feed.snapshot().start_problems
@@ -168,7 +163,7 @@ def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None
         said = problem.message.partition(" lacks ")[2].partition(";")[0]
         return problem.reason, said
 
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path, KnativeWorld("another"), spec=CONTROLLED) as it:
         await it.register("a")
         push = await it.plane.obstacle(TENANT)
         assert push is not None
@@ -176,8 +171,8 @@ def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None
         assert f"the namespace {NAMESPACE} does not exist; " in push.message
         assert push == it.outcomes.problem(key())
         assert "`kelvin cluster tenant default`" in push.message
-        it.place.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
-        it.place.refuse[Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")] = deque([Denied("forbidden")])
+        it.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
+        it.cluster.refuse[Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")] = deque([Denied("forbidden")])
         await it.passes()
         reason, said = lacks(it)
         assert reason == "refused_object"
@@ -188,28 +183,25 @@ def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -> None
             "a NetworkPolicy that admits requests to replicas",
             "a RoleBinding to the ClusterRole kelvin-tenant",
         ]
-        it.place.equip("default")
+        it.cluster.equip("default")
         await it.passes(6.0)
         assert lacks(it) == ("missing_secret", "the secret kelvin-inner-runtime, the secret kelvin-store")
-        assert it.place.services() == set()
-        it.place.equip("default", SECRETS)
+        assert it.cluster.services() == set()
+        it.cluster.equip("default", SECRETS)
         await it.passes(6.0)
-        assert it.place.services() == {at("a").name}
+        assert it.cluster.services() == {at("a").name}
         assert it.outcomes.problem(key()) is None
         assert it.feed.snapshot().start_problems == ()
         assert await it.plane.obstacle(TENANT) is None
 
-    play(tmp_path, scenario, Place("another"), cluster=CONTROLLED)
 
-
-@in_loop
 async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None:
     """Nothing starts there. To ask about it raises nothing, which would end the pass over all versions."""
-    clock, place = VirtualClock(), Place("acme")
-    namespace = next(ref for ref in place.objects if ref.kind == "Namespace")
-    held = place.objects[namespace]
-    place.put({**held, "metadata": {**held["metadata"], "labels": "none"}})
-    spaces = TenantSpaces(place, Needs(), clock, lambda: None)
+    clock, cluster = VirtualClock(), KnativeWorld("acme")
+    namespace = next(ref for ref in cluster.objects if ref.kind == "Namespace")
+    held = cluster.objects[namespace]
+    cluster.put({**held, "metadata": {**held["metadata"], "labels": "none"}})
+    spaces = TenantSpaces(cluster, Needs(), clock, lambda: None)
     async with running(spaces):
         await clock.advance(1.0)
         assert not spaces.is_complete("kelvin-acme", "acme")
@@ -218,98 +210,88 @@ async def test_labels_of_a_namespace_that_cannot_be_read_count_as_none() -> None
         assert "the label kelvin.dev/tenant=acme" in failure.message
 
 
-@in_loop
 async def test_a_namespace_deleted_during_a_probe_of_another_ends_no_watch() -> None:
     """The other one is known at the end of its probe, and nothing is listed again."""
-    clock, place = VirtualClock(), Place("acme", "beta")
+    clock, cluster = VirtualClock(), KnativeWorld("acme", "beta")
     secret = Ref("v1", "Secret", "kelvin-acme", "s")
-    spaces = TenantSpaces(place, Needs(secrets=("s",)), clock, lambda: None)
+    spaces = TenantSpaces(cluster, Needs(secrets=("s",)), clock, lambda: None)
     async with running(spaces):
         await clock.advance(1.0)
-        place.answered.clear()
+        cluster.answered.clear()
         for tenant in ("acme", "beta"):
             spaces.is_complete(f"kelvin-{tenant}", tenant)
         await clock.advance(1.0)
-        assert place.calls == [("exists", secret)]
-        place.remove(Ref("v1", "Namespace", None, "kelvin-beta"))
+        assert cluster.calls == [("exists", secret)]
+        cluster.remove(Ref("v1", "Namespace", None, "kelvin-beta"))
         await clock.advance(1.0)
-        place.answered.set()
+        cluster.answered.set()
         await clock.advance(1.0)
         failure = spaces.failure("kelvin-acme", "acme")
         assert failure is not None
         assert "the secret s" in failure.message
-        assert len(place.watching) == 2
+        assert len(cluster.watching) == 2
 
 
-def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
+async def test_a_service_outlives_what_its_namespace_loses(tmp_path: Path) -> None:
     """One that serves is kept as it is wanted; only a new one has to wait."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        it.place.remove(Ref("networking.k8s.io/v1", "NetworkPolicy", NAMESPACE, "nobody"))
+        it.cluster.remove(Ref("networking.k8s.io/v1", "NetworkPolicy", NAMESPACE, "nobody"))
         await it.registry.rescale(BY, TENANT, "m", {"max": 7}, NOW_S)
         await it.passes()
-        notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
+        notes = it.cluster.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
         assert notes["autoscaling.knative.dev/max-scale"] == "7"
         await it.register("b")
         await it.deploy("b")
-        assert it.place.services() == {at("a").name}
+        assert it.cluster.services() == {at("a").name}
         problem = it.outcomes.problem(key(letter="b"))
         assert problem is not None
         assert "a NetworkPolicy that denies all traffic" in problem.message
 
-    play(tmp_path, scenario)
 
-
-def test_a_cluster_that_gives_no_answer_is_no_missing_secret(tmp_path: Path) -> None:
+async def test_a_cluster_that_gives_no_answer_is_no_missing_secret(tmp_path: Path) -> None:
     """What could not be asked for is asked for again, and nobody is told that it is missing."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path, spec=CONTROLLED) as it:
         secret = Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")
-        it.place.refuse[secret] = deque([Unreachable("away"), None])
-        it.place.equip("default", SECRETS)
+        it.cluster.refuse[secret] = deque([Unreachable("away"), None])
+        it.cluster.equip("default", SECRETS)
         await it.register("a")
-        assert (it.place.services(), it.outcomes.problem(key())) == (set(), None)
+        assert (it.cluster.services(), it.outcomes.problem(key())) == (set(), None)
         await it.passes(6.0)
-        assert it.place.services() == {at("a").name}
-
-    play(tmp_path, scenario, Place(), cluster=CONTROLLED)
+        assert it.cluster.services() == {at("a").name}
 
 
-def test_another_version(tmp_path: Path) -> None:
+async def test_another_version(tmp_path: Path) -> None:
     """What was named before keeps its Service until the new one was ready; deployed back meanwhile it stays."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
         await it.register("b")
-        assert it.place.services() == {at("a").name}, "nothing names the second one"
-        it.place.becomes_ready("a")
+        assert it.cluster.services() == {at("a").name}, "nothing names the second one"
+        it.cluster.becomes_ready("a")
         await it.deploy("b")
-        assert it.place.services() == {at("a").name, at("b").name}
-        it.place.says(at("b"), latestCreatedRevisionName="x-00001")
+        assert it.cluster.services() == {at("a").name, at("b").name}
+        it.cluster.says(at("b"), latestCreatedRevisionName="x-00001")
         await it.passes()
-        assert it.place.services() == {at("a").name, at("b").name}
-        it.place.becomes_ready("b")
+        assert it.cluster.services() == {at("a").name, at("b").name}
+        it.cluster.becomes_ready("b")
         await it.passes()
-        assert it.place.services() == {at("b").name}
-
-    play(tmp_path, scenario)
+        assert it.cluster.services() == {at("b").name}
 
 
-def test_callers_wait_for_no_deploy(tmp_path: Path) -> None:
+async def test_callers_wait_for_no_deploy(tmp_path: Path) -> None:
     """What a new version can't take goes to the one before it, from the deploy on: while that has a pod, and until the
     new one has been ready for as long as they overlap.
     """
 
-    def answers(it: Scene) -> dict[str, str]:
+    def answers(it: PlaneWorld) -> dict[str, str]:
         (row,) = it.feed.snapshot().models
         return {new[0]: old[0] for new, old in row.meanwhile.items()}
 
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path / "one") as it:
         await it.register("a")
         await it.register("b")
-        it.place.becomes_ready("a")
-        it.place.pods("a", one=True)
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", one=True)
         await it.passes()
         assert answers(it) == {}
         await it.heard()
@@ -318,48 +300,30 @@ def test_callers_wait_for_no_deploy(tmp_path: Path) -> None:
         assert line.models[0].aliases == {"prod": digest("b")}
         assert line.models[0].meanwhile == {digest("b"): digest("a")}, "in the same line"
         await it.passes()
-        it.place.becomes_ready("b")
-        it.place.pods("b", two=True)
+        it.cluster.becomes_ready("b")
+        it.cluster.pods("b", two=True)
         await it.passes(OVERLAP_S - 5.0)
-        assert (answers(it), it.place.services()) == ({"b": "a"}, {at("a").name, at("b").name})
+        assert (answers(it), it.cluster.services()) == ({"b": "a"}, {at("a").name, at("b").name})
         await it.passes(10.0)
-        assert (answers(it), it.place.services()) == ({}, {at("b").name})
-
-    async def left(it: Scene) -> None:
+        assert (answers(it), it.cluster.services()) == ({}, {at("b").name})
+    async with planned(tmp_path / "two") as it:
         await it.register("a")
         await it.register("b")
-        it.place.becomes_ready("a")
-        it.place.pods("a", one=True)
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", one=True)
         await it.deploy("b")
-        it.place.becomes_ready("b")
-        it.place.pods("a")
+        it.cluster.becomes_ready("b")
+        it.cluster.pods("a")
         await it.passes(5.0)
-        assert (answers(it), it.place.services()) == ({}, {at("b").name})
-
-    play(tmp_path / "one", scenario)
-    play(tmp_path / "two", left)
+        assert (answers(it), it.cluster.services()) == ({}, {at("b").name})
 
 
-def test_scale_is_written(tmp_path: Path) -> None:
-    """A change of how a model scales is one of its Service, at once."""
-
-    async def scenario(it: Scene) -> None:
-        await it.register("a")
-        await it.registry.rescale(BY, TENANT, "m", {"min": 1, "max": 4}, NOW_S)
-        await it.passes()
-        notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
-        assert notes["autoscaling.knative.dev/max-scale"] == "4"
-        assert notes["autoscaling.knative.dev/min-scale"] == "1"
-
-    play(tmp_path, scenario)
-
-
-def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
+async def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
     """It is written as none within seconds, and as it was once there is a budget again."""
+    async with planned(tmp_path) as it:
 
-    async def scenario(it: Scene) -> None:
         def least() -> str:
-            notes = it.place.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
+            notes = it.cluster.objects[at("a")]["spec"]["template"]["metadata"]["annotations"]
             return str(notes["autoscaling.knative.dev/min-scale"])
 
         def spent(micros: int) -> None:
@@ -375,13 +339,10 @@ def test_spent_budget_ends_a_minimum(tmp_path: Path) -> None:
             await it.passes(5)
             assert least() == want
 
-    play(tmp_path, scenario)
 
-
-def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
+async def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
     """Where there are so many devices and no more, a tenant's minimums take at most its share of them."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path, devices=4) as it:
         await it.register("a")
         model = it.registry.model(TENANT, "m")
         it.plane.check_scale(model, ScaleSettings(min=4, max=8))
@@ -394,20 +355,17 @@ def test_minimum_beyond_the_share_of_devices_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="must be 2 or less: your tenant's share of 4 device slots is 2"):
             it.plane.check_scale(model, ScaleSettings(min=3, max=8))
 
-    play(tmp_path, scenario, devices=4)
 
-
-def test_a_start_that_fails(tmp_path: Path) -> None:
+async def test_a_start_that_fails(tmp_path: Path) -> None:
     """Who waits is told once, in a sentence of ours; an operator sees the last one; a pod that is ready ends it."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        it.place.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
+        it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
         await it.passes()
         await it.heard()
         for _ in range(3):
-            it.place.revision("a", "ImagePullBackOff")
-            it.place.resync()
+            it.cluster.revision("a", "ImagePullBackOff")
+            it.cluster.resync()
             await it.passes()
         told = [row for line in await it.heard() for row in line.failures]
         assert [(row.code, row.status, row.retryable) for row in told] == [("start_failed", 503, True)]
@@ -416,18 +374,16 @@ def test_a_start_that_fails(tmp_path: Path) -> None:
         assert last is not None
         assert last.failure is not None
         assert last.failure[0] == "start_failed"
-        it.place.revision("a", None)
-        it.place.becomes_ready("a")
-        it.place.pods("a", one=True)
+        it.cluster.revision("a", None)
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", one=True)
         await it.passes()
         last = it.outcomes.last(key())
         assert last is not None
         assert last.failure is None
 
-    play(tmp_path, scenario)
 
-
-def problem(it: Scene) -> str | None:
+def problem(it: PlaneWorld) -> str | None:
     """The reason that a new reader of the feed is told; the status says the same."""
     found = it.outcomes.problem(key())
     rows = [row.problem for row in it.feed.snapshot().start_problems]
@@ -435,26 +391,25 @@ def problem(it: Scene) -> str | None:
     return None if found is None else found.reason
 
 
-def pod_of(it: Scene, waiting: str = "", *conditions: dict[str, str], code: int = 0) -> None:
+def pod_of(it: PlaneWorld, waiting: str = "", *conditions: dict[str, str], code: int = 0) -> None:
     """A pod of the version, as its kubelet tells of it."""
     last = {"terminated": {"exitCode": code}} if code else {}
     state = {"waiting": {"reason": waiting}} if waiting else {"running": {}}
     labels = {"app.kubernetes.io/managed-by": "kelvin", "serving.knative.dev/service": at("a").name}
     about = {"name": "one", "namespace": NAMESPACE, "uid": "one", "labels": labels}
     container = {"name": "runtime", "restartCount": 3 if code else 0, "state": state, "lastState": last}
-    it.place.put({
+    it.cluster.put({
         "apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": {},
         "status": {"conditions": list(conditions), "containerStatuses": [container]},
     })  # fmt: skip
 
 
-def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
+async def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
     """What keeps them is the start problem of their version, and no failed start: they may still come."""
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        it.place.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
+        it.cluster.says(at("a"), latestCreatedRevisionName=f"{at('a').name}-00001")
         await it.passes()
         for waiting, conditions, code, want in (
             ("", (unschedulable | {"lastTransitionTime": "2026-11-20T10:00:00Z"},), 0, "no_room"),
@@ -473,52 +428,42 @@ def test_pods_that_do_not_become_ready_are_explained(tmp_path: Path) -> None:
         await it.passes()
         assert problem(it) is None
 
-    play(tmp_path, scenario)
 
-
-def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path) -> None:
+async def test_start_problem_ends_with_the_last_pod_of_a_version(tmp_path: Path) -> None:
     """Also if its Service went first, as it does when another version takes its place."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
         pod_of(it, "CrashLoopBackOff", code=137)
         await it.passes()
         assert problem(it) == "crash_loop"
         await it.register("b")
         await it.deploy("b")
-        it.place.becomes_ready("b")
+        it.cluster.becomes_ready("b")
         await it.passes(OVERLAP_S * 3)
-        assert it.place.services() == {at("b").name}
-        it.place.remove(Ref("v1", "Pod", NAMESPACE, "one"))
+        assert it.cluster.services() == {at("b").name}
+        it.cluster.remove(Ref("v1", "Pod", NAMESPACE, "one"))
         await it.passes()
         assert problem(it) is None
-
-    play(tmp_path, scenario)
 
 
 async def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path: Path) -> None:
     """Another process led for a while, and the pod is not there when this one leads again."""
-
-    place, clock, feed = Place(), VirtualClock(), FeedHub()
-    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-        scene = Scene(place, registry, feed, clock, tasks)
-        feed.settled = at_once  # type: ignore[method-assign]
-        async with running(scene.plane):
-            await scene.register("a")
-            pod_of(scene, "CrashLoopBackOff", code=137)
-            await scene.passes()
-            assert problem(scene) == "crash_loop"
-        place.remove(Ref("v1", "Pod", NAMESPACE, "one"))
-        async with running(scene.plane):
-            await scene.passes(30.0)
-            assert problem(scene) is None
+    async with prepared(tmp_path) as it:
+        async with running(it.plane):
+            await it.register("a")
+            pod_of(it, "CrashLoopBackOff", code=137)
+            await it.passes()
+            assert problem(it) == "crash_loop"
+        it.cluster.remove(Ref("v1", "Pod", NAMESPACE, "one"))
+        async with running(it.plane):
+            await it.passes(30.0)
+            assert problem(it) is None
 
 
-def test_a_service_that_is_refused(tmp_path: Path) -> None:
+async def test_a_service_that_is_refused(tmp_path: Path) -> None:
     """The cluster takes no such object: waiters are told, once, and it is tried again."""
-
-    async def scenario(it: Scene) -> None:
-        it.place.refuse[at("a")] = deque([Invalid("admission webhook denied the request: /etc/secret")] * 6)
+    async with planned(tmp_path) as it:
+        it.cluster.refuse[at("a")] = deque([Invalid("admission webhook denied the request: /etc/secret")] * 6)
         await it.register("a")
         for _ in range(5):
             await it.passes(2.0)
@@ -528,94 +473,62 @@ def test_a_service_that_is_refused(tmp_path: Path) -> None:
         assert problem(it) == "refused_object"
         await it.passes(400.0)
         assert problem(it) is None, "it was taken in the end"
-        assert it.place.services() == {at("a").name}
+        assert it.cluster.services() == {at("a").name}
         assert it.plane.refusals()["Invalid"] == 0
 
-    play(tmp_path, scenario)
 
-
-def test_a_watch_that_missed_something(tmp_path: Path) -> None:
+async def test_a_watch_that_missed_something(tmp_path: Path) -> None:
     """What is gone when it begins again is told to be gone."""
-
-    async def scenario(it: Scene) -> None:
+    async with planned(tmp_path) as it:
         await it.register("a")
-        it.place.becomes_ready("a")
-        it.place.pods("a", one=True)
+        it.cluster.becomes_ready("a")
+        it.cluster.pods("a", one=True)
         await it.passes()
-        for ref in [ref for ref in it.place.objects if ref.kind == "EndpointSlice"]:
-            del it.place.objects[ref]
+        for ref in [ref for ref in it.cluster.objects if ref.kind == "EndpointSlice"]:
+            del it.cluster.objects[ref]
         await it.heard()
-        it.place.resync()
+        it.cluster.resync()
         await it.passes()
         assert [name for line in await it.heard() for name in line.removed_replicas] == ["one"]
-
-    play(tmp_path, scenario)
-
-
-def test_an_edit_behind_its_back(tmp_path: Path) -> None:
-    """It is written over, as is a deletion."""
-
-    async def scenario(it: Scene) -> None:
-        await it.register("a")
-        path = ("spec", "template", "spec", "containers", 0, "image")
-        it.place.edit(at("a"), path, "somebody/elses:1")
-        await it.passes(5.0)
-        assert it.place.objects[at("a")]["spec"]["template"]["spec"]["containers"][0]["image"] == CLUSTER.image
-        it.place.remove(at("a"))
-        await it.passes(10.0)
-        assert it.place.services() == {at("a").name}
-
-    play(tmp_path, scenario)
 
 
 async def test_another_control_plane_goes_on(tmp_path: Path) -> None:
     """Its first snapshot has what runs; what changed while there was none is made up for, and the old one is kept."""
-
-    place, clock = Place(), VirtualClock()
-    for turn in range(2):
-        feed = FeedHub()
-        async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-            scene = Scene(place, registry, feed, clock, tasks)
-            feed.settled = at_once  # type: ignore[method-assign]
-            if turn == 0:
-                async with running(scene.plane):
-                    await scene.register("a")
-                    place.becomes_ready("a")
-                    place.pods("a", one=True)
-                    await scene.passes()
-                await scene.register("b")  # nobody writes: it was cut before
-                await scene.deploy("b")
-                assert place.services() == {at("a").name}
-                continue
-            async with running(scene.plane):
-                await asyncio.wait_for(scene.plane.synced.wait(), 10)
-                assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
-                await scene.passes()
-                assert place.services() == {at("a").name, at("b").name}
-                assert scene.table.of(key())[0].state is ReplicaState.READY
+    cluster, clock = KnativeWorld(), VirtualClock()
+    async with prepared(tmp_path, cluster, clock) as it:
+        async with running(it.plane):
+            await it.register("a")
+            cluster.becomes_ready("a")
+            cluster.pods("a", one=True)
+            await it.passes()
+        await it.register("b")  # nobody writes: it was cut before
+        await it.deploy("b")
+        assert cluster.services() == {at("a").name}
+    async with prepared(tmp_path, cluster, clock) as it, running(it.plane):
+        await asyncio.wait_for(it.plane.synced.wait(), 10)
+        assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
+        await it.passes()
+        assert cluster.services() == {at("a").name, at("b").name}
+        assert it.table.of(key())[0].state is ReplicaState.READY
 
 
 async def test_takeover_deletes_no_service_that_may_be_in_use(tmp_path: Path) -> None:
     """The version before a deploy was about to go: it goes after a stable window, when activators are back."""
-
-    place, clock, feed = Place(), VirtualClock(), FeedHub()
-    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-        scene = Scene(place, registry, feed, clock, tasks)
-        feed.settled = at_once  # type: ignore[method-assign]
-        async with running(scene.plane):
-            await scene.register("a")
-            place.becomes_ready("a")
-            place.pods("a", one=True)
-            await scene.register("b")
-            await scene.deploy("b")
-            place.becomes_ready("b")
-            await scene.passes()
-            assert place.services() == {at("a").name, at("b").name}
-        async with running(scene.plane):
-            await scene.passes(50)
-            assert place.services() == {at("a").name, at("b").name}
-            await scene.passes(20)
-            assert place.services() == {at("b").name}
+    async with prepared(tmp_path) as it:
+        async with running(it.plane):
+            await it.register("a")
+            it.cluster.becomes_ready("a")
+            it.cluster.pods("a", one=True)
+            await it.register("b")
+            await it.deploy("b")
+            it.cluster.becomes_ready("b")
+            await it.passes()
+            assert it.cluster.services() == {at("a").name, at("b").name}
+        async with running(it.plane):
+            await it.passes(50)
+            assert it.cluster.services() == {at("a").name, at("b").name}
+            await it.passes(20)
+            assert it.cluster.services() == {at("b").name}
 
 
 async def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
@@ -628,70 +541,60 @@ async def test_one_that_begins_overlaps_nothing(tmp_path: Path) -> None:
             self._now_us += 1
             return self._now_us
 
-    place, clock, feed = Place(), Moving(), FeedHub()
-    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-        scene = Scene(place, registry, feed, clock, tasks)
-        feed.settled = at_once  # type: ignore[method-assign]
-        async with running(scene.plane):
+    async with prepared(tmp_path, clock=Moving()) as it:
+        async with running(it.plane):
             for letter in ("a", "b"):
-                await scene.register(letter)
+                await it.register(letter)
             weights = {digest("a")[:12]: 9, digest("b")[:12]: 1}
-            await registry.split(BY, TENANT, "m", weights, NOW_S)
-            await scene.passes()
+            await it.registry.split(BY, TENANT, "m", weights, NOW_S)
+            await it.passes()
             for letter in ("a", "b"):
-                place.becomes_ready(letter)
-            await scene.passes(2 * OVERLAP_S)
-            assert feed.snapshot().models[0].meanwhile == {}
-        async with running(scene.plane):
-            await asyncio.wait_for(scene.plane.synced.wait(), 10)
+                it.cluster.becomes_ready(letter)
+            await it.passes(2 * OVERLAP_S)
+            assert it.feed.snapshot().models[0].meanwhile == {}
+        async with running(it.plane):
+            await asyncio.wait_for(it.plane.synced.wait(), 10)
             for _ in range(3):
-                assert feed.snapshot().models[0].meanwhile == {}
-                await scene.passes(1.0)
+                assert it.feed.snapshot().models[0].meanwhile == {}
+                await it.passes(1.0)
 
 
 async def test_it_leads_a_second_time(tmp_path: Path) -> None:
     """What it knew and wanted before is nothing by then: what went meanwhile is told to be gone, what was to be there
     then is not written, and until all is seen it says that it is not.
     """
-
-    place, clock, feed = Place(), VirtualClock(), FeedHub()
-    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-        scene = Scene(place, registry, feed, clock, tasks)
-        feed.settled = at_once  # type: ignore[method-assign]
-        async with running(scene.plane):
-            await scene.register("a")
-            place.becomes_ready("a")
-            place.pods("a", one=True)
-            await scene.passes()
-            assert [row.runtime_id for row in feed.snapshot().replicas] == ["one"]
-        await registry.delete_model(BY, TENANT, "m", NOW_S, scene.table.is_present, force=True)
-        place.objects.clear()
-        place.calls.clear()
-        place.told.clear()
-        async with running(scene.plane):
-            await scene.passes()
-            assert not scene.plane.synced.is_set()
-            place.told.set()
-            await scene.passes(10.0)
-            assert scene.plane.synced.is_set()
-            assert place.calls == []
-            snapshot = feed.snapshot()
-            assert (snapshot.revisions, snapshot.replicas, len(tuple(scene.table))) == ((), (), 0)
+    async with prepared(tmp_path) as it:
+        async with running(it.plane):
+            await it.register("a")
+            it.cluster.becomes_ready("a")
+            it.cluster.pods("a", one=True)
+            await it.passes()
+            assert [row.runtime_id for row in it.feed.snapshot().replicas] == ["one"]
+        await it.registry.delete_model(BY, TENANT, "m", NOW_S, it.table.is_present, force=True)
+        it.cluster.objects.clear()
+        it.cluster.calls.clear()
+        it.cluster.told.clear()
+        async with running(it.plane):
+            await it.passes()
+            assert not it.plane.synced.is_set()
+            it.cluster.told.set()
+            await it.passes(10.0)
+            assert it.plane.synced.is_set()
+            assert it.cluster.calls == []
+            snapshot = it.feed.snapshot()
+            assert (snapshot.revisions, snapshot.replicas, len(tuple(it.table))) == ((), (), 0)
 
 
 async def test_a_defect_leaves_no_watch_open(tmp_path: Path) -> None:
     """Neither its own nor those beside it."""
-
-    place, clock, feed = Place(), VirtualClock(), FeedHub()
-    async with opened_registry(tmp_path, feed) as registry, Tasks() as tasks:
-        scene = Scene(place, registry, feed, clock, tasks)
-        running = asyncio.create_task(scene.plane.run())
-        await scene.passes()
-        assert len(place.watching) == 6
-        for kind, changes in place.watching:
+    async with prepared(tmp_path) as it:
+        running = asyncio.create_task(it.plane.run())
+        await it.passes()
+        assert len(it.cluster.watching) == 6
+        for kind, changes in it.cluster.watching:
             if kind[1] == "Service":
                 changes.put_nowait(Upsert({"apiVersion": "v1", "metadata": {}}))
         with pytest.raises(ExceptionGroup) as raised:
             await running
         assert raised.group_contains(KeyError)
-        assert place.watching == []
+        assert it.cluster.watching == []

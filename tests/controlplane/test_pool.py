@@ -1,7 +1,5 @@
 """The pool over real sockets and processes: what it learns, when it forks, how it is adopted."""
 
-import asyncio
-
 import pytest
 
 from controlplane.facts import VersionKey
@@ -80,24 +78,18 @@ async def test_a_restore_that_lasts_gives_way(run: Run) -> None:
         await it.ready(key("held"))
 
 
-def test_the_next_control_plane_keeps_the_pool(run: Run) -> None:
+async def test_the_next_control_plane_keeps_the_pool(run: Run) -> None:
     """It does not know why there are three, and lets them be for a while; and it has room for no more than its most."""
-
-    async def grown() -> None:
-        async with local(run, sizing=LEARNING) as it:
-            await it.parked(1)
-            await woken(it, THREE)
-            await it.parked(3)
-
-    async def later(sizing: Sizing, parked: int) -> None:
+    async with local(run, sizing=LEARNING) as it:
+        await it.parked(1)
+        await woken(it, THREE)
+        await it.parked(3)
+    born = len(run.calls("born"))
+    two = Sizing(least=1, most=2, target=0.99, share=0.0, budget_bytes=1 << 40)
+    for sizing, parked in ((LEARNING, 3), (two, 2)):
         async with local(run, sizing=sizing) as it:
             await it.parked(parked)
             assert len(run.calls("born")) == born
-
-    asyncio.run(grown())
-    born = len(run.calls("born"))
-    asyncio.run(later(LEARNING, 3))
-    asyncio.run(later(Sizing(least=1, most=2, target=0.99, share=0.0, budget_bytes=1 << 40), 2))
 
 
 async def test_the_budget_bounds_the_pool_by_what_standbys_take(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

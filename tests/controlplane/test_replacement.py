@@ -3,10 +3,10 @@
 One whose memory was found wrong leaves at once; others, and a cache that is away, change nothing.
 """
 
-import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -21,10 +21,8 @@ from controlplane.replacement import DamageLoop, ReplicaReplacement
 from controlplane.scaling.local import LocalActuator
 from telemetry.policy.instruments import Page
 from tests.controlplane.builders import TENANT, key, registration
-from tests.controlplane.ground import Local, Run, local, play
+from tests.controlplane.ground import Local, Run, local
 from tests.eventually import eventually
-
-Scenario = Callable[["Renewing"], Awaitable[None]]
 
 
 class Renewing:
@@ -72,17 +70,15 @@ class Renewing:
         return self.replacement.state(self.model)
 
 
-def renew(run: Run, scenario: Scenario, model: str = "m", wanted: int = 2, **settings: int) -> None:
-    async def with_orders(it: Local) -> None:
-        await scenario(Renewing(it, model, wanted))
+@asynccontextmanager
+async def renewing(run: Run, model: str = "m", wanted: int = 2, slots: int = 4) -> AsyncIterator[Renewing]:
+    async with local(run, slots=slots) as it:
+        yield Renewing(it, model, wanted)
 
-    play(run, with_orders, **settings)
 
-
-def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
+async def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
     """One slot more than there are replicas: all are new in the end, and at no time fewer serve."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, slots=3) as r:
         old = await r.up()
         ordered = r.replacement.begin(r.model)
         assert (ordered.state, ordered.replicas, ordered.replaced) == ("running", 2, 0)
@@ -93,23 +89,18 @@ def test_a_new_one_serves_before_an_old_one_goes(run: Run) -> None:
         assert len(run.calls("bind:m")) == 4
         assert {runtime_id for runtime_id, _ in run.calls("drain")} == old
 
-    renew(run, scenario, slots=3)
 
-
-def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
+async def test_without_a_slot_to_spare_the_old_one_goes_first(run: Run) -> None:
     """One fewer serves meanwhile, which the test above would see; slots are never exceeded."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, slots=2) as r:
         old = await r.up()
         r.replacement.begin(r.model)
         assert (await r.over()).state == "done"
         assert r.ids().isdisjoint(old)
         assert (len(r.ids()), r.fewest, r.most_held) == (2, 1, 2)
 
-    renew(run, scenario, slots=2)
 
-
-def test_without_keeping_the_old_one_until_then_the_first_test_goes_red(
+async def test_without_keeping_the_old_one_until_then_the_first_test_goes_red(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: an actuator that drains at once, though there is room, is seen."""
@@ -119,20 +110,16 @@ def test_without_keeping_the_old_one_until_then_the_first_test_goes_red(
 
     replace = LocalActuator.replace
     monkeypatch.setattr(LocalActuator, "replace", hasty)
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, slots=3) as r:
         await r.up()
         r.replacement.begin(r.model)
         assert (await r.over()).state == "done"
         assert r.fewest == 1
 
-    renew(run, scenario, slots=3)
 
-
-def test_what_an_old_one_has_is_finished(run: Run) -> None:
+async def test_what_an_old_one_has_is_finished(run: Run) -> None:
     """The order waits for it, and callers are served by the new one."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, "busy", 1) as r:
         (old,) = await r.up()
         r.replacement.begin(r.model)
         await r.over(lambda: bool(run.calls("drain")))
@@ -143,13 +130,10 @@ def test_what_an_old_one_has_is_finished(run: Run) -> None:
         assert (await r.over()).state == "done"
         assert r.fewest == 1
 
-    renew(run, scenario, "busy", 1)
 
-
-def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
+async def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
     """With how far the first one is; afterwards there may be another."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, wanted=1) as r:
         await r.up()
         first = r.replacement.begin(r.model)
         with pytest.raises(Refused, match="is being restarted already; 0 of 1 replicas are replaced"):
@@ -158,14 +142,11 @@ def test_a_second_order_is_refused_while_one_runs(run: Run) -> None:
         assert r.replacement.begin(r.model).order != first.order
         assert (await r.over()).state == "done"
 
-    renew(run, scenario, wanted=1)
-
 
 @pytest.mark.parametrize("slots", [pytest.param(3, id="beside"), pytest.param(1, id="after")])
-def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
+async def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
     """Beside it: the old one serves on. After it: it is gone, and the order says why no other came."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, "corrupt", 1, slots=slots) as r:
         run.tell("healed")
         old = await r.up()
         (run.path / "healed").unlink()
@@ -177,13 +158,10 @@ def test_a_new_one_that_fails_is_told(run: Run, slots: int) -> None:
         assert "chunk" in failed.reason
         assert r.ids() == (old if slots > 1 else set())
 
-    renew(run, scenario, "corrupt", 1, slots=slots)
 
-
-def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -> None:
+async def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -> None:
     """What a lease is refused for as long as another one has it."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, "full", 1) as r:
         old = await r.up()
         run.tell("crowded")
         r.replacement.begin(r.model)
@@ -192,13 +170,10 @@ def test_where_memory_does_not_hold_two_the_old_one_goes_first(run: Run) -> None
         assert (await r.over()).state == "done"
         assert r.ids().isdisjoint(old)
 
-    renew(run, scenario, "full", 1)
 
-
-def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) -> None:
+async def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) -> None:
     """The old one serves all the time."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, "held") as r:
         run.tell("release")
         old = await r.up()
         (run.path / "release").unlink()
@@ -213,8 +188,6 @@ def test_a_new_one_that_is_killed_on_its_way_is_followed_by_another(run: Run) ->
         assert r.ids().isdisjoint(old)
         assert r.fewest == 2
 
-    renew(run, scenario, "held")
-
 
 async def relieved(run: Run, r: Renewing) -> None:
     """An old one serves on until the new one, which is held, is there."""
@@ -225,35 +198,28 @@ async def relieved(run: Run, r: Renewing) -> None:
     await r.over(lambda: r.it.table.count(ReplicaState.RELIEVED) == 1)
 
 
-def test_zero_wins_over_a_restart(run: Run) -> None:
+async def test_zero_wins_over_a_restart(run: Run) -> None:
     """Who is relieved goes as well when nobody wants the version any more, and the order is over."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, "held") as r:
         await relieved(run, r)
         r.wanted = 0
         assert (await r.over()).state == "done"
         assert r.it.table.held == 0
 
-    renew(run, scenario, "held")
 
-
-def test_one_fewer_is_the_relieved_one(run: Run) -> None:
+async def test_one_fewer_is_the_relieved_one(run: Run) -> None:
     """The decider wants fewer while a new one is on its way: the start is given up, and no more than that serve."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, "held") as r:
         await relieved(run, r)
         r.wanted = 1
         run.tell("release")
         assert (await r.over()).state == "done"
         assert len(r.ids()) == 1
 
-    renew(run, scenario, "held")
 
-
-def test_one_that_sleeps_is_ended(run: Run) -> None:
+async def test_one_that_sleeps_is_ended(run: Run) -> None:
     """It serves nobody; the next call starts a new one."""
-
-    async def scenario(r: Renewing) -> None:
+    async with renewing(run, wanted=1) as r:
         await r.up()
         r.it.actuator.sleep(r.which, Level.ASLEEP)
         await eventually(lambda: r.it.table.count(ReplicaState.ASLEEP) == 1)
@@ -261,34 +227,23 @@ def test_one_that_sleeps_is_ended(run: Run) -> None:
         await eventually(lambda: r.replacement.state(r.model).state == "done")
         assert r.it.table.of(r.which) == ()
 
-    renew(run, scenario, wanted=1)
 
-
-def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None:
+async def test_a_control_plane_that_dies_takes_the_order_along(run: Run) -> None:
     """Both the relieved one and the new one are adopted and serve; which of them stay is the decider's to say."""
-
-    async def first() -> None:
-        async with local(run) as it:
-            r = Renewing(it, "held", 1)
-            run.tell("release")
-            await r.up()
-            (run.path / "release").unlink()
-            r.replacement.begin(r.model)
-            await eventually(lambda: len(run.calls("bind:held")) == 2)
-
-    async def second() -> None:
-        async with local(run) as it:
-            r = Renewing(it, "held", 1)
-            assert r.replacement.state(r.model).state == "none"
-            assert it.table.live(r.which) == 2
-            run.tell("release")
-            await it.ready(r.which, 2)
-            assert run.calls("drain") == []
-            it.apply(r.which, 1)
-            await it.ready(r.which, 1)
-
-    asyncio.run(first())
-    asyncio.run(second())
+    async with renewing(run, "held", 1) as r:
+        run.tell("release")
+        await r.up()
+        (run.path / "release").unlink()
+        r.replacement.begin(r.model)
+        await eventually(lambda: len(run.calls("bind:held")) == 2)
+    async with renewing(run, "held", 1) as r:
+        assert r.replacement.state(r.model).state == "none"
+        assert r.it.table.live(r.which) == 2
+        run.tell("release")
+        await r.it.ready(r.which, 2)
+        assert run.calls("drain") == []
+        r.it.apply(r.which, 1)
+        await r.it.ready(r.which, 1)
 
 
 async def test_a_damaged_one_is_sent_away(run: Run) -> None:

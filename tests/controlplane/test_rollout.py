@@ -1,9 +1,8 @@
 """A new image reaches versions of a cluster in waves; what operators change of one is written at once."""
 
-import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +13,9 @@ import pytest
 from contracts.control import ReplicaRow
 from controlplane.feed import FeedHub
 from controlplane.policy.convergence import stamped
-from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service, service_name
+from controlplane.policy.knative_service import ZERO_INITIAL_SCALE, Cluster, PodVersion, service
 from controlplane.policy.labels import RENDERING
 from controlplane.policy.rollout import PAUSES, WAVE, ImageBehind
-from controlplane.registry import Registry
 from controlplane.scaling.knative import wanted as wanted_services
 from controlplane.scaling.knative.cluster import Invalid, Json, Ref, Unreachable
 from controlplane.scaling.knative.plane import SERVING
@@ -26,8 +24,7 @@ from controlplane.scaling.knative.rollout import Rollout
 from controlplane.tasks import Tasks
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
 from tests.controlplane.cluster_world import running
-from tests.controlplane.plane_scene import CLUSTER, NAMESPACE, Place, Scene, at_once
-from tests.controlplane.plane_scene import play as play_bare
+from tests.controlplane.plane_world import CLUSTER, NAMESPACE, KnativeWorld, PlaneWorld, at, at_once, planned
 from tests.controlplane.virtual_time import VirtualClock
 
 OLD = replace(CLUSTER, features=frozenset({ZERO_INITIAL_SCALE}))
@@ -37,10 +34,10 @@ INITIAL = "autoscaling.knative.dev/initial-scale"
 
 
 def ref_of(model: str) -> Ref:
-    return Ref(SERVING, "Service", NAMESPACE, service_name(model, digest("a")))
+    return at("a", model)
 
 
-class Fleet(Place):
+class Fleet(KnativeWorld):
     """Models `m00`, `m01`, ... with a version each, and a Knative that starts Revisions when it is told to."""
 
     def __init__(self, clock: VirtualClock, models: int) -> None:
@@ -76,9 +73,9 @@ class Fleet(Place):
         obj = self.objects[ref_of(model)]
         name, generation = ref_of(model).name, obj["metadata"]["generation"]
         before = (obj.get("status") or {}).get("latestReadyRevisionName", "")
-        at = datetime.fromtimestamp(self._clock.wall_s(), UTC).isoformat()
+        now = datetime.fromtimestamp(self._clock.wall_s(), UTC).isoformat()
         newest = f"{name}-{generation:05}"
-        condition = {"type": "ConfigurationsReady", "status": status, "lastTransitionTime": at}
+        condition = {"type": "ConfigurationsReady", "status": status, "lastTransitionTime": now}
         self.put({**obj, "status": {
             "observedGeneration": generation,
             "latestCreatedRevisionName": newest,
@@ -86,7 +83,7 @@ class Fleet(Place):
             "conditions": [condition],
         }})  # fmt: skip
         if status == "False":
-            reason = {"type": "Ready", "status": "False", "reason": "ImagePullBackOff", "lastTransitionTime": at}
+            reason = {"type": "Ready", "status": "False", "reason": "ImagePullBackOff", "lastTransitionTime": now}
             self._put(SERVING, "Revision", newest, status={"conditions": [reason]})
 
     def starting(self) -> list[str]:
@@ -104,15 +101,9 @@ class Fleet(Place):
     def runs(self, *models: str) -> None:
         """With a ready pod."""
         for model in models:
-            name = ref_of(model).name
-            pod = {"kind": "Pod", "name": f"{model}-pod"}
-            endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": pod}
-            self._put(
-                "discovery.k8s.io/v1", "EndpointSlice", f"{name}-private-x", {"serving.knative.dev/service": name},
-                ports=[{"name": "http", "port": 8012}], endpoints=[endpoint],
-            )  # fmt: skip
+            self.pods("a", model=model, **{f"{model}-pod": True})  # type: ignore[arg-type]
 
-    async def starts_all(self, scene: Scene) -> int:
+    async def starts_all(self, scene: PlaneWorld) -> int:
         """Every Revision becomes ready, until none is made any more; the most that started at a time."""
         most, quiet = 0, 0
         while quiet < 2:
@@ -126,61 +117,45 @@ class Fleet(Place):
         return most
 
 
+Lead = Callable[[Cluster], AbstractAsyncContextManager[PlaneWorld]]
+
+
 @asynccontextmanager
-async def leading(
-    place: Fleet, registry: Registry, feed: FeedHub, clock: VirtualClock, tasks: Tasks, cluster: Cluster
-) -> AsyncIterator[Scene]:
-    """A control plane that has just taken over."""
-    scene = Scene(place, registry, feed, clock, tasks, cluster=cluster)
-    async with running(scene.plane):
-        await scene.passes(10)
-        yield scene
+async def fleet(path: Path, models: int) -> AsyncIterator[tuple[Fleet, Lead]]:
+    """All of them are ready with the image of before, and at zero. `lead` is a control plane that takes over."""
+    clock, feed = VirtualClock(), FeedHub()
+    feed.settled = at_once  # type: ignore[method-assign]
+    place = Fleet(clock, models)
+    async with opened_registry(path, feed) as registry, Tasks() as tasks:
 
-
-Lead = Callable[[Cluster], Any]
-
-
-def play(
-    path: Path,
-    models: int,
-    scenario: Callable[[Fleet, Lead, Registry], Awaitable[None]],
-    before: Cluster = OLD,
-) -> None:
-    """All of them are ready with the image of before, and at zero."""
-
-    async def main() -> None:
-        clock, feed = VirtualClock(), FeedHub()
-        feed.settled = at_once  # type: ignore[method-assign]
-        place = Fleet(clock, models)
-        async with opened_registry(path, feed) as registry, Tasks() as tasks:
-
-            def lead(cluster: Cluster) -> Any:
-                return leading(place, registry, feed, clock, tasks, cluster)
-
-            async with lead(before) as scene:
-                for model in place.models:
-                    await registry.register(registration(model), NOW_S)
+        @asynccontextmanager
+        async def lead(spec: Cluster) -> AsyncIterator[PlaneWorld]:
+            scene = PlaneWorld(place, registry, feed, clock, tasks, spec=spec)
+            async with running(scene.plane):
                 await scene.passes(10)
-                await place.starts_all(scene)
-                assert place.starting() == []
-            place.calls.clear()
-            place.writes.clear()
-            await scenario(place, lead, registry)
-        assert place.watching == []
+                yield scene
 
-    asyncio.run(main())
+        async with lead(OLD) as scene:
+            for model in place.models:
+                await registry.register(registration(model), NOW_S)
+            await scene.passes(10)
+            await place.starts_all(scene)
+            assert place.starting() == []
+        place.calls.clear()
+        place.writes.clear()
+        yield place, lead
+    assert place.watching == []
 
 
-def behind(scene: Scene, model: str) -> ImageBehind | None:
+def behind(scene: PlaneWorld, model: str) -> ImageBehind | None:
     return scene.outcomes.behind.get(key(model))
 
 
-def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
+async def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
     """Of 50 versions one is written, one that has a pod, until its new Revision is ready; the others say why they are
     behind. Then they follow in waves.
     """
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 50) as (place, lead):
         place.runs("m17", *place.models[20:])
         async with lead(NEW) as scene:
             await scene.passes(600)
@@ -204,13 +179,10 @@ def test_new_image_goes_to_one_version_first(tmp_path: Path) -> None:
             assert scene.outcomes.behind == {}
             assert {place.generation(model) for model in place.models} == {2}
 
-    play(tmp_path, 50, scenario)
 
-
-def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
+async def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
     """Once a pod has proven the image. A version that has pods, or keeps one, starts the new one first."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs("m01", "m02")
         async with lead(NEW) as scene:
             assert await place.starts_all(scene) == 1
@@ -225,41 +197,30 @@ def test_idle_versions_are_rolled_without_a_pod(tmp_path: Path) -> None:
             await scene.passes(600)
             assert {place.generation(model) for model in place.models} == {2}
 
-    play(tmp_path, 9, scenario)
 
-
-def test_all_idle_versions_start_one_pod(tmp_path: Path) -> None:
+async def test_all_idle_versions_start_one_pod(tmp_path: Path) -> None:
     """A Revision that begins without a pod proves nothing: a broken image must not reach all of them."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
-        async with lead(NEW) as scene:
-            assert place.with_new() == ["m00"]
-            assert INITIAL not in place.notes("m00")
-            assert await place.starts_all(scene) == 1
-            assert place.images() == {NEW.image: 9}
-
-    play(tmp_path, 9, scenario)
+    async with fleet(tmp_path, 9) as (place, lead), lead(NEW) as scene:
+        assert place.with_new() == ["m00"]
+        assert INITIAL not in place.notes("m00")
+        assert await place.starts_all(scene) == 1
+        assert place.images() == {NEW.image: 9}
 
 
-def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: Path) -> None:
+async def test_initial_scale_is_not_asked_for_where_it_is_not_allowed(tmp_path: Path) -> None:
     """Idle versions start a pod then, a wave at a time."""
     without = replace(NEW, features=frozenset[str]())
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
-        async with lead(without) as scene:
-            assert await place.starts_all(scene) == WAVE
-            assert all(INITIAL not in place.notes(model) for model in place.models)
-            assert place.images() == {NEW.image: 9}
-
-    play(tmp_path, 9, scenario)
+    async with fleet(tmp_path, 9) as (place, lead), lead(without) as scene:
+        assert await place.starts_all(scene) == WAVE
+        assert all(INITIAL not in place.notes(model) for model in place.models)
+        assert place.images() == {NEW.image: 9}
 
 
-def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
+async def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
     """They keep the image of before and say so. After a pause another one is tried, and after a second failure not
     for twice as long.
     """
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "False")
@@ -283,13 +244,10 @@ def test_failing_canary_stops_the_others(tmp_path: Path) -> None:
             await scene.passes(PAUSES.first_s * 4)
             assert place.with_new() == ["m00", "m01", "m02"]
 
-    play(tmp_path, 9, scenario)
 
-
-def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> None:
+async def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> None:
     """The image is proven by another: after the pause the rest follow, and the one that failed is tried again."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 20) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "False")
@@ -302,14 +260,11 @@ def test_one_versions_failure_stops_no_other_for_good(tmp_path: Path) -> None:
             await scene.passes(2 * PAUSES.longest_s)
             assert place.generation("m00") == 3
 
-    play(tmp_path, 20, scenario)
 
-
-def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None:
+async def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None:
     """At once, with a version that is sound: what failed with the bad image comes last."""
     fixed = replace(NEW, image="registry.example/kelvin@sha256:" + "2" * 64)
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "False")
@@ -321,14 +276,11 @@ def test_another_image_starts_anew_after_a_failure(tmp_path: Path) -> None:
             assert place.images() == {fixed.image: 9}
             assert scene.outcomes.behind == {}
 
-    play(tmp_path, 9, scenario)
-
 
 @pytest.mark.parametrize("canary", ["Unknown", "False"])
-def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> None:
+async def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> None:
     """Another control plane writes no second canary while the first one starts, nor right after it failed."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW):
             place.becomes("m00", canary)
@@ -341,13 +293,10 @@ def test_takeover_goes_on_with_the_wave(tmp_path: Path, canary: str) -> None:
             await place.starts_all(scene)
             assert place.images() == {NEW.image: 9}
 
-    play(tmp_path, 9, scenario)
 
-
-def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
+async def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
     """Revisions that the one before had started count."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 20) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
             place.becomes("m00", "True")
@@ -358,16 +307,13 @@ def test_takeover_in_a_wave_exceeds_no_wave(tmp_path: Path) -> None:
             await scene.passes(60)
             assert len(place.starting()) == WAVE
 
-    play(tmp_path, 20, scenario)
 
-
-def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None:
+async def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None:
     """An operator's change waits for no wave, and carries no image along that has not been proven."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
-            await registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
+            await scene.registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
             await scene.passes(10)
             assert (place.notes("m05")[MAX], place.image("m05")) == ("4", OLD.image)
             assert place.generation("m05") == 2
@@ -382,39 +328,30 @@ def test_scale_is_written_at_once_and_with_the_old_image(tmp_path: Path) -> None
             await place.starts_all(scene)
             assert (place.notes("m05")[MAX], place.image("m05")) == ("4", NEW.image)
 
-    play(tmp_path, 9, scenario)
 
-
-def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None:
+async def test_minimum_of_an_idle_version_starts_its_pod(tmp_path: Path) -> None:
     """Also of one that was rolled without any. Another change of scale of an idle version starts none."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
-        async with lead(NEW) as scene:
-            await place.starts_all(scene)
-            assert place.notes("m05")[INITIAL] == "0"
-            await registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
-            await scene.passes(10)
-            assert (place.notes("m05")[MAX], place.notes("m05").get(INITIAL)) == ("4", "0")
-            assert place.starting() == []
-            await registry.rescale(BY, TENANT, "m05", {"min": 1}, NOW_S)
-            await scene.passes(10)
-            assert (place.notes("m05")[MIN], place.notes("m05").get(INITIAL)) == ("1", None)
-
-    play(tmp_path, 9, scenario)
+    async with fleet(tmp_path, 9) as (place, lead), lead(NEW) as scene:
+        await place.starts_all(scene)
+        assert place.notes("m05")[INITIAL] == "0"
+        await scene.registry.rescale(BY, TENANT, "m05", {"max": 4}, NOW_S)
+        await scene.passes(10)
+        assert (place.notes("m05")[MAX], place.notes("m05").get(INITIAL)) == ("4", "0")
+        assert place.starting() == []
+        await scene.registry.rescale(BY, TENANT, "m05", {"min": 1}, NOW_S)
+        await scene.passes(10)
+        assert (place.notes("m05")[MIN], place.notes("m05").get(INITIAL)) == ("1", None)
 
 
-def test_edit_of_a_version_that_waits_is_undone(tmp_path: Path) -> None:
+async def test_edit_of_a_version_that_waits_is_undone(tmp_path: Path) -> None:
     """As it was before the edit, with the image of before."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         path = ("spec", "template", "spec", "containers", 0, "image")
         async with lead(NEW) as scene:
             place.edit(ref_of("m05"), path, "evil")
             await scene.passes(10)
             assert place.image("m05") == OLD.image
-
-    play(tmp_path, 9, scenario)
 
 
 def unmarked(place: Fleet) -> None:
@@ -426,10 +363,9 @@ def unmarked(place: Fleet) -> None:
 
 
 @pytest.mark.parametrize("after", [pytest.param(NEW, id="another image"), pytest.param(OLD, id="the same image")])
-def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: Cluster) -> None:
+async def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: Cluster) -> None:
     """From a build that wrote no digest: versions whose scale is the same go in waves."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         unmarked(place)
         async with lead(after) as scene:
@@ -443,17 +379,14 @@ def test_first_upgrade_is_no_mass_change(tmp_path: Path, after: Cluster) -> None
             assert scene.outcomes.behind == {}
             assert {place.generation(model) for model in place.models} == {2 if after == NEW else 1}
 
-    play(tmp_path, 9, scenario)
 
-
-def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path) -> None:
+async def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path) -> None:
     """A tenant's new version that fails, or starts for long, says nothing about the image."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         async with lead(NEW) as scene:
             for model in ("x0", "x1"):
-                await registry.register(registration(model), NOW_S)
+                await scene.registry.register(registration(model), NOW_S)
             await scene.passes(10)
             place.becomes("x0", "False")
             await scene.passes(10)
@@ -462,13 +395,10 @@ def test_version_that_never_was_ready_holds_up_no_roll_out(tmp_path: Path) -> No
             await place.starts_all(scene)
             assert place.images() == {NEW.image: 9}
 
-    play(tmp_path, 9, scenario)
 
-
-def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) -> None:
+async def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) -> None:
     """Its newest Revision was ready once, and no older one serves in its place."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         place.becomes("m08", "False")
         async with lead(OLD) as scene:
@@ -476,10 +406,8 @@ def test_version_that_crashes_later_is_no_failed_roll_out(tmp_path: Path) -> Non
             assert {place.generation(model) for model in place.models} == {1}
             assert scene.outcomes.behind == {}
 
-    play(tmp_path, 9, scenario)
 
-
-def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one version there is a defect in rendering it: what serves is neither changed nor deleted."""
 
     def defective(pod: PodVersion, cluster: Cluster) -> Json:
@@ -487,24 +415,21 @@ def test_service_stays_while_it_cannot_be_rendered(tmp_path: Path, monkeypatch: 
             raise ValueError(pod.model)
         return service(pod, cluster)
 
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 3) as (place, lead):
         place.runs(*place.models)
         monkeypatch.setattr("controlplane.scaling.knative.wanted.service", defective)
         async with lead(OLD) as scene:
             await scene.passes(60)
             assert {place.generation(model) for model in place.models} == {1}
             assert scene.outcomes.problem(key("m01")) is not None
-            await registry.delete_model(BY, TENANT, "m01", NOW_S, scene.table.is_present, force=True)
+            await scene.registry.delete_model(BY, TENANT, "m01", NOW_S, scene.table.is_present, force=True)
             await scene.passes(10)
             assert [ref for name, ref in place.calls if name == "delete"] == [ref_of("m01")]
 
-    play(tmp_path, 3, scenario)
 
-
-def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
+async def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
     """What the API server refuses of one, it may refuse of all. One that is away is no refusal."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs(*place.models)
         what = f"denied: {INITIAL}=0 not allowed by cluster"
         place.refuse[ref_of("m00")] = deque([Unreachable("away"), *([Invalid(what)] * 1000)])
@@ -523,31 +448,26 @@ def test_refused_write_of_a_canary_is_told_and_pauses(tmp_path: Path) -> None:
             await scene.passes(600)
             assert place.with_new() == ["m00", "m01"]
 
-    play(tmp_path, 9, scenario)
 
-
-def test_unproven_roll_out_renders_nothing_again(tmp_path: Path) -> None:
+async def test_unproven_roll_out_renders_nothing_again(tmp_path: Path) -> None:
     """While a canary starts, and when it is ready, what is wanted is not worked out anew for every version."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         place.runs("m00")
         async with lead(NEW) as scene:
             renderings = 0
-            look_again = registry.look_again
+            look_again = scene.registry.look_again
 
             def counted() -> None:
                 nonlocal renderings
                 renderings += 1
                 look_again()
 
-            registry.look_again = counted  # type: ignore[method-assign]
+            scene.registry.look_again = counted  # type: ignore[method-assign]
             await scene.passes(600)
             place.becomes("m00", "True")
             await scene.passes(10)
             assert len(place.with_new()) > 1
             assert renderings == 0
-
-    play(tmp_path, 9, scenario)
 
 
 class CountedService(dict[str, Any]):
@@ -632,12 +552,11 @@ UNREADABLE: list[Callable[[Json], Json]] = [
 
 
 @pytest.mark.parametrize("unreadable", UNREADABLE, ids=["conditions", "status", "template", "annotations", "managers"])
-def test_service_that_cannot_be_read_costs_only_itself(
+async def test_service_that_cannot_be_read_costs_only_itself(
     unreadable: Callable[[Json], Json], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It stays as it is, and status and log name it. The new image reaches all others, and it once it can be read."""
-
-    async def scenario(place: Fleet, lead: Lead, registry: Registry) -> None:
+    async with fleet(tmp_path, 9) as (place, lead):
         ref = ref_of("m03")
         sound = place.objects[ref]
         place.put(unreadable(sound))
@@ -662,10 +581,8 @@ def test_service_that_cannot_be_read_costs_only_itself(
             assert place.images() == {NEW.image: 9}
             assert scene.outcomes.behind == {}
 
-    play(tmp_path, 9, scenario)
 
-
-async def serve_bad_and_good(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def serve_bad_and_good(scene: PlaneWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models are ready. From then on the Service of `bad` can't be rendered."""
     for name in ("bad", "good"):
         await scene.registry.register(registration(name), NOW_S)
@@ -673,7 +590,7 @@ async def serve_bad_and_good(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> N
     await scene.passes()
     for name in ("bad", "good"):
         ready = f"{ref_of(name).name}-00001"
-        scene.place.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
+        scene.cluster.says(ref_of(name), "True", latestCreatedRevisionName=ready, latestReadyRevisionName=ready)
     await scene.passes()
 
     def broken(pod: PodVersion, cluster: Cluster) -> dict[str, Any]:
@@ -684,7 +601,7 @@ async def serve_bad_and_good(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(wanted_services, "service", broken)
 
 
-def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
+async def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass ends with an error, and the roll-out goes on before the next whole pass."""
@@ -695,8 +612,8 @@ def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
             raise errors.pop()
         return choose(self, refusals)
 
-    async def scenario(scene: Scene) -> None:
-        place = scene.place
+    async with planned(tmp_path) as scene:
+        place = scene.cluster
         await serve_bad_and_good(scene, monkeypatch)
         monkeypatch.setattr(Rollout, "choose", choose_after_errors)
         errors.append(ZeroDivisionError())
@@ -710,16 +627,13 @@ def test_version_that_cannot_be_rendered_keeps_its_service_after_an_error(
             await scene.passes(0.5)
             assert ref_of("bad") in place.objects
 
-    play_bare(tmp_path, scenario)
 
-
-def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
+async def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays, and what changes of another version is written."""
-
-    async def scenario(scene: Scene) -> None:
-        place = scene.place
+    async with planned(tmp_path) as scene:
+        place = scene.cluster
         await serve_bad_and_good(scene, monkeypatch)
         before = place.objects[ref_of("bad")]
         place.put({**before, "metadata": {**before["metadata"], "managedFields": [None]}})
@@ -728,5 +642,3 @@ def test_service_that_can_neither_be_rendered_nor_read_costs_only_itself(
         await scene.passes(10)
         assert place.objects[ref_of("good")]["spec"]["template"]["metadata"]["annotations"][MAX] == "6"
         assert ref_of("bad") in place.objects
-
-    play_bare(tmp_path, scenario)

@@ -14,7 +14,7 @@ from controlplane.policy.breakeven import Level
 from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import sleep as sleep_module
 from tests.controlplane.builders import key
-from tests.controlplane.ground import Local, Run, play
+from tests.controlplane.ground import Local, Run, local
 from tests.eventually import eventually
 
 
@@ -30,10 +30,9 @@ async def asleep(it: Local, which: VersionKey, level: Level = Level.ASLEEP) -> N
     it.check_integrity()
 
 
-def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) -> None:
+async def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) -> None:
     """With one slot: another version runs meanwhile; then the first wakes, in the same process, and is in the feed."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         rooms: list[int] = []
         it.actuator.on_room(lambda: rooms.append(it.table.held))
         await asleep(it, key())
@@ -57,8 +56,6 @@ def test_a_sleeper_gives_its_slot_back_and_wakes_for_a_caller(run: Run) -> None:
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1, "it sleeps again")
 
-    play(run, scenario, slots=1)
-
 
 async def failures_of(it: Local, which: VersionKey) -> list[str]:
     """What waiting requests are told when the version is to have a replica."""
@@ -69,10 +66,9 @@ async def failures_of(it: Local, which: VersionKey) -> list[str]:
     return [failure.code for failure in line.failures]
 
 
-def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
+async def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
     """However many ask; where the slot is another's, callers are told."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         await asleep(it, key())
         it.apply(key("n"), 1)
         assert await failures_of(it, key()) == ["overloaded"]
@@ -84,25 +80,19 @@ def test_a_wake_is_a_start_and_needs_a_slot(run: Run) -> None:
         await it.ready(key())
         assert len(run.calls("wake:m")) == 1
 
-    play(run, scenario, slots=1)
 
-
-def test_without_giving_the_slot_back_the_test_above_goes_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_giving_the_slot_back_the_test_above_goes_red(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: where a sleeper counts as one that holds a slot, nothing else can run."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         await asleep(it, key())
         monkeypatch.setattr(type(it.table), "held", property(lambda table: len(table.of(key()))))
         assert await failures_of(it, key("n")) == ["overloaded"]
         monkeypatch.undo()
 
-    play(run, scenario, slots=1)
 
-
-def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps(run: Run) -> None:
+async def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps(run: Run) -> None:
     """One process throughout, no second start, and the slot is never another's."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
         run.tell("restless")
@@ -117,13 +107,10 @@ def test_who_is_asked_for_while_it_falls_asleep_wakes_as_soon_as_it_sleeps(run: 
         (row,) = it.feed.snapshot().replicas
         assert not row.draining
 
-    play(run, scenario, slots=1)
 
-
-def test_the_slot_of_who_falls_asleep_may_be_its_own_again(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_slot_of_who_falls_asleep_may_be_its_own_again(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """It waits for a slot, and the one that it gives back is free: it wakes, once."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         it.apply(key(), 1)
         await it.ready(key())
         it.actuator.on_room(lambda: it.actuator.apply(key(), 1, it.fleet.clock.monotonic_us()))
@@ -132,13 +119,10 @@ def test_the_slot_of_who_falls_asleep_may_be_its_own_again(run: Run, caplog: pyt
         await it.ready(key())
         assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
-    play(run, scenario, slots=1)
 
-
-def test_who_is_busy_serves_on(run: Run) -> None:
+async def test_who_is_busy_serves_on(run: Run) -> None:
     """It is in the feed as before."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key("busy"), 1)
         await it.ready(key("busy"))
         it.actuator.sleep(key("busy"), Level.ASLEEP)
@@ -148,14 +132,11 @@ def test_who_is_busy_serves_on(run: Run) -> None:
         assert not row.draining
         run.tell("idle")
 
-    play(run, scenario)
 
-
-def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls itself asleep from the beginning. Its slot is another's only once it is gone."""
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         slept: list[int] = []
         it.actuator.on_room(lambda: slept.append(len(it.table.sleepers())))
         it.apply(key(), 1)
@@ -166,27 +147,21 @@ def test_one_that_does_not_give_its_memory_back_is_ended(run: Run, monkeypatch: 
         assert slept in ([], [0])
         assert len(run.calls("drain")) == 1
 
-    play(run, scenario, slots=1)
 
-
-def test_one_that_may_yet_sleep_does_not_serve_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_may_yet_sleep_does_not_serve_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that it is ready, as it has not begun what it was told."""
     monkeypatch.setattr(sleep_module, "SLEEP_S", 0.2)
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         it.apply(key(), 1)
         await it.ready(key())
         run.tell("drowsy")
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: not it.table.of(key()), "it is gone")
 
-    play(run, scenario)
 
-
-def test_zero_ends_a_sleeper(run: Run) -> None:
+async def test_zero_ends_a_sleeper(run: Run) -> None:
     """And one that is falling asleep."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await asleep(it, key())
         it.apply(key(), 0)
         await eventually(lambda: not it.table.of(key()))
@@ -199,13 +174,10 @@ def test_zero_ends_a_sleeper(run: Run) -> None:
         await eventually(lambda: not it.table.of(key()))
         assert it.table.held == 0
 
-    play(run, scenario)
 
-
-def test_a_sleeper_that_dies_is_started_anew(run: Run) -> None:
+async def test_a_sleeper_that_dies_is_started_anew(run: Run) -> None:
     """Nobody misses it until somebody asks."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await asleep(it, key())
         (sleeper,) = it.table.sleepers()
         os.kill(sleeper.pid, signal.SIGKILL)
@@ -214,17 +186,14 @@ def test_a_sleeper_that_dies_is_started_anew(run: Run) -> None:
         await it.ready(key())
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
 
-    play(run, scenario)
-
 
 LEVELS = pytest.mark.parametrize("level", [Level.ASLEEP, Level.ASLEEP2])
 
 
 @LEVELS
-def test_a_wake_that_fails_is_followed_by_a_start(run: Run, level: Level) -> None:
+async def test_a_wake_that_fails_is_followed_by_a_start(run: Run, level: Level) -> None:
     """Its process is dead; callers wait on for another one, and are told of no failure. With one slot."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         await asleep(it, key(), level)
         (sleeper,) = it.table.sleepers()
         run.tell("nightmare")
@@ -236,13 +205,10 @@ def test_a_wake_that_fails_is_followed_by_a_start(run: Run, level: Level) -> Non
         assert it.news.failures == []
         assert it.table.held == 1
 
-    play(run, scenario, slots=1)
 
-
-def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
+async def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
     """Control of the test above: where the version itself is bad, callers learn it, under its own code."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         run.tell("healed")
         await asleep(it, key("corrupt"), Level.ASLEEP2)
         run.tell("nightmare")
@@ -254,13 +220,10 @@ def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
         await eventually(lambda: it.table.held == 0)
         await eventually(lambda: not it.table.of(key("corrupt")))
 
-    play(run, scenario)
 
-
-def test_a_kill_in_the_middle_of_a_wake_costs_the_caller_nothing_but_time(run: Run) -> None:
+async def test_a_kill_in_the_middle_of_a_wake_costs_the_caller_nothing_but_time(run: Run) -> None:
     """The process that leases its weights again is killed: a standby takes the version instead."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         await asleep(it, key(), Level.ASLEEP2)
         (sleeper,) = it.table.sleepers()
         run.tell("snooze")
@@ -274,13 +237,10 @@ def test_a_kill_in_the_middle_of_a_wake_costs_the_caller_nothing_but_time(run: R
         assert row.restore[1].after_us > woken_us - asked_us, "its caller asked before that wake"
         assert it.news.failures == []
 
-    play(run, scenario, slots=1)
 
-
-def test_who_drops_its_weights_leases_them_for_a_caller(run: Run) -> None:
+async def test_who_drops_its_weights_leases_them_for_a_caller(run: Run) -> None:
     """The same process: no slot while it sleeps, at the wake another lease, told with the tier that it came from."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run, slots=1) as it:
         await asleep(it, key(), Level.ASLEEP2)
         assert (it.table.held, it.table.live(key()), it.table.leaving()) == (0, 0, 0)
         it.actuator.sleep(key(), Level.ASLEEP2)
@@ -296,13 +256,10 @@ def test_who_drops_its_weights_leases_them_for_a_caller(run: Run) -> None:
         ]  # fmt: skip
         assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
 
-    play(run, scenario, slots=1)
 
-
-def test_who_is_asked_for_while_it_drops_its_weights_wakes_without_them(run: Run) -> None:
+async def test_who_is_asked_for_while_it_drops_its_weights_wakes_without_them(run: Run) -> None:
     """The wake comes after the drop, however often both are asked for, and nothing is dropped under a caller."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await asleep(it, key())
         run.tell("restless")
         for _ in range(3):
@@ -317,13 +274,10 @@ def test_who_is_asked_for_while_it_drops_its_weights_wakes_without_them(run: Run
         assert Stage.LEASED in [span.stage for span in replica.restore]
         assert (len(run.calls("drop")), len(run.calls("bind:m"))) == (1, 1)
 
-    play(run, scenario)
 
-
-def test_who_can_t_drop_its_weights_ends(run: Run) -> None:
+async def test_who_can_t_drop_its_weights_ends(run: Run) -> None:
     """Something still refers to them: nobody may be served by it again. The next caller has a start."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await asleep(it, key())
         run.tell("clinging")
         it.actuator.sleep(key(), Level.ASLEEP2)
@@ -333,17 +287,13 @@ def test_who_can_t_drop_its_weights_ends(run: Run) -> None:
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (0, 2)
         assert it.news.failures == []
 
-    play(run, scenario)
-
 
 @LEVELS
-def test_a_restarted_control_plane_finds_its_sleepers(run: Run, level: Level) -> None:
+async def test_a_restarted_control_plane_finds_its_sleepers(run: Run, level: Level) -> None:
     """It sleeps on, as deep as before, and wakes for the next caller; one of a version that is gone by now ends."""
-
-    async def first(it: Local) -> None:
+    async with local(run) as it:
         await asleep(it, key(), level)
-
-    async def second(it: Local) -> None:
+    async with local(run) as it:
         (sleeper,) = it.table.of(key())
         assert (sleeper.state.value, it.table.held) == (level.value, 0)
         it.apply(key(), 1)
@@ -351,19 +301,13 @@ def test_a_restarted_control_plane_finds_its_sleepers(run: Run, level: Level) ->
         assert (len(run.calls("wake:m")), len(run.calls("bind:m"))) == (1, 1)
         it.actuator.sleep(key(), Level.ASLEEP)
         await eventually(lambda: len(it.table.sleepers()) == 1)
-
-    async def third(it: Local) -> None:
+    async with local(run, known=lambda _: False) as it:
         await eventually(lambda: not it.table.of(key()))
 
-    play(run, first)
-    play(run, second)
-    play(run, third, known=lambda _: False)
 
-
-def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) -> None:
+async def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) -> None:
     """The one that has slept for longest first, one at a time, and no more than it takes; who keeps none is spared."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         await asleep(it, key("empty"), Level.ASLEEP2)
         for name in ("a", "b", "c"):
             await asleep(it, key(name))
@@ -375,16 +319,11 @@ def test_memory_that_sleepers_keep_goes_to_whoever_is_asked_for(run: Run) -> Non
         assert [len(it.table.sleepers(key(name))) for name in ("a", "c", "empty")] == [0, 1, 1]
         assert it.news.failures == []
 
-    play(run, scenario)
 
-
-def test_without_a_sleeper_who_finds_no_memory_is_told(run: Run) -> None:
+async def test_without_a_sleeper_who_finds_no_memory_is_told(run: Run) -> None:
     """Control of the test above: nothing gives way, so the failure is the callers'."""
-
-    async def scenario(it: Local) -> None:
+    async with local(run) as it:
         run.tell("crowded")
         it.apply(key("full"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
         assert code_of(it.news.failures[0][1]) == "overloaded"
-
-    play(run, scenario)

@@ -3,17 +3,15 @@
 import pytest
 
 from controlplane.scaling.knative.cluster import Change, Gone, Json, Synced, Upsert
-from controlplane.scaling.knative.converge import Converger, Kind
+from controlplane.scaling.knative.converge import Converger
 from controlplane.scaling.knative.view import Uids, View
-from tests.controlplane.cluster_world import SERVICE, World, running, service
-from tests.controlplane.test_converge import M, play
+from tests.controlplane.cluster_world import SERVICE, M, World, converging, running, service
 from tests.controlplane.virtual_time import VirtualClock
 
 
-def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
+async def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
     """Its own calls are known to it before a watch that lags tells of them."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.told.clear()
         it.want([service("m")])
         await clock.advance(600)
@@ -26,15 +24,13 @@ def test_what_it_is_not_told_of_yet_is_not_done_again() -> None:
         assert it.seen(M) is None
         assert len(world.calls) == 2
 
-    play(scenario)
-
 
 async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
     """A control plane that has just begun does not write ten thousand objects that are there."""
 
     world, clock = World(), VirtualClock()
     world.told.clear()
-    it = Converger(world, [Kind(*SERVICE)], clock, "kelvin", luck=lambda: 0.0)
+    it = Converger(world, *SERVICE, clock, "kelvin", luck=lambda: 0.0)
     async with running(it):
         await clock.advance(1)
         it.want([service("m")])
@@ -46,10 +42,9 @@ async def test_nothing_is_written_before_all_of_its_kind_was_seen() -> None:
 
 
 @pytest.mark.parametrize("missed", [False, True])
-def test_what_was_deleted_before_its_answer_came_is_written_again(missed: bool) -> None:
+async def test_what_was_deleted_before_its_answer_came_is_written_again(missed: bool) -> None:
     """The watch, or a list after a gap, is faster than the answer to what was written: that is of one dead."""
-
-    async def scenario(world: World, it: Converger, clock: VirtualClock) -> None:
+    async with converging() as (world, it, clock):
         world.answered.clear()
         it.want([service("m")])
         await clock.advance(1)
@@ -62,8 +57,6 @@ def test_what_was_deleted_before_its_answer_came_is_written_again(missed: bool) 
         await clock.advance(600)
         assert world.calls == [("apply", M), ("apply", M)]
         assert it.seen(M) == world.objects[M]
-
-    play(scenario)
 
 
 def _at(version: int, uid: str = "u") -> Json:

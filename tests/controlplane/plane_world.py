@@ -1,0 +1,334 @@
+"""A control plane over a cluster in memory, where a test plays Knative and pods that wait, and what activators hear."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from contracts.control import Feed
+from contracts.errors import Conflict, Refused, Unavailable
+from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
+from controlplane.feed import FeedHub
+from controlplane.outcomes import Outcomes
+from controlplane.policy.knative_service import Cluster, Control, service_name
+from controlplane.policy.labels import TENANT as TENANT_LABEL
+from controlplane.policy.placement import PoolSpec, Sharing
+from controlplane.policy.pool_service import COST
+from controlplane.policy.tenant_space import Needs, render_namespace
+from controlplane.registry import Registry
+from controlplane.scaling.knative.cluster import Json, Ref
+from controlplane.scaling.knative.plane import SERVING, Plane
+from controlplane.scaling.knative.pods import PodTable
+from controlplane.scaling.knative.pool_calls import PodCalls
+from controlplane.scaling.knative.pool_pods import PodState
+from controlplane.scaling.knative.pools import Pools, PoolSettings
+from controlplane.scaling.knative.wanted import Rendering
+from controlplane.tasks import Tasks
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration, stats
+from tests.controlplane.cluster_world import World, running
+from tests.controlplane.virtual_time import VirtualClock
+
+CLUSTER = Cluster(image="registry.example/kelvin@sha256:" + "0" * 64, store_url="s3://models/prod")
+CONTROLLED = replace(CLUSTER, control=Control(url="https://c:7500", snapshotter_url="https://s:7501", secret="inner"))
+NAMESPACE, POOLS = "kelvin-default", "kelvin--pools"
+SMALL, LARGE = PoolSpec("small", 5000, 2, 8), PoolSpec("large", 50_000, 1, 4)
+SETTINGS: Final = PoolSettings((SMALL, LARGE), Sharing(("*/m", "*/n"), frozenset({"secretive"})))
+OURS = {"app.kubernetes.io/managed-by": "kelvin"}
+OVERLAP_S = 60.0
+BARE = Needs()
+
+
+def at(letter: str, model: str = "m") -> Ref:
+    """The version's Service."""
+    return Ref(SERVING, "Service", NAMESPACE, service_name(model, digest(letter)))
+
+
+class KnativeWorld(World):
+    """A cluster in memory whose tenant `default` has its namespace, and where a test plays Knative."""
+
+    def __init__(self, *tenants: str) -> None:
+        """With the namespaces of these tenants; without any that of `default`."""
+        super().__init__()
+        for tenant in tenants or ("default",):
+            self.equip(tenant)
+
+    def equip(self, tenant: str, needs: Needs = BARE) -> None:
+        """As an operator does."""
+        for obj in render_namespace(tenant, needs, "kelvin"):
+            if tenant.startswith("-"):  # of pods that wait: no tenant's
+                obj["metadata"]["labels"].pop(TENANT_LABEL, None)
+            self.put({**obj, "metadata": {**obj["metadata"], "uid": obj["metadata"]["name"]}})
+        for name in needs.secrets:
+            self._put("v1", "Secret", name, namespace=f"kelvin-{tenant}")
+
+    def services(self) -> set[str]:
+        """Names of those that are there."""
+        return {ref.name for ref in self.objects if (ref.api_version, ref.kind) == (SERVING, "Service")}
+
+    def says(self, ref: Ref, ready: str = "Unknown", **status: str) -> None:
+        """Knative's status of a Service, as of what is written now."""
+        conditions = [{"type": kind, "status": ready} for kind in ("ConfigurationsReady", "Ready")]
+        generation = self.objects[ref]["metadata"].get("generation")
+        whole = {"conditions": conditions, "observedGeneration": generation, **status}
+        self.put({**self.objects[ref], "status": whole})
+
+    def becomes_ready(self, letter: str) -> None:
+        """Its first revision was."""
+        name = f"{at(letter).name}-00001"
+        self.says(at(letter), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
+
+    def revision(self, letter: str, reason: str | None) -> None:
+        """It has failed, or not."""
+        condition = {"type": "Ready", "status": "True" if reason is None else "False", "reason": reason or ""}
+        self._put(SERVING, "Revision", f"{at(letter).name}-00001", status={"conditions": [condition]})
+
+    def pods(self, letter: str, namespace: str = NAMESPACE, model: str = "m", **ready: bool) -> None:
+        """By their names, and whether they are ready."""
+        service = at(letter, model).name
+        endpoints = [
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": is_so}, "targetRef": {"kind": "Pod", "name": name}}
+            for name, is_so in ready.items()
+        ]
+        self._put(
+            "discovery.k8s.io/v1", "EndpointSlice", f"{service}-00001-private-x",
+            {"serving.knative.dev/service": service}, namespace,
+            ports=[{"name": "http", "port": 8012}] if endpoints else None, endpoints=endpoints or None,
+        )  # fmt: skip
+
+    def _put(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        labels: Json | None = None,
+        namespace: str = NAMESPACE,
+        **more: Any,
+    ) -> None:
+        about = {"name": name, "namespace": namespace, "labels": {**OURS, **(labels or {})}, "uid": name}
+        self.put({"apiVersion": api_version, "kind": kind, "metadata": about, **more})
+
+    # -- pods that wait
+
+    def pool(
+        self, name: str, *pods: str, leaving: tuple[str, ...] = (), moved: Mapping[str, str] | None = None
+    ) -> None:
+        """Its pods, each at an address of its own name's number, or of the name that it `moved` to."""
+        service = f"kelvin-pool--{name}"
+        about = {"name": f"{service}-x", "namespace": POOLS, "uid": service}
+        about["labels"] = {**OURS, "serving.knative.dev/service": service}  # type: ignore[assignment]
+        self.put({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": about,
+            "ports": [{"name": "http", "port": 8012}] if pods else None,
+            "endpoints": [
+                {
+                    "addresses": [address((moved or {}).get(each, each))],
+                    "conditions": {"ready": True, "terminating": each in leaving},
+                    "targetRef": {"kind": "Pod", "name": each},
+                }
+                for each in pods
+            ] or None,
+        })  # fmt: skip
+
+    def revised(self, name: str) -> None:
+        """Knative has a Revision of it."""
+        ref = Ref(SERVING, "Service", POOLS, f"kelvin-pool--{name}")
+        self.says(ref, "True", latestCreatedRevisionName=f"{name}-00001", latestReadyRevisionName=f"{name}-00001")
+
+    def cost(self, pod: str) -> str:
+        """Of its deletion."""
+        annotations: dict[str, str] = self.objects[Ref("v1", "Pod", POOLS, pod)]["metadata"]["annotations"]
+        return annotations[COST]
+
+
+@dataclass
+class Pod:
+    """One that a test runs: what it would answer."""
+
+    life: int = 1
+    take: Take | None = None
+    is_ready: bool = False
+    is_deaf: bool = False
+    fails: Refused | None = None
+    goes_on: asyncio.Event = field(default_factory=asyncio.Event)  # until then it restores
+    says: asyncio.Event = field(default_factory=asyncio.Event)  # until then it does not say what it does
+
+    def __post_init__(self) -> None:
+        self.says.set()
+
+    def name(self, of: str) -> str:
+        return f"{of}-{self.life}"
+
+
+class Pods(PodCalls):
+    """Answers by the rules of `runtime/orders`."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.told: list[tuple[str, str]] = []
+
+    def of(self, url: str) -> Pod:
+        pod = self.pods[url]
+        if pod.is_deaf:
+            raise Refused(Unavailable("the pod"))
+        return pod
+
+    async def bind(self, url: str, take: Take) -> Bound:
+        pod = self.of(url)
+        self.told.append(("bind", url))
+        if pod.take not in (None, take):
+            raise Refused(Conflict("version", "another one is bound here"))
+        pod.take = take
+        await pod.goes_on.wait()
+        if pod.fails is not None:
+            raise pod.fails
+        self.of(url).is_ready = True
+        return Bound(runtime_id=pod.name(url), max_streams=4, spans=(), bytes_by_tier={})
+
+    async def release(self, url: str, take: Take) -> None:
+        pod = self.of(url)
+        self.told.append(("release", url))
+        if pod.take is not None and pod.take.version != take.version:
+            raise Refused(Conflict("version", "another one is bound here"))
+        if pod.take is not None:
+            pod.take, pod.is_ready, pod.life = None, False, pod.life + 1
+
+    async def state(self, url: str) -> RuntimeReport:
+        pod = self.of(url)
+        await pod.says.wait()
+        state = RuntimeState.STANDBY
+        if pod.take is not None:
+            state = RuntimeState.READY if pod.is_ready else RuntimeState.RESTORING
+        report = RuntimeReport(runtime_id=pod.name(url), pid=1, state=state)
+        if (of := pod.take) is None:
+            return report
+        return msgspec.structs.replace(report, tenant=of.tenant, model=of.model, version=of.version)
+
+
+def address(pod: str) -> str:
+    return f"10.0.{ord(pod[0])}.{ord(pod[-1])}"
+
+
+def orders(pod: str) -> str:
+    return f"https://{address(pod)}:7510"
+
+
+class PlaneWorld:
+    """What a control plane on a cluster has, and what activators have heard of it. `spec` is how pods are rendered."""
+
+    def __init__(
+        self,
+        cluster: KnativeWorld,
+        registry: Registry,
+        feed: FeedHub,
+        clock: VirtualClock,
+        tasks: Tasks,
+        pools: PoolSettings | None = None,
+        pods: Pods | None = None,
+        spec: Cluster = CLUSTER,
+        devices: int | None = None,
+    ) -> None:
+        self.cluster, self.registry, self.feed, self.clock = cluster, registry, feed, clock
+        self.pods = pods or Pods()
+        self.table = PodTable(clock, "cpu-1", devices)
+        self.outcomes = Outcomes(registry, feed, tasks)
+        rendering = Rendering(spec, "kelvin", kv_bytes=512 << 20, devices=devices)
+        self.pools = Pools(
+            cluster, pools or PoolSettings(), spec, 512 << 20, self.pods,
+            registry, feed, self.outcomes, self.table, clock, tasks,
+        )  # fmt: skip
+        self.plane = Plane(
+            cluster, registry, feed, self.outcomes, self.table, rendering, clock,
+            lambda tenant: feed.is_suspended(tenant) or feed.is_spent(tenant), self.pools, OVERLAP_S,
+        )  # fmt: skip
+        registry.on_changed = self.plane.tick
+        registry.meanwhile = self.plane.meanwhile
+        self.subscription = feed.subscribe()
+        self._heard = self.subscription.__enter__()
+
+    async def heard(self) -> list[Feed]:
+        """Lines since the last look."""
+        lines = []
+        while self._heard._lines:
+            lines.append(msgspec.json.decode(await self._heard.take(), type=Feed))
+        return lines
+
+    async def passes(self, seconds: float = 0.1) -> None:
+        """Until everybody has done what there is to do."""
+        for _ in range(5):
+            await self.clock.advance(seconds / 5)
+
+    async def register(self, letter: str = "a", model: str = "m") -> None:
+        """As the snapshotter does."""
+        await self.registry.register(registration(model, letter), NOW_S)
+        await self.passes()
+
+    async def deploy(self, letter: str) -> None:
+        """`prod` names it."""
+        await self.registry.deploy(BY, TENANT, "m", digest(letter)[:12], NOW_S)
+        await self.passes()
+
+    # -- pods that wait
+
+    async def run(self, pool: str, *names: str) -> None:
+        """These pods wait, and are known to."""
+        for each in names:
+            self.pods.pods.setdefault(orders(each), Pod())
+        self.cluster.pool(pool, *names)
+        await self.passes(2)
+
+    def pod(self, name: str) -> Pod:
+        return self.pods.pods[orders(name)]
+
+    async def ask(self, letter: str = "a", model: str = "m", concurrency: float = 1.0) -> None:
+        """An activator reports it."""
+        self.plane.observe(stats(key(model, letter), concurrency))
+        await self.passes()
+
+    def states(self) -> dict[str, PodState]:
+        return {pod.name: pod.state for pod in self.pools.pods}
+
+
+@asynccontextmanager
+async def prepared(
+    path: Path, cluster: KnativeWorld | None = None, clock: VirtualClock | None = None, **more: Any
+) -> AsyncIterator[PlaneWorld]:
+    """A control plane that does not run yet, by a clock that moves when told to."""
+    feed = FeedHub()
+    feed.settled = at_once  # type: ignore[method-assign]  # nobody reads on a socket here
+    async with opened_registry(path, feed) as registry, Tasks() as tasks:
+        yield PlaneWorld(cluster or KnativeWorld(), registry, feed, clock or VirtualClock(), tasks, **more)
+
+
+@asynccontextmanager
+async def planned(path: Path, cluster: KnativeWorld | None = None, **more: Any) -> AsyncIterator[PlaneWorld]:
+    """One that runs and has seen all there is. Nothing is left open."""
+    async with prepared(path, cluster, **more) as it:
+        async with running(it.plane):
+            await it.passes()
+            assert it.plane.synced.is_set()
+            yield it
+        assert it.cluster.watching == []
+
+
+@asynccontextmanager
+async def pooled(path: Path, pods: Pods | None = None, devices: int | None = None) -> AsyncIterator[PlaneWorld]:
+    """One with pools."""
+    cluster, needs = KnativeWorld(), Needs.of(CONTROLLED)
+    for tenant in ("default", "-pools"):
+        cluster.equip(tenant, needs)
+    async with planned(path, cluster, pools=SETTINGS, pods=pods, spec=CONTROLLED, devices=devices) as it:
+        try:
+            yield it
+            it.pools.pods.check_integrity()
+        finally:
+            for pod in it.pods.pods.values():
+                pod.goes_on.set()
+
+
+async def at_once(revision: int, timeout_s: float) -> bool:
+    """As `FeedHub.settled`, where nobody reads."""
+    return True
