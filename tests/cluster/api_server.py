@@ -13,6 +13,7 @@ There is no kubelet, scheduler or controller of Knative: what those write, a tes
 import asyncio
 import base64
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ from typing import Final
 import yaml
 from aiohttp import web
 
+from coldstart_bench.certificates import make_certificate
 from tests.cluster.answers import Json
-from tests.cluster.certificates import certified
 from tests.cluster.cluster import Cluster
 from tests.cluster.collector import collect
 from tests.cluster.deletions import Deletion, delete
@@ -169,10 +170,10 @@ class ApiServer:
         return path
 
 
-def installed(*, with_knative: bool = True) -> Cluster:
-    """A cluster with a few namespaces, and Knative Serving's definitions unless it is said to be without."""
+def installed() -> Cluster:
+    """A cluster with a few namespaces, and Knative Serving's definitions."""
     cluster = Cluster()
-    for definition in knative() if with_knative else ():
+    for definition in knative():
         cluster.create(cluster.kinds.of("apiextensions.k8s.io/v1", "CustomResourceDefinition"), "", definition)
     spaces = cluster.kinds.of("v1", "Namespace")
     for name in NAMESPACES:
@@ -181,10 +182,15 @@ def installed(*, with_knative: bool = True) -> Cluster:
 
 
 @contextmanager
-def serving(cluster: Cluster | None = None, *, tls: Path | None = None) -> Iterator[ApiServer]:
+def serving(*, tls: Path | None = None) -> Iterator[ApiServer]:
     """The server on a port of this machine, on a loop in a thread of its own; with TLS if `tls`, where its key lies."""
-    front = Front(installed() if cluster is None else cluster)
-    context, trusted = (None, b"") if tls is None else certified(HOST, tls)
+    front = Front(installed())
+    context: ssl.SSLContext | None = None
+    trusted, host = b"", HOST
+    if tls is not None:
+        chain, key = make_certificate(tls / "api-server")
+        context, trusted, host = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), chain.read_bytes(), "localhost"
+        context.load_cert_chain(chain, key)
 
     async def main(stop: asyncio.Event) -> None:
         server = web.Server(front.answer, access_log=None, handler_cancellation=True)
@@ -199,7 +205,7 @@ def serving(cluster: Cluster | None = None, *, tls: Path | None = None) -> Itera
 
     with socket.create_server((HOST, 0)) as listener, looping(main):
         scheme = "https" if context else "http"
-        yield ApiServer(f"{scheme}://{HOST}:{listener.getsockname()[1]}", front.cluster, front, trusted)
+        yield ApiServer(f"{scheme}://{host}:{listener.getsockname()[1]}", front.cluster, front, trusted)
 
 
-__all__ = ["ApiServer", "Fault", "installed", "serving"]
+__all__ = ["ApiServer", "Fault", "serving"]

@@ -1,10 +1,12 @@
-"""The API server that tests of the cluster speak to."""
+"""The API server that tests of the cluster speak to, with Knative played beside it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.api_server import ApiServer, serving
+from tests.cluster.playing import FEATURES, Knative
 
 
 @pytest.fixture
@@ -12,3 +14,12 @@ def api_server() -> Iterator[ApiServer]:
     """A cluster of this test's own, with Knative Serving's kinds."""
     with serving() as server:
         yield server
+
+
+@pytest.fixture
+def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
+    """A cluster that allows what the settings ask for, and the way to it."""
+    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
+    api_server.namespace("platform")
+    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
+    return Knative(api_server)

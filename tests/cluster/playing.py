@@ -1,17 +1,20 @@
 """A control plane as a program beside a cluster in which a test does what Knative and a kubelet would."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from contracts.control import Feed
+from contracts.wire import encode
 from controlplane.policy.knative_service import service_name
 from controlplane.policy.labels import PART_OF
 from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, Needs, render_namespace
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
-from tests.controlplane.builders import digest
+from tests.controlplane.builders import digest, registration
 from tests.controlplane.door import Door, knocking, program
+from tests.controlplane.test_internal_api import FeedReader
 from tests.eventually import eventually
 
 SERVING: Final = "serving.knative.dev/v1"
@@ -51,11 +54,10 @@ def equip(server: ApiServer, tenant: str, needs: Needs = NEEDS) -> None:
 class Knative:
     """Plays what is not there."""
 
-    def __init__(self, server: ApiServer, *tenants: str) -> None:
-        """With the namespaces of these tenants; without any that of `default`."""
+    def __init__(self, server: ApiServer) -> None:
+        """With the namespace of the tenant `default`."""
         self.server = server
-        for tenant in tenants or ("default",):
-            equip(server, tenant)
+        equip(server, "default")
 
     def services(self) -> set[str]:
         """Names of those that are there."""
@@ -133,3 +135,15 @@ async def inside(tmp_path: Path) -> AsyncIterator[Door]:
     await eventually(lambda: (tmp_path / "data" / "run" / "control.sock").exists(), "the socket")
     async with knocking(tmp_path / "data") as door:
         yield door
+
+
+async def register(door: Door, letter: str = "a") -> None:
+    """As the snapshotter does."""
+    assert (await door.ask("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
+
+
+async def until(reader: FeedReader, holds: Callable[[Feed], bool]) -> Feed:
+    """The line that says so."""
+    while not holds(line := await reader.line()):
+        pass
+    return line

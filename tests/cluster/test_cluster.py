@@ -1,10 +1,42 @@
-"""Rules of the tests' API server that nothing recorded shows, or that more rests on than one exchange."""
+"""Rules of the tests' API server that nothing recorded shows, or that more rests on than one exchange.
+
+Faults, watches and credentials are held to by the tests of the client that speaks to it (tests/controlplane).
+"""
+
+from typing import Final
 
 import pytest
 
 from tests.cluster.answers import Json, Refused
-from tests.cluster.api_server import ApiServer, installed, serving
-from tests.cluster.test_api_server import MAPS, Watching, ask, config_map, missing, owned_by, service
+from tests.cluster.api_server import ApiServer
+from tests.cluster.recordings import Client, Said
+from tests.eventually import wait
+
+SERVING: Final = "serving.knative.dev/v1"
+
+
+def service() -> Json:
+    return {
+        "apiVersion": SERVING,
+        "kind": "Service",
+        "metadata": {"name": "llama", "namespace": "default"},
+        "spec": {"template": {"spec": {"containers": [{"image": "registry.example/runtime:1"}]}}},
+    }
+
+
+def config_map(name: str, **metadata: object) -> Json:
+    about = {"name": name, "namespace": "default"} | metadata
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {"a": "1"}}
+
+
+def ask(server: ApiServer, request: Json) -> Said:
+    with Client(server) as client:
+        return client.send(request)
+
+
+def owned_by(obj: Json) -> Json:
+    reference = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": obj["metadata"]["name"]}
+    return reference | {"uid": obj["metadata"]["uid"], "blockOwnerDeletion": True}
 
 
 def test_a_namespace_ends_with_all_that_is_in_it(api_server: ApiServer) -> None:
@@ -93,13 +125,6 @@ def test_an_apply_that_names_an_object_makes_none(api_server: ApiServer) -> None
     assert applied(uid) == (200, uid)
 
 
-def test_a_cluster_without_knative() -> None:
-    """Its kinds are not found, as text: the group is nobody's."""
-    with serving(installed(with_knative=False)) as server:
-        said = ask(server, {"method": "GET", "path": "/apis/serving.knative.dev/v1/services"})
-        assert (said.status, said.body) == (404, "404 page not found\n")
-
-
 def test_an_empty_slice_has_nulls(api_server: ApiServer) -> None:
     """Of a private Service without pods (lifecycle/endpointslice.jsonl): who reads it has to expect that."""
     about = {"name": "llama-00001-private-x", "namespace": "default"}
@@ -126,8 +151,5 @@ def test_dependents_go_with_their_owner(api_server: ApiServer) -> None:
     """Nobody asks for it: the collector runs beside the server."""
     owner = api_server.create(config_map("owner"))
     api_server.create(config_map("owned", ownerReferences=[owned_by(owner)]))
-    watching = Watching(api_server, MAPS)
-    watching.wait(2)
     api_server.delete(owner)
-    assert watching.wait(4)[2:] == ["DELETED", "DELETED"]
-    assert missing(api_server, config_map("owned"))
+    wait(lambda: not api_server.objects("v1", "ConfigMap", "default"), "both are gone")

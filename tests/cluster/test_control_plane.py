@@ -5,7 +5,6 @@ Where Knative and a kubelet would act, the test does.
 
 import asyncio
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,14 +27,13 @@ from controlplane.policy.knative_service import (
 from controlplane.policy.labels import ROLE
 from controlplane.scaling.knative.role_label import LEADER
 from tests.cluster.answers import Json
-from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, running
+from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, register, running, until
 from tests.controlplane.builders import digest, registration
 from tests.controlplane.cluster_world import otherwise
 from tests.controlplane.door import Door, program
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.probing import probing
-from tests.controlplane.test_internal_api import FeedReader, feed
+from tests.controlplane.test_internal_api import feed
 from tests.eventually import eventually
 
 CLUSTER: Final = Cluster(
@@ -47,33 +45,11 @@ CLUSTER: Final = Cluster(
 )  # fmt: skip
 
 
-@pytest.fixture
-def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Knative":
-    """A cluster that allows what the settings ask for, and the way to it."""
-    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
-    api_server.namespace("platform")
-    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
-    return Knative(api_server)
-
-
-async def register(door: Door, letter: str = "a") -> None:
-    """As the snapshotter does."""
-    assert (await door.ask("POST", "/internal/v1/versions", encode(registration("m", letter))))[0] == 201
-
-
-async def until(reader: FeedReader, holds: Callable[[Feed], bool]) -> Feed:
-    """The line that says so."""
-    while not holds(line := await reader.line()):
-        pass
-    return line
-
-
-def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -> None:
+async def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -> None:
     """A Service as rendered; a revision; a pod not ready, ready, gone; a scale; a deletion, and nothing is left.
     What only a machine can answer is refused by a failure of its own.
     """
-
-    async def main() -> None:
+    with running(tmp_path) as process:
         async with inside(tmp_path) as door, feed(door) as reader:
             assert (await reader.line()).machine is None
             await register(door)
@@ -114,9 +90,6 @@ def test_from_a_registration_to_its_deletion(knative: Knative, tmp_path: Path) -
             assert (await until(reader, lambda line: bool(line.removed_revisions))).removed_revisions
             knative.server.delete(slice_)
             await eventually(lambda: not knative.services(), "the deletion")
-
-    with running(tmp_path) as process:
-        asyncio.run(main())
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -127,13 +100,12 @@ def _at(obj: Any, path: tuple[str, ...]) -> Any:
     return obj
 
 
-def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
+async def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
     """The next one goes on: what was edited and deleted meanwhile is as it was, what was deployed is there, the first
     snapshot has the pod that ran throughout, and the old version goes once the new one was ready.
     """
     old, new = service_name("m", digest("a")), service_name("m", digest("b"))
-
-    async def begin() -> None:
+    with running(tmp_path) as process:
         async with inside(tmp_path) as door:
             await register(door)
             await eventually(lambda: knative.services() == {old}, "its Service")
@@ -141,18 +113,6 @@ def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
             knative.pods("one")
             await register(door, "b")
             assert (await door.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
-
-    async def go_on() -> None:
-        async with inside(tmp_path) as door, feed(door) as reader:
-            snapshot = await reader.line()
-            assert [row.runtime_id for row in snapshot.replicas] == ["one"]
-            await eventually(lambda: knative.services() == {old, new}, "both")
-            await eventually(lambda: _image(knative.service()) == IMAGE, "the repair")
-            knative.becomes_ready("b")
-            await eventually(lambda: knative.services() == {new}, "only the new one")
-
-    with running(tmp_path) as process:
-        asyncio.run(begin())
         process.kill()
         process.wait(60)
     edited = knative.service()
@@ -162,10 +122,16 @@ def test_killed_in_between(knative: Knative, tmp_path: Path) -> None:
         knative.server.delete(knative.service("b"))
     knative.forget_the_lease()
     with running(tmp_path):
-        asyncio.run(go_on())
+        async with inside(tmp_path) as door, feed(door) as reader:
+            snapshot = await reader.line()
+            assert [row.runtime_id for row in snapshot.replicas] == ["one"]
+            await eventually(lambda: knative.services() == {old, new}, "both")
+            await eventually(lambda: _image(knative.service()) == IMAGE, "the repair")
+            knative.becomes_ready("b")
+            await eventually(lambda: knative.services() == {new}, "only the new one")
 
 
-def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path: Path) -> None:
+async def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path: Path) -> None:
     """With the API server's own answers to what is applied: the second one keeps its image until the first one's new
     Revision is ready, takes a scale meanwhile, and then gets the image without a pod, being at zero.
     """
@@ -177,7 +143,7 @@ def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path:
         found: Json = knative.service(letter)["spec"]["template"]["metadata"]["annotations"]
         return found
 
-    async def begin() -> None:
+    with running(tmp_path) as process:
         async with inside(tmp_path) as door:
             for letter in ("a", "b"):
                 await register(door, letter)
@@ -186,8 +152,10 @@ def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path:
             await eventually(lambda: len(knative.services()) == 2, "their Services")
             for letter in ("a", "b"):
                 knative.becomes_ready(letter)
-
-    async def go_on() -> None:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    features = ",".join((*FEATURES, ZERO_INITIAL_SCALE))
+    with running(tmp_path, cluster_image=image, cluster_features=features):
         async with inside(tmp_path) as door:
             await eventually(lambda: _image(knative.service("a")) == image, "the first one's new image")
             before = knative.service("b")
@@ -208,20 +176,11 @@ def test_new_image_reaches_one_version_after_another(knative: Knative, tmp_path:
             _, page = await door.admin("GET", "/metrics")
             assert 'kelvin_cluster_versions_behind{process="controlplane",reason="failed"} 0' in page
 
-    with running(tmp_path) as process:
-        asyncio.run(begin())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    features = ",".join((*FEATURES, ZERO_INITIAL_SCALE))
-    with running(tmp_path, cluster_image=image, cluster_features=features):
-        asyncio.run(go_on())
 
-
-def test_the_lead_is_lost_and_won_again(knative: Knative, tmp_path: Path) -> None:
+async def test_the_lead_is_lost_and_won_again(knative: Knative, tmp_path: Path) -> None:
     """What it had open is closed at once; the same process goes on from what there is then."""
     old, new = service_name("m", digest("a")), service_name("m", digest("b"))
-
-    async def main() -> None:
+    with running(tmp_path) as process:
         async with inside(tmp_path) as door, feed(door) as reader:
             await register(door)
             await eventually(lambda: knative.services() == {old}, "its Service")
@@ -238,9 +197,6 @@ def test_the_lead_is_lost_and_won_again(knative: Knative, tmp_path: Path) -> Non
             await register(door, "b")
             assert (await door.admin("POST", "/models/m/deploy", {"version": digest("b")}))[0] == 200
             await eventually(lambda: knative.services() == {old, new}, "both")
-
-    with running(tmp_path) as process:
-        asyncio.run(main())
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -261,34 +217,30 @@ def _image(obj: Json) -> str:
     return image
 
 
-def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
+async def test_the_second_waits(knative: Knative, tmp_path: Path) -> None:
     """Alive and not ready, with neither socket nor database; it goes on when the first one ends."""
     port, other = free_port(), tmp_path / "other"
-
-    async def waits() -> None:
-        async with probing(port) as says:
-            async with asyncio.timeout(60):
-                while (await says("/healthz"))[0] != 200:
-                    await asyncio.sleep(0.01)
-            assert await says("/readyz") == (503, "waits for the lead")
-            assert not (other / "kelvin.db").exists()
-            assert not (other / "run" / "control.sock").exists()
-            first.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(60):
-                while (await says("/readyz"))[0] != 200:
-                    assert (await says("/healthz"))[0] == 200
-            assert (other / "kelvin.db").exists()
-
     with running(tmp_path) as first:
-        asyncio.run(_open(tmp_path))
+        await _open(tmp_path)
         with program(other, **SETTINGS, health_listen=f"127.0.0.1:{port}") as second:
-            asyncio.run(waits())
+            async with probing(port) as says:
+                async with asyncio.timeout(60):
+                    while (await says("/healthz"))[0] != 200:
+                        await asyncio.sleep(0.01)
+                assert await says("/readyz") == (503, "waits for the lead")
+                assert not (other / "kelvin.db").exists()
+                assert not (other / "run" / "control.sock").exists()
+                first.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(60):
+                    while (await says("/readyz"))[0] != 200:
+                        assert (await says("/healthz"))[0] == 200
+                assert (other / "kelvin.db").exists()
             assert first.wait(60) == 0
             second.send_signal(signal.SIGTERM)
             assert second.wait(60) == 0
 
 
-def test_service_leads_to_the_leader_alone(knative: Knative, tmp_path: Path) -> None:
+async def test_service_leads_to_the_leader_alone(knative: Knative, tmp_path: Path) -> None:
     """Both pods are Ready before and after the leader is killed and its container started again: the Service has one
     endpoint, which is the leader's, and the label of the killed one is gone.
     """
@@ -325,28 +277,28 @@ def test_service_leads_to_the_leader_alone(knative: Knative, tmp_path: Path) -> 
     for pod in ports:
         (tmp_path / pod).mkdir()
     with start("one") as one:
-        asyncio.run(_open(tmp_path / "one"))
+        await _open(tmp_path / "one")
         with start("two") as two:
-            asyncio.run(ready("one", "two", and_leads="one"))
+            await ready("one", "two", and_leads="one")
             one.kill()
             one.wait(60)
             knative.forget_the_lease()
-            asyncio.run(_open(tmp_path / "two"))
+            await _open(tmp_path / "two")
             with start("one"):
-                asyncio.run(ready("one", "two", and_leads="two"))
+                await ready("one", "two", and_leads="two")
                 two.send_signal(signal.SIGTERM)  # as a drain of its node does
                 assert two.wait(60) == 0
-                asyncio.run(ready("one", and_leads="one"))
+                await ready("one", and_leads="one")
                 with start("two"):
-                    asyncio.run(ready("one", "two", and_leads="one"))
+                    await ready("one", "two", and_leads="one")
 
 
-def test_a_leader_without_a_database(knative: Knative, tmp_path: Path) -> None:
+async def test_a_leader_without_a_database(knative: Knative, tmp_path: Path) -> None:
     """Alive, and not ready, for as long as it waits: a kubelet that were told nothing would end it over and over."""
     port, nobody = free_port(), free_port()
     log = tmp_path / "controlplane.log"
-
-    async def waits() -> None:
+    database = f"postgresql://kelvin@127.0.0.1:{nobody}/kelvin"
+    with running(tmp_path, database=database, health_listen=f"127.0.0.1:{port}") as process:
         async with probing(port) as says, asyncio.timeout(60):
             while (await says("/healthz"))[0] == 0:
                 await asyncio.sleep(0.01)  # it has yet to begin
@@ -358,10 +310,6 @@ def test_a_leader_without_a_database(knative: Knative, tmp_path: Path) -> None:
                 status, why = await says("/readyz")
                 assert status == 503
                 assert why.startswith("waits for the database: it can't be reached")
-
-    database = f"postgresql://kelvin@127.0.0.1:{nobody}/kelvin"
-    with running(tmp_path, database=database, health_listen=f"127.0.0.1:{port}") as process:
-        asyncio.run(waits())
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -371,24 +319,20 @@ async def _open(tmp_path: Path) -> None:
         pass
 
 
-def test_a_push_needs_a_zygote_beside(knative: Knative, tmp_path: Path) -> None:
+async def test_a_push_needs_a_zygote_beside(knative: Knative, tmp_path: Path) -> None:
     """With one that came later its jobs are done, and no standby stays."""
     where = Run(tmp_path / "data" / "run")
     gate, seal = encode(GateJob(config_json="{}", tensors={})), encode(SealJob(tenant="default", version=digest("a")))
-
-    async def beside() -> None:
-        async with inside(tmp_path) as door:
-            status, facts = await door.ask("POST", "/internal/v1/jobs/gate", gate)
-            assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
-            status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", seal)
-            assert (status, attestation["version"]) == (200, digest("a"))
-            await eventually(lambda: not where.sockets(), "the end of the standbys")
-            assert knative.services() == set()
-
     with running(tmp_path):
-        asyncio.run(_open(tmp_path))
+        await _open(tmp_path)
         with fake_zygote(where):
-            asyncio.run(beside())
+            async with inside(tmp_path) as door:
+                status, facts = await door.ask("POST", "/internal/v1/jobs/gate", gate)
+                assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
+                status, attestation = await door.ask("POST", "/internal/v1/jobs/seal", seal)
+                assert (status, attestation["version"]) == (200, digest("a"))
+                await eventually(lambda: not where.sockets(), "the end of the standbys")
+                assert knative.services() == set()
 
 
 def test_without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,7 @@ import yaml
 
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import NAMESPACE, Knative, inside, running
-from tests.cluster.test_control_plane import knative as knative
-from tests.cluster.test_control_plane import register, until
+from tests.cluster.playing import NAMESPACE, Knative, inside, register, running, until
 from tests.controlplane.builders import digest
 from tests.controlplane.test_internal_api import feed
 from tests.eventually import eventually

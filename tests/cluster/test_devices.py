@@ -1,17 +1,15 @@
 """How many devices there are, to the control plane as a program: what its Services may order together."""
 
-import asyncio
 from pathlib import Path
 
 from contracts.wire import encode
 from controlplane.policy.knative_service import service_name
 from tests.cluster.playing import NAMESPACE, SERVING, Knative, inside, running
-from tests.cluster.test_control_plane import knative as knative
 from tests.controlplane.builders import digest, registration
 from tests.eventually import eventually
 
 
-def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Path) -> None:
+async def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Path) -> None:
     """The first model has its `max`, the second what is left; a `min` that no devices are there for is refused."""
 
     def most() -> list[str]:
@@ -19,7 +17,7 @@ def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Pa
         notes = (each["spec"]["template"]["metadata"]["annotations"] for each in found)
         return [each["autoscaling.knative.dev/max-scale"] for each in notes]
 
-    async def main() -> None:
+    with running(tmp_path, cluster_devices="8"):
         async with inside(tmp_path) as door:
             for name in "mn":
                 assert (await door.ask("POST", "/internal/v1/versions", encode(registration(name, "a"))))[0] == 201
@@ -29,6 +27,3 @@ def test_all_together_order_no_more_than_there_is(knative: Knative, tmp_path: Pa
             await eventually(lambda: most() == ["6", "2"], "what is left")
             status, problem = await door.admin("PUT", "/models/n/scale", {"min": 9})
             assert (status, problem["detail"]) == (400, "min=9: must be 8 or less: there are no more devices")
-
-    with running(tmp_path, cluster_devices="8"):
-        asyncio.run(main())

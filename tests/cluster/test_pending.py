@@ -2,8 +2,7 @@
 activators. Where Knative and a scheduler would act, the test does.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,9 +18,7 @@ from contracts.traffic_errors import DeadlineTooShort
 from controlplane.policy.knative_service import service_name
 from controlplane.policy.pending import GUESS_S, START_GUESS_S
 from tests.cluster.answers import Json
-from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import FEATURES, NAMESPACE, Knative, inside, running
-from tests.cluster.test_control_plane import register
+from tests.cluster.playing import NAMESPACE, Knative, inside, register, running
 from tests.controlplane.builders import digest
 from tests.controlplane.door import Door
 from tests.controlplane.test_internal_api import FeedReader, feed
@@ -33,15 +30,6 @@ SPOT = {
 }
 ROW = {"device": "gpu", "zone": "eu-1a", "spot": "only"}
 LABELS = 'process="controlplane",device="gpu",zone="eu-1a",spot="only"'
-
-
-@pytest.fixture
-def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
-    """A cluster that allows what the settings ask for, and the way to it."""
-    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
-    api_server.namespace("platform")
-    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
-    return Knative(api_server)
 
 
 class Scene:
@@ -116,11 +104,10 @@ def scheduled(seconds_ago: float = 0.0) -> Json:
     return {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(seconds_ago)}
 
 
-def play(knative: Knative, tmp_path: Path, scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+@asynccontextmanager
+async def scene(knative: Knative, tmp_path: Path) -> AsyncIterator[Scene]:
     """With a control plane as a program, whose version waits for its first pod."""
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Scene]:
+    with running(tmp_path, **SPOT):
         async with inside(tmp_path) as door, feed(door) as reader:
             await register(door)
             await eventually(lambda: bool(knative.services()), "its Service")
@@ -130,18 +117,10 @@ def play(knative: Knative, tmp_path: Path, scenario: Callable[[Scene], Coroutine
             await it.told(lambda line: line.revisions)
             yield it
 
-    async def main() -> None:
-        async with opened() as it:
-            await scenario(it)
 
-    with running(tmp_path, **SPOT):
-        asyncio.run(main())
-
-
-def test_a_replica_without_a_node_is_counted_and_foretold(knative: Knative, tmp_path: Path) -> None:
+async def test_a_replica_without_a_node_is_counted_and_foretold(knative: Knative, tmp_path: Path) -> None:
     """By device, zone and spot, as its Service was rendered; by a guess first, and by what was measured then."""
-
-    async def scenario(it: Scene) -> None:
+    async with scene(knative, tmp_path) as it:
         assert await it.pending() == []
         one = it.pod("one", unscheduled(100))
         said = await it.forecast()
@@ -158,13 +137,10 @@ def test_a_replica_without_a_node_is_counted_and_foretold(knative: Knative, tmp_
         said = await it.forecast(lambda ready_in_s: ready_in_s > 0)
         assert 60 + START_GUESS_S - 10 - said.ready_in_ms / 1000 == pytest.approx(0.0, abs=20)
 
-    play(knative, tmp_path, scenario)
 
-
-def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: Knative, tmp_path: Path) -> None:
+async def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: Knative, tmp_path: Path) -> None:
     """A revision that no node has room for has not failed; one whose image is not to be had has (the control)."""
-
-    async def scenario(it: Scene) -> None:
+    async with scene(knative, tmp_path) as it:
         it.pod("one", unscheduled())
         said = await it.forecast()
         it.fails("Unschedulable")
@@ -185,16 +161,11 @@ def test_who_waits_is_told_when_a_node_may_come_not_that_none_did(knative: Knati
         refused = DeadlineTooShort(expected_s, 30.0, is_starting=True).retry_after_s
         assert refused == pytest.approx(GUESS_S + START_GUESS_S - 10, abs=20)
 
-    play(knative, tmp_path, scenario)
 
-
-def test_a_pod_that_has_its_node_is_no_pending_replica(knative: Knative, tmp_path: Path) -> None:
+async def test_a_pod_that_has_its_node_is_no_pending_replica(knative: Knative, tmp_path: Path) -> None:
     """The control: it starts as pods do, and nothing is counted or foretold of it."""
-
-    async def scenario(it: Scene) -> None:
+    async with scene(knative, tmp_path) as it:
         it.pod("one", scheduled())
         knative.pods("one")
         await it.told(lambda line: line.replicas)
         assert await it.pending() == []
-
-    play(knative, tmp_path, scenario)

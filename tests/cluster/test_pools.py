@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 import pytest
-import uvloop
 from fastapi import FastAPI, Request, Response
 
 from coldstart_bench.installation import free_port
@@ -26,9 +25,7 @@ from runtime.policy.roles import ORDERS
 from service.identity import Identity, IdentityFiles
 from service.inner import serve_by_role
 from service.listener import listen
-from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import FEATURES, IMAGE, SERVING, SETTINGS, SLICES, Knative, inside
-from tests.cluster.test_control_plane import register, until
+from tests.cluster.playing import IMAGE, SERVING, SETTINGS, SLICES, Knative, equip, inside, register, until
 from tests.controlplane.builders import key, stats
 from tests.controlplane.door import program
 from tests.controlplane.test_internal_api import feed
@@ -99,15 +96,6 @@ def _files(inner: Path, role: Role) -> IdentityFiles:
     return write(inner / role, _AUTHORITY.of(role), _AUTHORITY)
 
 
-@pytest.fixture
-def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
-    """A cluster that allows what the settings ask for, and the way to it."""
-    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
-    api_server.namespace("platform")
-    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
-    return Knative(api_server, "default", "-pools")
-
-
 def appears(knative: Knative, address: str = ADDRESS, port: int = 8012) -> None:
     """The pod, in its Service's slice and as an object; and the Revision."""
     server = knative.server
@@ -141,11 +129,13 @@ def cost(knative: Knative) -> str | None:
     return found
 
 
-def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
+@pytest.mark.uvloop
+async def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
     """A version of a named model has no Service, the pool has one; what a report asks for is bound to the pod that
     waits, and told; a control plane that is killed leaves it bound, and the next one's first word has it. A deletion
     releases it. Knative is to be told of one pod more than are taken.
     """
+    equip(knative.server, "-pools")
     inner, pod = tmp_path / "inner", Waiting()
     _files(inner, Role.CONTROLPLANE)
     settings = SETTINGS | {
@@ -157,8 +147,7 @@ def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
         return [(row.runtime_id, row.url, row.draining) for row in line_rows]
 
     there = ("r1", f"http://{ADDRESS}:8012", False)
-
-    async def begin() -> None:
+    with program(tmp_path / "data", **settings) as process:
         async with inside(tmp_path) as door, feed(door) as reader, listening(pod, inner):
             await register(door)
             await eventually(lambda: knative.services() == {SERVICE}, "the pool's Service alone")
@@ -176,23 +165,17 @@ def test_from_a_report_to_a_release(knative: Knative, tmp_path: Path) -> None:
             assert shown["pools"] == [{"name": "small", "wanted": 2, "pods": {"bound": 1}}]
             assert pod.take is not None
             assert (pod.take.device_class, pod.take.store) == ("h100", "s3://models/prod")
-
-    async def go_on() -> None:
-        async with listening(pod, inner), inside(tmp_path) as door, feed(door) as reader:
-            assert rows((await reader.line()).replicas) == [there]
-            assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200
-            await until(reader, lambda line: line.removed_replicas == ("r1",))
-            assert (pod.releases, pod.life) == (1, 2)
-            await eventually(lambda: cost(knative) == "0", "it waits again")
-
-    with program(tmp_path / "data", **settings) as process:
-        uvloop.run(begin())
         process.kill()
         process.wait(60)
     assert pod.binds == 1
     knative.forget_the_lease()
     (tmp_path / "data" / "run" / "control.sock").unlink(missing_ok=True)
     with program(tmp_path / "data", **settings) as process:
-        uvloop.run(go_on())
+        async with listening(pod, inner), inside(tmp_path) as door, feed(door) as reader:
+            assert rows((await reader.line()).replicas) == [there]
+            assert (await door.admin("DELETE", "/models/m?force=true"))[0] == 200
+            await until(reader, lambda line: line.removed_replicas == ("r1",))
+            assert (pod.releases, pod.life) == (1, 2)
+            await eventually(lambda: cost(knative) == "0", "it waits again")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

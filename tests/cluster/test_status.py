@@ -11,27 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coldstart_bench.installation import free_port
-from tests.cluster.api_server import ApiServer
-from tests.cluster.playing import FEATURES, Knative, inside, running
-from tests.cluster.test_control_plane import register
+from tests.cluster.playing import Knative, inside, register, running
 from tests.cluster.test_pending import SPOT, Scene, unscheduled
 from tests.controlplane.builders import digest
 from tests.controlplane.ground import ROOT
 from tests.controlplane.test_internal_api import feed
 from tests.eventually import eventually
 from tests.kelvin.test_recovery import kelvin
-
-
-@pytest.fixture
-def knative(api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Knative:
-    """A cluster that allows what the settings ask for, and the way to it."""
-    api_server.features.update(dict.fromkeys(FEATURES, "enabled"))
-    api_server.namespace("platform")
-    monkeypatch.setenv("KUBECONFIG", str(api_server.kubeconfig(tmp_path / "kubeconfig")))
-    return Knative(api_server)
 
 
 @contextmanager
@@ -48,7 +35,7 @@ def activator(data: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def test_what_runs_and_what_does_not(knative: Knative, tmp_path: Path) -> None:
+async def test_what_runs_and_what_does_not(knative: Knative, tmp_path: Path) -> None:
     """Of the cluster nothing that is a machine's; each model with what runs of it, why nothing does, and what waits for
     a node. JSON has the same.
     """
@@ -67,7 +54,7 @@ def test_what_runs_and_what_does_not(knative: Knative, tmp_path: Path) -> None:
         except TimeoutError:
             raise AssertionError(said) from None
 
-    async def main() -> None:
+    with running(tmp_path, **SPOT):
         async with inside(tmp_path) as door, feed(door) as reader:
             await register(door)
             await eventually(lambda: bool(knative.services()), "its Service")
@@ -94,6 +81,3 @@ def test_what_runs_and_what_does_not(knative: Knative, tmp_path: Path) -> None:
                 assert "no replica" not in text
                 (model,) = json.loads(await status(url, lambda said: True, "--json"))["models"]
                 assert [each["runtime_id"] for each in model["versions"][0]["replicas"]] == ["two"]
-
-    with running(tmp_path, **SPOT):
-        asyncio.run(main())

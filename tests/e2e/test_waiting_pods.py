@@ -22,7 +22,7 @@ from contracts.roles import Role
 from controlplane.policy.pool_service import LISTEN_PORT
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.cluster.api_server import serving
-from tests.cluster.playing import FEATURES, Knative
+from tests.cluster.playing import FEATURES, Knative, equip
 from tests.cluster.playing import SETTINGS as ON_CLUSTER
 from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
 from tests.controlplane.door import knocking, program
@@ -125,7 +125,8 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
         autoscaler = StrictAutoscaler(NAME)
         await autoscaler.start()
         try:
-            await main(Knative(server, "default", "-pools"), autoscaler)
+            equip(server, "-pools")
+            await main(Knative(server), autoscaler)
         finally:
             await autoscaler.stop()
         assert autoscaler.wrong == []
