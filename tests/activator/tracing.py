@@ -1,0 +1,53 @@
+"""An activator that tells which of this project's modules each connection executed. Run as a program.
+
+One line of JSON for each connection, from `connection_made` to `connection_lost`, is appended to KELVIN_TRACE.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """Trace, and be the activator."""
+    from activator import __main__
+    from activator.edge import Edge
+    from activator.edge_http import HttpProtocol
+
+    modules: dict[CodeType, str | None] = {}
+    seen = set[str]()
+    begin, end = Edge.connection_made, HttpProtocol.connection_lost
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if frame.f_code not in modules:
+            modules[frame.f_code] = _module(frame)
+        if (module := modules[frame.f_code]) is not None:
+            seen.add(module)
+
+    def begun(self: Edge, transport: Any) -> None:
+        seen.clear()
+        sys.setprofile(look)
+        begin(self, transport)
+
+    def ended(self: HttpProtocol, exc: Exception | None) -> None:
+        end(self, exc)
+        sys.setprofile(None)
+        with Path(os.environ["KELVIN_TRACE"]).open("a") as trace:
+            trace.write(json.dumps(sorted(seen)) + "\n")
+
+    Edge.connection_made, HttpProtocol.connection_lost = begun, ended  # type: ignore[method-assign]
+    __main__.main()
+
+
+def _module(frame: FrameType) -> str | None:
+    path = Path(frame.f_code.co_filename)
+    return None if ".venv" in path.parts or not path.is_relative_to(ROOT) else str(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
