@@ -19,7 +19,7 @@ from activator.keys import VersionKey
 from activator.line import Replica
 from activator.meters import Meters
 from activator.policy.ask import Ask
-from activator.policy.retries import LIMITS, Again, Budgets, RetryLimits, Tried, Withheld, decide, failed
+from activator.policy.retries import LIMITS, Again, Budgets, Tried, Withheld, decide, failed
 from activator.proxy import Declined, Lost, Upstream
 from activator.throttler import NoSlotInTime, Slot, Throttler
 from contracts.artifact_errors import WeightsDamaged
@@ -47,7 +47,6 @@ class Attempts:
         budgets: Budgets[tuple[str, VersionKey]],
         meters: Meters,
         hedges: Hedges | None,
-        limits: RetryLimits = LIMITS,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._throttler = throttler
@@ -55,7 +54,6 @@ class Attempts:
         self._budgets = budgets
         self._meters = meters
         self._hedges = hedges
-        self._limits = limits
         self._draw = draw
 
     async def serve(
@@ -93,7 +91,7 @@ class Attempts:
                     raise Refused(failure) from declined
             tried = failed(
                 tried, lost=isinstance(failure, ReplicaLost), sent_s=call.dispatched_us / 1e6, now_s=time.monotonic(),
-                limits=self._limits,
+                limits=LIMITS,
             )  # fmt: skip
             await asyncio.sleep(self._pause_s(key, ask, call, tried, failure))
 
@@ -208,7 +206,7 @@ class Attempts:
     def _pause_s(self, key: VersionKey, ask: Ask, call: Call, tried: Tried, failure: Failure) -> float:
         """Return the seconds until the next attempt. Raises Refused if there is none."""
         now_s = time.monotonic()
-        why = decide(tried, now_s, call.remaining_s(), self._draw(), self._limits)
+        why = decide(tried, now_s, call.remaining_s(), self._draw(), LIMITS)
         if isinstance(why, Again) and not self._budgets.try_spend((ask.tenant, key), now_s):
             why = Withheld.BUDGET
         self._count(ask, call, failure, "again" if isinstance(why, Again) else why)

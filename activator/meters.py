@@ -30,8 +30,8 @@ class _Names(NamedTuple):
 class Meters:
     """Instruments on one page."""
 
-    def __init__(self, page: Page, models: int = MODELS) -> None:
-        self._cap = Cap(models)
+    def __init__(self, page: Page) -> None:
+        self._cap = Cap(MODELS)
         self._known = lru_cache(KEPT)(self._names)  # whoever has a name of its own keeps it
         self._requests = page.counter(
             "kelvin_requests_total",

@@ -55,17 +55,9 @@ class Proving:
     `tell` takes the row of a pod that answered, as the feed would say it of a ready one.
     """
 
-    def __init__(
-        self,
-        ways: Ways,
-        tell: Callable[[ReplicaRow], None],
-        page: Page,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, ways: Ways, tell: Callable[[ReplicaRow], None], page: Page) -> None:
         self._ways = ways
         self._tell = tell
-        self._clock = clock
         self._loops = Loops()
         self._asked: dict[str, _Asked] = {}
         self._proven: dict[str, str] = {}  # by our own word alone: pod -> its address
@@ -134,14 +126,14 @@ class Proving:
         asked.task = self._loops.start("pod probe", body, about=row.runtime_id, takes_readiness=False)
 
     async def _until_it_answers(self, asked: _Asked) -> None:
-        name, began_s = asked.row.runtime_id, self._clock()
+        name, began_s = asked.row.runtime_id, time.monotonic()
         try:
             client = Client(self._ways.to(asked.row.address, Role.RUNTIME))
             try:
                 while True:
                     if await self._answers(client):
                         break
-                    await asyncio.sleep(pause_s(self._clock() - began_s))
+                    await asyncio.sleep(pause_s(time.monotonic() - began_s))
             finally:
                 client.close()
         except ValueError as error:
@@ -150,7 +142,7 @@ class Proving:
             return
         del self._asked[name]
         log.info(
-            "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((self._clock() - began_s) * 1000)}
+            "a pod takes requests", extra={"runtime_id": name, "asked_ms": round((time.monotonic() - began_s) * 1000)}
         )
         self._proven[name] = asked.row.address
         self._used.add(name)

@@ -7,7 +7,7 @@ import asyncio
 
 from aiohttp import web
 
-from tests.activator.replica import FakeReplica, Script, hello
+from tests.activator.replica import FakeReplica
 from tests.listening import Listening, hold
 
 PROBE = "K-Network-Probe"
@@ -16,8 +16,8 @@ PROBE = "K-Network-Probe"
 class FakePod:
     """`probes` are those that were answered, by status; a probe that queue-proxy would not know is in `wrong`."""
 
-    def __init__(self, script: Script = hello) -> None:
-        self.replica = FakeReplica(script)
+    def __init__(self) -> None:
+        self.replica = FakeReplica()
         self.is_ready = False
         self.is_hung = False  # takes probes, and answers none
         self.body = b"queue"

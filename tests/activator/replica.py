@@ -171,6 +171,12 @@ async def cut(call: Call) -> None:
     call.cut()
 
 
+async def lost(call: Call) -> None:
+    """The connection breaks within the answer."""
+    await call.open()
+    call.cut()
+
+
 def refuses(failure: Failure, encoded_tokens: int = 0) -> Script:
     """Before any compute."""
 

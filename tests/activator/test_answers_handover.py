@@ -13,7 +13,7 @@ from activator.policy.once import Asked, Kept, OnceLimits
 from service.listener import listen
 from service.unix import SocketDirectory
 from tests.activator.once import ASK
-from tests.activator.replica import halves, hello
+from tests.activator.replica import halves
 from tests.activator.world import Got, world
 
 LIMITS = OnceLimits(ttl_s=100.0)
@@ -69,7 +69,7 @@ async def test_kept_answers_move_to_the_next_activator(tmp_path: Path, ends: sig
     listener = listen("127.0.0.1", 0)
     try:
         async with world(tmp_path, listener=listener) as here:
-            replica = await here.replica("a", hello)
+            replica = await here.replica("a")
             first = await here.post(**ALONE)
             for _ in range(2):
                 old = await here.beside()

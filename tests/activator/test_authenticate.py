@@ -13,6 +13,7 @@ from contracts.control import Scope, TenantRow
 from tests.activator.control import ADMIN, KEY, STRANGER, key_row, snapshot
 from tests.activator.replica import DONE, Call, chunk
 from tests.activator.world import CHAT, World, world
+from tests.eventually import eventually
 
 WRONG = "kv-abcdefghijkl-" + "w" * 43
 
@@ -149,8 +150,7 @@ async def test_guessing_costs_the_guesser_alone(tmp_path: Path) -> None:
         assert (got.status, got.code) == (429, "too_many_failures")
         assert int(got.headers["retry-after"]) >= 1
         waiting = [asyncio.create_task(here.get("/v1/models", WRONG)) for _ in range(12)]
-        while not any(task.done() for task in waiting):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: any(task.done() for task in waiting))
         assert (await here.get("/v1/models")).status == 200
         assert not all(task.done() for task in waiting), "the neighbour was served while the guesser waits"
         async with here.client.get(here.url + "/v1/models") as keyless:

@@ -7,7 +7,6 @@ from typing import TypedDict
 import pytest
 
 from tests.activator.counting import MARK
-from tests.activator.replica import hello
 from tests.activator.world import CHAT, world
 
 BODY = json.dumps(CHAT | {"user": MARK, "pad": "x" * 40_000}, indent=1).encode()
@@ -31,7 +30,7 @@ async def test_how_often_a_body_is_decoded(tmp_path: Path, settings: Counted, wa
     counted = tmp_path / "counted"
 
     async with world(tmp_path, program="tests.activator.counting", **settings, counted=counted) as here:
-        replica = await here.replica("a", hello)
+        replica = await here.replica("a")
         assert (await here.post(body=BODY)).status == 200
         assert replica.calls[0].body == BODY
         assert len(counted.read_bytes()) == want

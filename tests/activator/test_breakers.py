@@ -14,11 +14,9 @@ from tests.activator.replica import Call
 from tests.activator.world import CHAT, Got, World, world
 
 
-def failure(code: str, *, retryable: bool = False) -> RestoreFailure:
+def failure(code: str) -> RestoreFailure:
     """Of a start."""
-    return RestoreFailure(
-        tenant="default", version=VERSION, code=code, status=500, message="it is", retryable=retryable
-    )
+    return RestoreFailure(tenant="default", version=VERSION, code=code, status=500, message="it is", retryable=False)
 
 
 async def fails(here: World, code: str) -> Got:

@@ -11,6 +11,7 @@ from tests.activator.control import STRANGER, limited
 from tests.activator.redis_server import RedisServer
 from tests.activator.replica import END, Call, Held, whole
 from tests.activator.world import CHAT, World, http, world
+from tests.eventually import eventually
 
 PRICES = TokenPrices(per_tokens=1, prompt=10, cached=10, completion=100, request=0)
 SMALL = CHAT | {"max_tokens": 5}
@@ -106,9 +107,7 @@ async def test_a_budget_outlives_the_activator(tmp_path: Path) -> None:
         await budget(here, 1000, 1000)
         assert (await here.post(body=SMALL)).status == 429
         kept = here.data / "run" / "feed"
-        async with asyncio.timeout(30):
-            while not kept.exists() or b'"spent_micros":1000' not in kept.read_bytes():
-                await asyncio.sleep(0.05)
+        await eventually(lambda: kept.exists() and b'"spent_micros":1000' in kept.read_bytes())
         await here.control.stop()
         assert await here.terminate() == 0
         await here.restart()

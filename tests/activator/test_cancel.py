@@ -144,7 +144,7 @@ async def test_what_is_over_and_what_never_was(tmp_path: Path) -> None:
         limited = "kv-limitedlimit-" + "l" * 43
         row = key_row("k9", limited, "default", Scope.INFER)
         here.control.publish(keys=(msgspec.structs.replace(row, models=("other",)),))
-        replica = await here.replica("a", hello)
+        replica = await here.replica("a")
         name = (await here.post()).headers["x-request-id"]
         assert (await _cancel(here, name)).status == 204
         assert (await _cancel(here, name, STRANGER)).status == 404

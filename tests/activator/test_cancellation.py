@@ -11,6 +11,7 @@ from contracts.frames import FrameKind
 from tests.activator.control import OTHER
 from tests.activator.replica import Call, Held, endless, hello, silent
 from tests.activator.world import CHAT, World, http, world
+from tests.eventually import eventually
 
 STREAM = json.dumps(CHAT | {"stream": True}).encode()
 
@@ -132,9 +133,7 @@ async def test_leaving_while_queued_gives_the_place_up(tmp_path: Path) -> None:
 
 async def _queued(here: World, count: int) -> None:
     """Until the reporter tells of that many at once."""
-    async with asyncio.timeout(30):
-        while not any(stat.concurrency > count - 0.5 for stat in here.control.stats):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: any(stat.concurrency > count - 0.5 for stat in here.control.stats))
 
 
 async def test_leaving_while_cold_ends_the_waking(tmp_path: Path) -> None:
@@ -165,7 +164,7 @@ async def test_leaving_while_a_slot_is_granted_leaks_nothing(tmp_path: Path) -> 
     """Many come and go while one slot moves among them: at the end it is free, and the runtime holds nothing."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hello, max_streams=1)
+        replica = await here.replica("a", max_streams=1)
 
         async def come_and_go(turn: int) -> None:
             _, writer = await here.raw(http(STREAM))

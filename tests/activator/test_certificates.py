@@ -11,6 +11,7 @@ import pytest
 from activator.authority import LEAF_DAYS, Authority
 from activator.certificates import Certificates
 from tests.activator.handshakes import handshake
+from tests.eventually import eventually
 
 HALF = datetime.timedelta(days=LEAF_DAYS) / 2
 DAY = datetime.timedelta(days=1)
@@ -114,8 +115,7 @@ async def test_a_certificate_that_cannot_be_made_is_tried_again(
     following = asyncio.create_task(certificates.follow(lambda: frozenset({"t"}), changed, 0.01))
     changed.set()
     async with asyncio.timeout(30):
-        while not failed.is_set():
-            await asyncio.sleep(0.01)
+        await eventually(failed.is_set)
         assert _shown(certificates, client, "m.t.d.e") == default
         monkeypatch.setattr(Authority, "context", made)
         while repr(certificates) != "<Certificates d.e tenants=1>":

@@ -13,6 +13,7 @@ from tests.activator.control import VERSION, replica_row
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.pod import FakePod
 from tests.activator.world import Got, World, world
+from tests.eventually import eventually
 
 REVISION = RevisionRow(tenant="default", model="m", version=VERSION, namespace="models", name="m-aa-00001")
 NAME = "models/m-aa-00001"
@@ -59,9 +60,7 @@ async def test_from_zero_and_back(tmp_path: Path, forgets: bool) -> None:
             autoscaler.is_away = False
             await autoscaler.until(lambda heard: any(each.connection and each.concurrency for each in heard.stats))
         here.control.publish(row_of(pod))
-        async with asyncio.timeout(30):
-            while len(pod.probes) < 3:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(pod.probes) >= 3)
         assert not pod.replica.calls, "it has not said that it takes requests"
         pod.is_ready = True
         got = await asking

@@ -15,6 +15,7 @@ from contracts.forecast import Forecast
 from contracts.timeline import Stage
 from tests.activator.control import STRANGER, VERSION
 from tests.activator.world import CHAT, STREAM, Got, World, world
+from tests.eventually import eventually
 
 FAILURE = RestoreFailure(
     tenant="default", version=VERSION, code="chunk_corrupt", status=500, message="chunk x is corrupt", retryable=False
@@ -60,9 +61,7 @@ async def test_version_is_woken_while_a_tenant_asks_for_timelines(tmp_path: Path
     async with world(tmp_path) as here:
         here.control.fall_silent("/internal/v1/requests/")
         asked = [asyncio.create_task(here.get(f"/v1/requests/r{number}/timeline")) for number in range(80)]
-        async with asyncio.timeout(30):
-            while sum(task.done() for task in asked) < 16:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: sum(task.done() for task in asked) >= 16)
         assert {task.result().code for task in asked if task.done()} == {"tenant_busy"}
         cold = asyncio.create_task(here.post(key=STRANGER, body=CHAT | {"model": "theirs"}))
         await here.control.until_stat(1.0)
@@ -237,9 +236,7 @@ async def test_after_a_failed_start_the_next_request_wakes_again(tmp_path: Path)
 
 async def _all_inside(here: World, count: int) -> None:
     """Until a whole second's report tells of that many."""
-    async with asyncio.timeout(20):
-        while not any(stat.concurrency > count - 0.5 for stat in here.control.stats):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: any(stat.concurrency > count - 0.5 for stat in here.control.stats))
 
 
 async def test_two_hundred_at_zero_are_answered_by_one_wake(tmp_path: Path) -> None:

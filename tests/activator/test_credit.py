@@ -19,7 +19,6 @@ from contracts.errors import Refused
 from runtime.policy.credit import CLAIM_S, WANTS_S, Credits
 from tests.activator.control import replica_row
 from tests.activator.slot_world import KEY, SlotWorld, queue_limits
-from tests.virtual_loop import run_virtually
 
 LONG_S = 10_000.0
 
@@ -123,6 +122,7 @@ def doors(
     return [Door(name, names if known else (), replicas, draw, delay_s, most_waiting) for name in names]
 
 
+@pytest.mark.virtual_time
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
@@ -131,33 +131,30 @@ def doors(
     known=st.booleans(),
     delay_s=st.sampled_from([0.0, 0.001, 0.05]),
 )
-def test_never_more_than_a_replica_takes(
+async def test_never_more_than_a_replica_takes(
     seed: int, activators: int, streams: list[int], known: bool, delay_s: float
 ) -> None:
     """Whoever comes and when, however long answers and messages take: every request is answered, and each activator
     has its part, also with more activators than streams.
     """
 
-    async def scenario() -> None:
-        draw = random.Random(seed)
-        replicas = {f"r{number}": Streams(Credits(many)) for number, many in enumerate(streams)}
-        every = doors(activators, replicas, draw, known=known, delay_s=delay_s)
+    draw = random.Random(seed)
+    replicas = {f"r{number}": Streams(Credits(many)) for number, many in enumerate(streams)}
+    every = doors(activators, replicas, draw, known=known, delay_s=delay_s)
 
-        async def come(number: int) -> None:
-            await asyncio.sleep(draw.uniform(0.0, 3.0))
-            await every[number].clients(sum(streams) + 2, 20.0, 0.5)
+    async def come(number: int) -> None:
+        await asyncio.sleep(draw.uniform(0.0, 3.0))
+        await every[number].clients(sum(streams) + 2, 20.0, 0.5)
 
-        await asyncio.gather(*map(come, range(activators)))
-        for each in replicas.values():
-            assert each.most <= each.credits.streams
-            assert each.credits.inside == 0
-            each.credits.check_integrity()
-        fair = sum(streams) * 17.0 / 0.5 / activators
-        assert min(door.served.total() for door in every) >= 0.2 * fair
-        if activators == 1:
-            assert every[0].throttler.refusals == 0
-
-    run_virtually(scenario())
+    await asyncio.gather(*map(come, range(activators)))
+    for each in replicas.values():
+        assert each.most <= each.credits.streams
+        assert each.credits.inside == 0
+        each.credits.check_integrity()
+    fair = sum(streams) * 17.0 / 0.5 / activators
+    assert min(door.served.total() for door in every) >= 0.2 * fair
+    if activators == 1:
+        assert every[0].throttler.refusals == 0
 
 
 @pytest.mark.virtual_time

@@ -16,7 +16,7 @@ from contracts.dependency import Dependency
 from tests.activator.control import ADMIN, key_row
 from tests.activator.identity import KeyServer, Signer, claims, key_server
 from tests.activator.redis_server import RedisServer
-from tests.activator.replica import Call
+from tests.activator.replica import lost
 from tests.activator.world import Got, World, world
 
 PUSH_KEY: Final = "kv-push"
@@ -190,12 +190,8 @@ async def test_it_is_taken_away(tmp_path: Path, dependency: Dependency) -> None:
 async def test_the_control_sees_a_request_that_fails(tmp_path: Path) -> None:
     """What nothing makes up for, a replica that is lost within its answer, is seen by the same question."""
 
-    async def cut(call: Call) -> None:
-        await call.open()
-        call.cut()
-
     async with world(tmp_path) as here:
-        await here.replica("a", cut)
+        await here.replica("a", lost)
         assert (await here.post()).status != 200
 
 

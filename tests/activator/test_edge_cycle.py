@@ -1,7 +1,7 @@
 """One request on a wire: what of an answer is sent with what, and what is refused to be sent."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Iterable
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -69,10 +69,10 @@ def _scope(method: str, version: str = "1.1") -> Scope:
     return {"type": "http", "method": method, "http_version": version, NAMED: "req_1"}
 
 
-def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
+async def _served(app: ASGIApp, method: str = "GET", version: str = "1.1", *, keep_alive: bool = True) -> FakeWire:
     wire = FakeWire()
     cycle = Cycle(wire, _scope(method, version), keep_alive=keep_alive, invites=False)
-    asyncio.run(cycle.run(app))
+    await cycle.run(app)
     return wire
 
 
@@ -92,9 +92,9 @@ LENGTH = (b"content-length", b"2")
     pytest.param("GET", [_start(599), _body(b"")], [b"HTTP/1.1 599 \r\n" + CHUNKED + b"\r\n0\r\n\r\n"],
                  id="a status without a name"),
 ])  # fmt: skip
-def test_what_is_written(method: str, messages: list[Message], want: list[bytes]) -> None:
+async def test_what_is_written(method: str, messages: list[Message], want: list[bytes]) -> None:
     """In as few writes as can be; the connection stays."""
-    wire = _served(_says(messages), method)
+    wire = await _served(_says(messages), method)
     assert wire.written == want
     assert wire.said == ["answered", "left"]
 
@@ -107,18 +107,18 @@ def test_what_is_written(method: str, messages: list[Message], want: list[bytes]
     pytest.param([_start(200, LENGTH), _body(b"hi")], [OK + b"content-length: 2\r\n" + CLOSE + b"\r\nhi"],
                  ["end", "answered", "left"], id="a length is known of old"),
 ])  # fmt: skip
-def test_http_1_0_is_told_no_chunks(messages: list[Message], want: list[bytes], said: list[str]) -> None:
+async def test_http_1_0_is_told_no_chunks(messages: list[Message], want: list[bytes], said: list[str]) -> None:
     """RFC 9112, 6.1: it does not know them."""
-    wire = _served(_says(messages), version="1.0", keep_alive=False)
+    wire = await _served(_says(messages), version="1.0", keep_alive=False)
     assert (wire.written, wire.said) == (want, said)
 
 
-def test_a_connection_that_may_not_stay_says_so_once() -> None:
+async def test_a_connection_that_may_not_stay_says_so_once() -> None:
     """Whether the application said so, or the connection did."""
     for wire in (
-        _served(_says([_start(200, LENGTH), _body(b"hi")]), keep_alive=False),
-        _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")])),
-        _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")]), keep_alive=False),
+        await _served(_says([_start(200, LENGTH), _body(b"hi")]), keep_alive=False),
+        await _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")])),
+        await _served(_says([_start(200, (b"connection", b"close"), LENGTH), _body(b"hi")]), keep_alive=False),
     ):
         assert wire.written[0].count(b"connection: close\r\n") == 1
         assert wire.said == ["end", "answered", "left"]
@@ -135,90 +135,75 @@ def test_a_connection_that_may_not_stay_says_so_once() -> None:
     pytest.param([_start(200, LENGTH)], b"HTTP/1.1 500 ", id="a head without a body, which was not sent"),
     pytest.param([], b"HTTP/1.1 500 ", id="no answer"),
 ])  # fmt: skip
-def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: bytes) -> None:
+async def test_what_is_wrong_ends_the_connection(messages: list[Message], begins: bytes) -> None:
     """With a 500 where nothing was sent, else cut: nobody takes half an answer for a whole one."""
-    wire = _served(_says(messages))
+    wire = await _served(_says(messages))
     assert wire.written[0].startswith(begins)
     assert begins == OK or b"\r\nx-request-id: req_1\r\n" in wire.written[0]
     assert b"set-cookie" not in b"".join(wire.written)
     assert wire.said == ["end", "left"]
 
 
-def _received(do: Callable[[Cycle, FakeWire], Coroutine[None, None, None]], *, invites: bool = False) -> FakeWire:
-    async def scenario() -> FakeWire:
-        wire = FakeWire()
-        cycle = Cycle(wire, _scope("POST"), keep_alive=True, invites=invites)
-        async with asyncio.timeout(20):
-            await do(cycle, wire)
-        return wire
-
-    return asyncio.run(scenario())
+def _posted(*, invites: bool = False) -> tuple[Cycle, FakeWire]:
+    wire = FakeWire()
+    return Cycle(wire, _scope("POST"), keep_alive=True, invites=invites), wire
 
 
-def test_a_body_is_received_as_it_comes() -> None:
+async def test_a_body_is_received_as_it_comes() -> None:
     """What has come at once, and its end once; then only that the client has gone."""
-
-    async def do(cycle: Cycle, wire: FakeWire) -> None:
-        cycle.take(b"a")
-        cycle.take(b"b")
-        assert await cycle.receive() == {"type": "http.request", "body": b"ab", "more_body": True}
-        waiting = asyncio.create_task(cycle.receive())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        cycle.body_ended()
-        assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
-        waiting = asyncio.create_task(cycle.receive())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        cycle.lost()
-        assert await waiting == {"type": "http.disconnect"}
-        await cycle.send(_start())
-        assert not wire.written, "nobody is there"
-
-    assert _received(do).said == []
+    cycle, wire = _posted()
+    cycle.take(b"a")
+    cycle.take(b"b")
+    assert await cycle.receive() == {"type": "http.request", "body": b"ab", "more_body": True}
+    waiting = asyncio.create_task(cycle.receive())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    cycle.body_ended()
+    assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
+    waiting = asyncio.create_task(cycle.receive())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    cycle.lost()
+    assert await waiting == {"type": "http.disconnect"}
+    await cycle.send(_start())
+    assert not wire.written, "nobody is there"
+    assert wire.said == []
 
 
-def test_a_body_that_nobody_takes_is_read_no_further() -> None:
+async def test_a_body_that_nobody_takes_is_read_no_further() -> None:
     """Until it is taken."""
-
-    async def do(cycle: Cycle, wire: FakeWire) -> None:
-        cycle.take(b"x" * READ_AHEAD)
-        assert wire.said == []
-        cycle.take(b"x")
-        assert wire.said == ["pause"]
-        assert len((await cycle.receive())["body"]) == READ_AHEAD + 1
-
-    assert _received(do).said == ["pause", "resume"]
+    cycle, wire = _posted()
+    cycle.take(b"x" * READ_AHEAD)
+    assert wire.said == []
+    cycle.take(b"x")
+    assert wire.said == ["pause"]
+    assert len((await cycle.receive())["body"]) == READ_AHEAD + 1
+    assert wire.said == ["pause", "resume"]
 
 
-def test_a_body_is_invited_once_and_only_when_it_is_wanted() -> None:
+async def test_a_body_is_invited_once_and_only_when_it_is_wanted() -> None:
     """An answer instead of an invitation takes it back."""
-
-    async def wanted(cycle: Cycle, wire: FakeWire) -> None:
-        cycle.take(b"a")
-        await cycle.receive()
-        cycle.body_ended()
-        await cycle.receive()
-
-    async def refused(cycle: Cycle, wire: FakeWire) -> None:
-        await cycle.send(_start(403))
-        await cycle.send(_body(b""))
-        assert (await cycle.receive())["type"] == "http.disconnect"
-
-    assert _received(wanted, invites=True).written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
-    assert b"100 Continue" not in b"".join(_received(refused, invites=True).written)
+    cycle, wire = _posted(invites=True)
+    cycle.take(b"a")
+    await cycle.receive()
+    cycle.body_ended()
+    await cycle.receive()
+    assert wire.written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+    cycle, wire = _posted(invites=True)
+    await cycle.send(_start(403))
+    await cycle.send(_body(b""))
+    assert (await cycle.receive())["type"] == "http.disconnect"
+    assert b"100 Continue" not in b"".join(wire.written)
 
 
-def test_a_wire_that_is_full_is_waited_for() -> None:
+async def test_a_wire_that_is_full_is_waited_for() -> None:
     """Before anything more is written."""
-
-    async def do(cycle: Cycle, wire: FakeWire) -> None:
-        await cycle.send(_start())
-        await cycle.send(_body(b"a", True))
-        wire.is_full = True
-        await cycle.send(_body(b"b"))
-
-    assert _received(do).said == ["drained", "answered"]
+    cycle, wire = _posted()
+    await cycle.send(_start())
+    await cycle.send(_body(b"a", True))
+    wire.is_full = True
+    await cycle.send(_body(b"b"))
+    assert wire.said == ["drained", "answered"]
 
 
 @pytest.mark.parametrize(("parts", "ended", "invites", "lost", "want"), [
@@ -233,8 +218,7 @@ def test_a_body_that_is_here_is_had_at_once(
     parts: list[bytes], ended: bool, invites: bool, lost: bool, want: bytes | None
 ) -> None:
     """And once; a socket that was paused for it is read again. What is not had so is waited for."""
-    wire = FakeWire()
-    cycle = Cycle(wire, _scope("POST"), keep_alive=True, invites=invites)
+    cycle, wire = _posted(invites=invites)
     for part in parts:
         cycle.take(part)
     if ended:

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from activator.keys import VersionKey
-from activator.policy.ask import Ask, Rank
+from activator.policy.ask import Rank
 from activator.policy.expected import LEAST, UNKNOWN, Outlook
 from contracts.control import Feed
 from contracts.deadline import Deadline
@@ -21,9 +21,9 @@ STARTING = Feed(revision=1, forecasts=(Forecast(tenant="default", model="m", ver
 READY = replica_row("a", 1)
 
 
-async def _refused(here: SlotWorld, seconds: float, ask: Ask = ASK) -> DeadlineTooShort | None:
+async def _refused(here: SlotWorld, seconds: float) -> DeadlineTooShort | None:
     """Why a request with so much time is refused at once; None where it waits. It doesn't stay."""
-    asked = await here.ask(ask, seconds)
+    asked = await here.ask(in_s=seconds)
     if not asked.done():
         asked.cancel()
         await asyncio.wait((asked,))

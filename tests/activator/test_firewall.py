@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.activator.control import KEY
-from tests.activator.replica import hello
 from tests.activator.world import Got, World, http, world
+from tests.eventually import eventually
 
 PATIENT = 10_000  # ms: longer than any busy machine takes
 SECRET = "sesame-open-4711"
@@ -73,7 +73,7 @@ async def guarded(tmp_path: Path, script: Script, **settings: object) -> AsyncIt
     try:
         given: dict[str, Any] = {"waf_ms": PATIENT, **settings}
         async with world(tmp_path, waf_socket=path, **given) as here:
-            await here.replica("a", hello)
+            await here.replica("a")
             wall.questions.clear()
             wall.raw.clear()
             yield here, wall
@@ -214,8 +214,7 @@ async def test_a_caller_that_leaves_is_not_waited_for(tmp_path: Path) -> None:
     async with world(tmp_path, waf_socket=path, waf_ms=PATIENT) as here:
         _, writer = await here.raw(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with asyncio.timeout(30):
-            while not wall.questions:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: wall.questions)
             writer.transport.abort()
             await left.wait()
     server.close()

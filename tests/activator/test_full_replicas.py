@@ -13,7 +13,6 @@ from runtime.policy.credit import Credits
 from service.listener import listen
 from tests.activator.control import replica_row
 from tests.activator.hedging import ground, outcome
-from tests.activator.replica import hello
 from tests.activator.slot_world import KEY
 from tests.activator.world import world
 from tests.runtime.engine.scripted import ScriptedEngine
@@ -28,7 +27,7 @@ async def test_a_refused_request_waits_and_is_answered(tmp_path: Path) -> None:
     """
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hello, max_streams=2)
+        replica = await here.replica("a", max_streams=2)
         replica.credits = credits = Credits(2)
         for _ in range(2):
             assert credits.try_enter("other", 2, time.monotonic())
@@ -85,7 +84,7 @@ async def test_a_caller_that_leaves_while_it_is_refused(tmp_path: Path) -> None:
     """Nothing is left of its request, and the next one is answered."""
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", hello, max_streams=1)
+        replica = await here.replica("a", max_streams=1)
         replica.credits = credits = Credits(1)
         assert credits.try_enter("other", 1, time.monotonic())
         asked = asyncio.create_task(here.post())

@@ -83,19 +83,15 @@ async def _abort(here: World, hello: bytes, count: int) -> None:
 
 @pytest.mark.deep
 @pytest.mark.timeout(900)
-def test_aborted_handshakes_leave_no_memory_behind(tmp_path: Path) -> None:
+async def test_aborted_handshakes_leave_no_memory_behind(tmp_path: Path) -> None:
     """The activator is as small after all of them as after the first tenth, but for a few MiB."""
-
-    async def scenario() -> list[float]:
-        sizes, hello = [], _client_hello()
-        async with world(tmp_path, trusted_addresses="127.0.0.1") as here:
-            for count in (HANDSHAKES // 10, HANDSHAKES - HANDSHAKES // 10):
-                await _abort(here, hello, count)
-                await asyncio.sleep(2 * LOOK_S + 1)
-                sizes.append(_resident_mib(here.process.pid))
-        return sizes
-
-    first, last = asyncio.run(scenario())
+    sizes, hello = [], _client_hello()
+    async with world(tmp_path, trusted_addresses="127.0.0.1") as here:
+        for count in (HANDSHAKES // 10, HANDSHAKES - HANDSHAKES // 10):
+            await _abort(here, hello, count)
+            await asyncio.sleep(2 * LOOK_S + 1)
+            sizes.append(_resident_mib(here.process.pid))
+    first, last = sizes
     print(f"{HANDSHAKES} aborted handshakes: {first:.0f} MiB after a tenth, {last:.0f} MiB after all")
     assert last < first + GROWN_BYTES / MIB
     assert last < 62 + 2 * GROWN_BYTES / MIB

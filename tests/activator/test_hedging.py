@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.activator.replica import Call, hello
 from tests.activator.world import World, world
+from tests.eventually import eventually
 
 SAMPLES = 100
 
@@ -68,8 +69,7 @@ async def test_switched_off_it_waits_for_its_replica(tmp_path: Path) -> None:
     async with world(tmp_path, hedge_requests="off") as here:
         await _known(here, script := SlowOnce())
         asked = asyncio.create_task(here.post())
-        while not any(replica.running for replica in here.replicas):
-            await asyncio.sleep(0.005)
+        await eventually(lambda: any(replica.running for replica in here.replicas))
         for _ in range(20):
             assert (await here.post()).status == 200
         assert not asked.done()

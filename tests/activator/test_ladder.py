@@ -29,11 +29,11 @@ def row(model: str, *steps: Rung, grantees: tuple[str, ...] = ()) -> ModelRow:
     return ModelRow(tenant="default", model=model, aliases=aliases, created_at_s=7, ladder=steps, grantees=grantees)
 
 
-async def small(here: World, *steps: Rung, grantees: tuple[str, ...] = (), name: str = "small") -> FakeReplica:
+async def small(here: World, *steps: Rung, name: str = "small") -> FakeReplica:
     """Another model, and a replica of it."""
     replica = await here.replica(name, model=name, settles=False)
     here.control.publish(
-        models=(row(name, *steps, grantees=grantees),),
+        models=(row(name, *steps),),
         versions=(version_row("default", name, VERSION),),
     )
     return replica

@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.activator.replica import Call, hello
+from tests.activator.replica import lost
 from tests.activator.world import World, http, world
 
 MARK = "xyzzy4711"
-
-
-async def cut(call: Call) -> None:
-    """Lost within its answer."""
-    await call.open()
-    call.cut()
 
 
 def chat(**more: object) -> dict[str, object]:
@@ -24,7 +18,7 @@ def chat(**more: object) -> dict[str, object]:
 
 async def ask_all(here: World) -> None:
     """Requests with the mark in each place that takes something, served and refused in every way that there is."""
-    replica = await here.replica("a", hello)
+    replica = await here.replica("a")
     headers = {"X_Mark": MARK, "Cookie": f"a={MARK}", "User_Agent": MARK, "Idempotency_Key": MARK, MARK: "1"}
     unknown = {MARK: MARK, "metadata": {MARK: MARK}, "user": MARK, "tools": [{"type": MARK}]}
     where = f"/v1/chat/completions?{MARK}={MARK}"
@@ -51,7 +45,7 @@ async def ask_all(here: World) -> None:
         reader, writer = await here.raw(raw)
         await asyncio.wait_for(reader.read(1), 30)
         writer.close()
-    replica.script = cut
+    replica.script = lost
     assert (await here.post(where, chat())).status >= 500
     (here.data / "page").write_text(await here.page())
 

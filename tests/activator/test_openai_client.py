@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import Internal, LimitExceeded
 from tests.activator.control import KEY, STRANGER
-from tests.activator.replica import Call, chunk, hello
+from tests.activator.replica import Call, chunk, hello, refuses
 from tests.activator.world import World, world
 
 
@@ -65,9 +65,6 @@ async def test_the_official_client_streams_through_a_cold_start(tmp_path: Path) 
 async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
     """Each refusal raises the class that its users already catch."""
 
-    async def too_long(call: Call) -> None:
-        call.refuse(LimitExceeded("messages", 9, 4, "tokens"))
-
     async def breaks(call: Call) -> None:
         await call.data(chunk("x"), 1)
         await call.fail(Internal())
@@ -78,7 +75,7 @@ async def test_errors_are_the_official_clients_own(tmp_path: Path) -> None:
         )
 
     async with world(tmp_path) as here:
-        replica = await here.replica("a", too_long)
+        replica = await here.replica("a", refuses(LimitExceeded("messages", 9, 4, "tokens")))
         async with _client(here) as client:
             for model in ("nothing", "theirs", "m@nothing", "m@" + "c" * 12):
                 with pytest.raises(openai.NotFoundError, match="does not exist"):

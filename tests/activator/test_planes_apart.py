@@ -7,6 +7,7 @@ import pytest
 
 from tests.activator.control import KEY, OTHER, STRANGER
 from tests.activator.world import CHAT, World, world
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.deep
 
@@ -14,9 +15,7 @@ pytestmark = pytest.mark.deep
 async def _until_kept(here: World, what: str) -> None:
     """The file says this."""
     path = here.data / "run" / "feed"
-    async with asyncio.timeout(20):
-        while not path.exists() or what.encode() not in path.read_bytes():
-            await asyncio.sleep(0.02)
+    await eventually(lambda: path.exists() and what.encode() in path.read_bytes())
 
 
 async def _cut_off(here: World, path: str = "/readyz") -> None:

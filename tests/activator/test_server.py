@@ -14,6 +14,7 @@ from activator.settings import read_settings
 from service.listener import listen
 from service.run import Stop
 from telemetry.policy.instruments import Page
+from tests.eventually import eventually
 
 CALLERS = 30
 FOREVER = 30.0
@@ -66,15 +67,13 @@ async def drained(first: int, *, frees: bool) -> tuple[list[bytes], int]:
         lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CALLERS)]
         for number, (_, writer) in enumerate(lines):
             writer.write(ASKED % number)
-        while repr(porch) != f"<Porch waiting={CALLERS - first}>" or app.begun < first:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: repr(porch) == f"<Porch waiting={CALLERS - first}>" and app.begun >= first)
         stop.set()
         if frees:
             while listener.fileno() >= 0:  # the drain has begun
                 await asyncio.sleep(0.005)
             porch.is_stuck = False
-            while app.begun < CALLERS:
-                await asyncio.sleep(0.005)
+            await eventually(lambda: app.begun >= CALLERS)
             app.release.set()
         await serving
         heard = [await reader.read() for reader, _ in lines]

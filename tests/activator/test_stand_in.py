@@ -1,7 +1,6 @@
 """Versions are woken without a control plane: once each, never beside another decider, never over the slots."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from service.decider import hold, try_hold
 from service.unix import SocketDirectory
 from telemetry.telemetry import local
 from tests.activator.parked import Parked
+from tests.eventually import eventually
 
 KEY, OTHER = (VersionKey("t", model, "a" * 64) for model in ("m", "n"))
 
@@ -57,12 +57,7 @@ class World:
         self.now_s += PATIENCE_S
 
     async def settled(self) -> None:
-        await self.until(lambda: "starting=0" in repr(self.stand_in))
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
-            while not holds():
-                await asyncio.sleep(0.002)
+        await eventually(lambda: "starting=0" in repr(self.stand_in))
 
 
 @asynccontextmanager
@@ -91,7 +86,7 @@ async def test_a_version_is_woken_once(tmp_path: Path) -> None:
         here.now_s += 0.01
         for _ in range(3):
             assert await here.stand_in.poke(KEY)
-        await here.until(lambda: one.state is RuntimeState.RESTORING)
+        await eventually(lambda: one.state is RuntimeState.RESTORING)
         assert here.told == []
         one.release.set()
         await here.settled()
@@ -135,7 +130,7 @@ async def test_the_lock_is_held_until_the_standby_is_taken_and_no_longer(tmp_pat
         await here.wait_patiently()
         assert await here.stand_in.poke(KEY)
         assert try_hold(here.directory) is None
-        await here.until(lambda: standby.state is RuntimeState.RESTORING)
+        await eventually(lambda: standby.state is RuntimeState.RESTORING)
         (await hold(here.directory, 30)).close()
         here.is_heard = True  # and says itself what it has adopted
         standby.release.set()
@@ -177,7 +172,7 @@ async def test_a_failure_is_told_to_who_waits(tmp_path: Path) -> None:
         assert (failure.code, failure.tenant, failure.version) == ("chunk_corrupt", KEY.tenant, KEY.version)
         two.state = RuntimeState.STANDBY
         assert await here.stand_in.poke(KEY)
-        await here.until(lambda: two.state is RuntimeState.RESTORING)
+        await eventually(lambda: two.state is RuntimeState.RESTORING)
         await two.stop()  # it is killed
         here.parked.remove(two)
         await here.settled()

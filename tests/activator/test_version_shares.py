@@ -36,9 +36,8 @@ async def clients(here: SlotWorld, tenant: str, count: int, until_s: float, weig
     await asyncio.gather(*(client(number) for number in range(count)))
 
 
-def _now_and_then(every_s: float, until_s: float = 200.0) -> Iterator[float]:
-    count = int(until_s / every_s)
-    return (5.0 + number * every_s for number in range(count))
+def _now_and_then(every_s: float) -> Iterator[float]:
+    return (5.0 + number * every_s for number in range(int(200.0 / every_s)))
 
 
 @pytest.mark.parametrize("every_s", [1.5, 4.0, 40.0], ids=["often", "one at a time", "after long pauses"])

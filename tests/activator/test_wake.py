@@ -7,6 +7,7 @@ import pytest
 from activator import wake
 from activator.keys import VersionKey
 from activator.wake import Waker
+from tests.eventually import eventually
 
 KEY = VersionKey("t", "m", "v" * 64)
 
@@ -103,8 +104,7 @@ async def test_it_nudges_for_as_long_as_it_was_told_to(monkeypatch: pytest.Monke
             await decider.poked.wait()
         assert repr(waker) == "<Waker waking=0 nudging=1>"
         now_s = 109.0
-        while repr(waker) != "<Waker waking=0 nudging=0>":
-            await asyncio.sleep(0.001)
+        await eventually(lambda: repr(waker) == "<Waker waking=0 nudging=0>")
     told = decider.pokes
     waker.nudge(KEY, 9.0)
     await asyncio.sleep(0)

@@ -6,55 +6,45 @@ from pathlib import Path
 from activator.policy.expected import LEAST
 from contracts.control import ModelRow
 from tests.activator.control import VERSION, FakeControl
-from tests.activator.replica import Call, hello
-from tests.activator.world import world
+from tests.activator.replica import Call, Held
+from tests.activator.world import World, world
+from tests.eventually import eventually
 
 TINY = 1e-6  # seconds: whatever is left of a request is more than a slot computes in it
 
 
-def scaled_by(control: FakeControl, backlog_s: float) -> None:
+async def scaled_by(here: World, backlog_s: float) -> None:
     """From now on."""
     aliases = {"prod": VERSION}
     row = ModelRow(tenant="default", model="m", aliases=aliases, created_at_s=7, backlog_s=backlog_s)
-    control.publish(models=(row,))
+    await here.publish(models=(row,))
 
 
 async def most_of(control: FakeControl, reports: int) -> float:
     """Of so many reports, from now on, the largest."""
     before = len(control.stats)
-    async with asyncio.timeout(60):
-        while len(control.stats) < before + reports:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(control.stats) >= before + reports)
     return max(stat.concurrency for stat in control.stats[before:])
 
 
 async def test_what_is_left_of_two_requests_counts_as_many(tmp_path: Path) -> None:
     """Where the setting is on, once answers were measured, and only as long as it is."""
-    goes_on = asyncio.Event()
-
-    async def held(call: Call) -> None:
-        await call.open()
-        await goes_on.wait()
-        await hello(call)
+    held = Held(first=Call.open)
 
     async with world(tmp_path) as here:
         replica = await here.replica("a")
-        scaled_by(here.control, TINY)
-        await here.settled()
+        await scaled_by(here, TINY)
         for _ in range(LEAST):
             assert (await here.post()).status == 200
-        scaled_by(here.control, 0.0)
-        await here.settled()
+        await scaled_by(here, 0.0)
         replica.script = held
         asked = [asyncio.create_task(here.post()) for _ in range(2)]
         assert await most_of(here.control, 4) <= 2.0, "by requests"
-        scaled_by(here.control, TINY)
-        await here.settled()
+        await scaled_by(here, TINY)
         await most_of(here.control, 1)
         assert await most_of(here.control, 2) > 50.0, "by tokens"
-        scaled_by(here.control, 0.0)
-        await here.settled()
+        await scaled_by(here, 0.0)
         await most_of(here.control, 1)
         assert await most_of(here.control, 2) <= 2.0, "and by requests again"
-        goes_on.set()
+        held.release()
         assert [(await each).status for each in asked] == [200, 200]

@@ -28,13 +28,13 @@ STANDING = StartRow(start_ms=9000, **NAMES)
 STARTING = Forecast(tenant="t", model="m", version="v", ready_in_ms=4000)
 
 
-def paced(answers: int, tokens: int = 100, each_s: float = 2.0) -> Pace:
+def paced(answers: int, each_s: float = 2.0) -> Pace:
     """One slot, so many answers one after another."""
     pace, now = Pace(), 50.0
     for _ in range(answers):
         pace.took(now)
         now += each_s
-        pace.came_back(now, tokens, tokens)
+        pace.came_back(now, 100, 100)
     return pace
 
 

@@ -194,12 +194,12 @@ def test_a_queue_that_keeps_no_part_would_be_seen(monkeypatch: pytest.MonkeyPatc
 # Those who can't be in time
 
 
-def _pace(answers: int = LEAST, tokens: int = 10, seconds: float = 2.0) -> Pace:
-    """So many answers of so many tokens each, one after the other; it is 0 now."""
-    pace = Pace(_at_s=-seconds * answers)
+def _pace(answers: int = LEAST) -> Pace:
+    """So many answers of ten tokens each, one after the other, of two seconds each; it is 0 now."""
+    pace = Pace(_at_s=-2.0 * answers)
     for number in range(answers, 0, -1):
-        pace.took(-seconds * number)
-        pace.came_back(-seconds * (number - 1), tokens, tokens)
+        pace.took(-2.0 * number)
+        pace.came_back(-2.0 * (number - 1), 10, 10)
     return pace
 
 
