@@ -43,6 +43,7 @@ from contracts.manifest import (
 from contracts.wire import encode
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from tests.eventually import PATIENCE_S
 from tests.loops import looping
 from weightcache.api import State
 from weightcache.app import HTTP_SOCKET, serve
@@ -369,7 +370,7 @@ def running(
 
 async def until_ready(directory: SocketDirectory, is_alive: Callable[[], bool]) -> None:
     """Poll until the agent there is ready, or has ended."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while is_alive():
             client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
             try:

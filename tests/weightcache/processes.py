@@ -18,10 +18,12 @@ from pathlib import Path
 from blobstore.files import FileStore
 from contracts.errors import Refused
 from service.unix import SocketDirectory
+from tests.eventually import wait
 from tests.loops import HOST
 from tests.ports import free_ports
 from tests.weightcache.kit import HUGE, TENANT, RunningAgent, Version, settings_of, until_ready
 from tests.weightcache.peer_kit import SECRET, url_of
+from weightcache.app import HTTP_SOCKET
 
 START = "from weightcache.__main__ import main\nmain()\n"
 # Each node by itself: who has a chunk is asked, but nobody waits for a turn.
@@ -51,6 +53,8 @@ class AgentProcess(RunningAgent):
     process: "subprocess.Popen[str]"
 
     def wait_up(self) -> None:
+        socket = self.settings.run / HTTP_SOCKET
+        wait(lambda: socket.exists() or self.process.poll() is not None, "it listens", WAIT_S)
         asyncio.run(until_ready(self.directory, lambda: self.process.poll() is None))
         assert self.process.poll() is None, "it did not start"
 
