@@ -12,6 +12,7 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ class ChunkFiles:
                 continue
             if not stat.S_ISREG(status.st_mode):
                 continue
-            yield Found(path.parts[-3], path.name, status.st_size, status.st_mtime)
+            yield Found(path.parts[-3], path.name, status.st_size, _used_at_ns(path, status) / 1e9)
 
     def chunk(self, tenant: str, digest: str) -> Path:
         """Return the path of the chunk's file."""
@@ -230,16 +231,17 @@ class ChunkFiles:
         for kind in (path for each in tenants for path in _inside(each) if is_kind(path.name)):
             yield from _inside(kind)
 
-    def trim_papers(self, limit_bytes: int) -> None:
+    def trim_papers(self, newest: Path, limit_bytes: int) -> None:
         """Remove the least recently used papers until at most `limit_bytes` are left. The newest one stays, however
         large. Raises as `remove`.
         """
         used = []
         for path in self.papers(None, None):
             with suppress(OSError):  # it is gone meanwhile
-                used.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+                status = path.stat()
+                used.append((path == newest, _used_at_ns(path, status), status.st_size, path))
         total, beyond = 0, []
-        for place, (_, size, path) in enumerate(sorted(used, reverse=True)):
+        for place, (_, _, size, path) in enumerate(sorted(used, reverse=True)):
             total += size
             if place and total > limit_bytes:
                 beyond.append(path)
@@ -300,6 +302,16 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # the disk does not tell
         return False
+
+
+def _used_at_ns(path: Path, status: os.stat_result) -> int:
+    """Return when the file was last used. A time to come is of a clock that was wrong: it becomes now, for good."""
+    now_ns = time.time_ns()
+    if status.st_mtime_ns <= now_ns:
+        return status.st_mtime_ns
+    with suppress(OSError):  # a disk that became read-only removes nothing either
+        os.utime(path, ns=(now_ns, now_ns))
+    return now_ns
 
 
 def _set_aside_at(path: Path) -> int:

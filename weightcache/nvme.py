@@ -249,7 +249,7 @@ class NvmeTier:
         limit_bytes = max(LEAST_PAPER_BYTES, self.index.budget_bytes // PAPER_SHARE)
         try:
             await to_the_end(self._threads, self._files.write, path, data, direct=False)
-            await to_the_end(self._threads, self._files.trim_papers, limit_bytes)
+            await to_the_end(self._threads, self._files.trim_papers, path, limit_bytes)
         except OSError as error:
             log.warning("a paper was not kept", extra={"version": version, "kind": kind, "error": str(error)})
 

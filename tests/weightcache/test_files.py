@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,16 @@ def test_reading_renews(tier: ChunkFiles) -> None:
     assert [found.used_at for found in tier.scan()] == [1.0]
     read(tier, path)
     assert [found.used_at for found in tier.scan()] > [1.0]
+
+
+def test_time_to_come_is_now(tier: ChunkFiles) -> None:
+    """A clock that was ahead keeps no file for ever: from now on it ages as others do."""
+    path = written(tier)
+    os.utime(path, (2**33, 2**33))
+    (first,) = tier.scan()
+    assert first.used_at <= time.time()
+    (second,) = tier.scan()
+    assert second.used_at == pytest.approx(first.used_at, abs=0.001)
 
 
 def test_a_look_is_at_the_medium(tier: ChunkFiles, tmp_path: Path) -> None:

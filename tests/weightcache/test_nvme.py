@@ -458,6 +458,21 @@ async def test_papers_that_cannot_be_looked_at_keep_no_others(
         assert await tier.try_read_paper("b", "v2", Kind.MANIFESTS) is None
 
 
+async def test_papers_of_a_clock_that_was_ahead_keep_no_new_one_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept now is the newest, whatever the times of the others."""
+    monkeypatch.setattr(nvme, "LEAST_PAPER_BYTES", 30)
+
+    async with opened(tmp_path, budget=1) as tier:
+        for name in ("v0", "v1", "v2"):
+            await tier.keep_paper("a", name, bytes(10), Kind.MANIFESTS)
+            os.utime(tmp_path / "a" / "manifests" / name, (2**33, 2**33))
+        await tier.keep_paper("a", "new", bytes(10), Kind.MANIFESTS)
+        assert await tier.try_read_paper("a", "new", Kind.MANIFESTS) is not None
+        assert len(list((tmp_path / "a" / "manifests").iterdir())) == 3
+
+
 async def test_paper_that_stays_keeps_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A manifest that the disk does not let go of is beyond the bound. Older ones go all the same."""
 
