@@ -137,11 +137,6 @@ def options(kind: str, cause: Cause) -> Refused:
     return invalid(Named("meta.k8s.io", "", kind), [cause])
 
 
-def forbidden(about: Named, why: str, causes: list[Json] | None = None) -> Refused:
-    text = f'{about.resource} "{about.name}" is forbidden: {why}'
-    return refused(403, text, details=about.detailed(about.plural, causes=causes))
-
-
 def unreadable(kind: str, version: str, why: str) -> Refused:
     return refused(400, f'{kind} in version "{version}" cannot be handled as a {kind}: {why}')
 

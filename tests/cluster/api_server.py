@@ -5,7 +5,7 @@ webhooks. `test_replay.py` holds it to recorded exchanges with a real one:
 - `objects`, `schemas`: decoding, strict field validation, metadata, generations
 - `ownership`, `fields`: server-side apply, conflicts, removal of what is no longer applied
 - `store`, `watches`: lists and their pages, watches, expiry
-- `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation, namespaces
+- `cluster`, `deletions`, `collector`: preconditions, finalizers, propagation
 - `knative_webhook`: defaults and refusals of Services
 There is no kubelet, scheduler or controller of Knative: what those write, a test writes itself (`playing.Knative`).
 """

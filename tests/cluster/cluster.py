@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.cluster import answers
-from tests.cluster.answers import Cause, Json, Refused, forbidden, invalid, modified, not_found, refused
+from tests.cluster.answers import Cause, Json, Refused, invalid, modified, not_found, refused
 from tests.cluster.fields import Undeclared
 from tests.cluster.kinds import Kind, Kinds
 from tests.cluster.knative_webhook import KnativeWebhook
@@ -81,7 +81,7 @@ class Cluster:
 
     def _create(self, kind: Kind, obj: Json, options: Options, own: Callable[[Json], Json]) -> Answer:
         metadata = obj["metadata"]
-        self._check_namespace(kind, metadata.get("namespace", ""), metadata.get("name", ""))
+        self._check_namespace(kind, metadata.get("namespace", ""))
         for name in (*SYSTEMS, "resourceVersion", "managedFields"):
             metadata.pop(name, None)
         if kind.has_status and kind.stored != ("", "namespaces"):
@@ -119,17 +119,10 @@ class Cluster:
             self.store.begin(self.kinds.of_definition(obj))
         return self.store.put(kind, obj)
 
-    def _check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
-        if not kind.namespaced:
-            return
+    def _check_namespace(self, kind: Kind, namespace: str) -> None:
         spaces = self.kinds.of("v1", "Namespace")
-        found = self.store.get(spaces, "", namespace)
-        if found is None:
+        if kind.namespaced and self.store.get(spaces, "", namespace) is None:
             raise not_found(spaces.named(namespace))
-        if found["metadata"].get("deletionTimestamp"):
-            why = f"unable to create new content in namespace {namespace} because it is being terminated"
-            cause = {"reason": "NamespaceTerminating", "message": f"namespace {namespace} is being terminated"}
-            raise forbidden(kind.named(name), why, [cause | {"field": "metadata.namespace"}])
 
     def update(
         self,
@@ -308,6 +301,4 @@ def _specified(kind: Kind, obj: Json) -> Json:
 
 
 def _released(obj: Json) -> bool:
-    metadata = obj["metadata"]
-    ending = bool(metadata.get("deletionTimestamp")) and not metadata.get("deletionGracePeriodSeconds")
-    return ending and not metadata.get("finalizers")
+    return bool(obj["metadata"].get("deletionTimestamp")) and not obj["metadata"].get("finalizers")

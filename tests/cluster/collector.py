@@ -1,4 +1,4 @@
-"""What a kube-controller-manager does about deletion: the garbage collector and the end of namespaces.
+"""What a kube-controller-manager does about deletion: the garbage collector. Namespaces are not deleted here.
 
 A dependent goes with the last of its owners, or first where the owner was deleted in the foreground. An object that
 holds others is deleted in the foreground itself, as the real collector does while an owner waits.
@@ -39,8 +39,6 @@ def _round(cluster: Cluster) -> bool:
         alone = references and not any(each["uid"] in owners for each in references)
         if alone and not metadata.get("deletionTimestamp"):
             _delete(cluster, kind, obj, "Background")
-        if kind.stored == ("", "namespaces") and metadata.get("deletionTimestamp"):
-            _empty(cluster, kind, metadata["name"], objects)
     return cluster.store.version != before
 
 
@@ -74,13 +72,3 @@ def _unfinalize(cluster: Cluster, kind: Kind, obj: Json, name: str) -> None:
         cluster.store.put(kind, now | {"metadata": now["metadata"] | {"finalizers": left}})
     else:
         finish(cluster, kind, now)
-
-
-def _empty(cluster: Cluster, kind: Kind, name: str, objects: list[tuple[Kind, Json]]) -> None:
-    inside = [(held, obj) for held, obj in objects if obj["metadata"].get("namespace") == name]
-    for held, obj in inside:
-        if not obj["metadata"].get("deletionTimestamp"):
-            _delete(cluster, held, obj, "Background")
-    found = cluster.store.get(kind, "", name)
-    if not inside and found is not None:
-        finish(cluster, kind, found)

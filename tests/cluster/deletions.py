@@ -1,4 +1,4 @@
-"""How an object ends: its preconditions, its finalizers, its owner's policy, and a pod's time to end."""
+"""How an object ends: its preconditions, its finalizers, and its owner's policy. Pods have no time to end here."""
 
 import copy
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ class Deletion:
     policy: str = ""
     uid: str = ""
     version: str = ""
-    grace_s: int | None = None
 
 
 PLAIN: Final = Deletion()
@@ -31,19 +30,16 @@ def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletio
     with cluster.lock:
         old = cluster.stored(kind, namespace, name)
         _check(kind, old, how)
-        if kind.stored == ("", "namespaces"):
-            return _terminate(cluster, kind, old)
         metadata = dict(old["metadata"])
         finalizers = metadata.get("finalizers", [])
         if how.policy:
             finalizers = [each for each in finalizers if each not in HOLDING.values()]
             finalizers += [HOLDING[how.policy]] if how.policy in HOLDING else []
-        grace = _grace_s(kind, old, how)
-        if not finalizers and not grace:
+        if not finalizers:
             cluster.drop(kind, old)
             return Answer(200, copy.deepcopy(old) if kind.returned else _success(kind, old))
         if not metadata.get("deletionTimestamp"):
-            metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": grace}
+            metadata |= {"deletionTimestamp": now(), "deletionGracePeriodSeconds": 0}
             if metadata.get("generation"):
                 metadata["generation"] += 1
         new = old | {"metadata": tidy(metadata | {"finalizers": finalizers})}
@@ -53,7 +49,7 @@ def delete(cluster: Cluster, kind: Kind, namespace: str, name: str, how: Deletio
 
 
 def finish(cluster: Cluster, kind: Kind, obj: Json) -> None:
-    """Gone at once, whatever held it: what the namespace controller and a kubelet do in the end."""
+    """Gone at once: what held it has gone."""
     with cluster.lock:
         metadata = obj["metadata"]
         found = cluster.store.get(kind, metadata.get("namespace", ""), metadata["name"])
@@ -70,23 +66,6 @@ def _check(kind: Kind, old: Json, how: Deletion) -> None:
         is_, was = metadata["resourceVersion"], how.version
         what = f"the ResourceVersion in the precondition ({was}) does not match the ResourceVersion in record ({is_})"
         raise answers.precondition(about, what, "The object might have been modified")
-
-
-def _terminate(cluster: Cluster, kind: Kind, old: Json) -> Answer:
-    """A namespace ends when what is in it has ended."""
-    new = old | {"metadata": {"deletionTimestamp": now()} | old["metadata"], "status": {"phase": "Terminating"}}
-    if new != old:
-        new = cluster.store.put(kind, new)
-    return Answer(200, copy.deepcopy(new))
-
-
-def _grace_s(kind: Kind, obj: Json, how: Deletion) -> int:
-    """A pod on a node has time to end; nothing else does."""
-    spec = obj.get("spec") or {}
-    if kind.stored != ("", "pods") or not spec.get("nodeName"):
-        return 0
-    lasts_s: int = spec.get("terminationGracePeriodSeconds", 30)
-    return lasts_s if how.grace_s is None else how.grace_s
 
 
 def _success(kind: Kind, obj: Json) -> Json:

@@ -84,6 +84,7 @@ class Front:
         """The garbage collector, until `stop`."""
         self._loop = asyncio.get_running_loop()
         self.cluster.store.changed.append(self.awake)
+        self._collect.set()  # for what was changed before
         collector = asyncio.create_task(self._collector())
         try:
             await stop.wait()
@@ -304,7 +305,7 @@ def _deletion(raw: bytes) -> Deletion:
     body = json.loads(raw) if raw else {}
     conditions = body.get("preconditions") or {}
     uid, version = conditions.get("uid") or "", conditions.get("resourceVersion") or ""
-    return Deletion(body.get("propagationPolicy") or "", uid, version, body.get("gracePeriodSeconds"))
+    return Deletion(body.get("propagationPolicy") or "", uid, version)
 
 
 def _refusal(error: Refused) -> web.Response:

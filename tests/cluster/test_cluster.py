@@ -39,20 +39,6 @@ def owned_by(obj: Json) -> Json:
     return reference | {"uid": obj["metadata"]["uid"], "blockOwnerDeletion": True}
 
 
-def test_a_namespace_ends_with_all_that_is_in_it(api_server: ApiServer) -> None:
-    """Not before what holds something there has let go."""
-    api_server.namespace("temporary")
-    held = config_map("held", namespace="temporary", finalizers=["kelvin.dev/cleanup"])
-    api_server.create(held)
-    with api_server.no_collector():
-        api_server.delete({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "temporary"}})
-        api_server.collect()
-        assert api_server.get("v1", "Namespace", "temporary")["status"] == {"phase": "Terminating"}
-        api_server.change(held, {"metadata": {"finalizers": None}})
-        api_server.collect()
-    assert "temporary" not in [each["metadata"]["name"] for each in api_server.objects("v1", "Namespace")]
-
-
 def test_a_definition_of_our_own(api_server: ApiServer) -> None:
     """Its kind is served as soon as it is there, by its schema, with a status of its own."""
     schema = {

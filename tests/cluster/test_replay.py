@@ -41,9 +41,8 @@ def test_exchanges() -> None:
 
 
 def test_more() -> None:
-    """Quantities and empty maps in an apply, selectors, namespaces that end, discovery."""
+    """Quantities and empty maps in an apply, selectors, namespaces that are not there, discovery."""
     with replaying() as replay:
-        replay.server.namespace("kelvin-temp")
         assert replay.all(copied("more")) == {}
 
 
