@@ -27,7 +27,6 @@ PATH: Final = re.compile(
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>[^/]+))?)?"
 )
 YES: Final = ("true", "1")
-BEFORE_END_S: Final = 2.0  # the last bookmark before a watch's timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,6 @@ class Front:
 
     cluster: Cluster
     seen: list[Seen] = field(default_factory=list)
-    bookmark_s: float = 60.0
     pace: float = 1.0  # how long a second of a watch's life lasts
     gone_as_status: bool = False
     token: str = TOKEN  # another one, and who has the old is told 401
@@ -249,28 +247,22 @@ class Front:
             self.streams.discard(stream)
 
     async def _stream(self, response: web.StreamResponse, watch: Watch, stream: _Stream, ends_at: float | None) -> None:
-        """Events as they come, bookmarks when they are due, until the time is over or somebody cuts it."""
-        time = asyncio.get_running_loop().time
-        every_s, before_end_s = self.bookmark_s * self.pace, BEFORE_END_S * self.pace
-        booked, book_at = 0, time() + every_s
-        if ends_at is not None and ends_at - before_end_s > time():
-            book_at = min(book_at, ends_at - before_end_s)
+        """Events as they come, bookmarks when they are asked for, until the time is over or somebody cuts it."""
+        booked = 0
         while True:
             stream.wake.clear()
             with self.cluster.lock:
                 told = watch.due()
-                asked, due = stream.booked > booked, time() >= book_at
-                if watch.bookmarks and not watch.over and (asked or (due and watch.timely())):
+                if stream.booked > booked and watch.bookmarks and not watch.over:
                     told.append(watch.bookmark())
-            if asked or due:
-                booked, book_at = stream.booked, time() + every_s
+            booked = stream.booked
             if told:
                 await response.write(b"".join(json.dumps(each).encode() + b"\n" for each in told))
-            if watch.over or stream.cut or (ends_at is not None and time() >= ends_at):
+            is_late = ends_at is not None and asyncio.get_running_loop().time() >= ends_at
+            if watch.over or stream.cut or is_late:
                 return
-            until = book_at if ends_at is None else min(book_at, ends_at)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(ends_at):
                     await stream.wake.wait()
 
 

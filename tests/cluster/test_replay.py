@@ -21,7 +21,6 @@ from tests.cluster.recordings import NAMESPACE, Client, Names, Replay, compared,
 EXCHANGES: Final = copied("exchanges")
 WEBHOOK: Final = copied("webhook")
 PACE: Final = 0.05  # how long a second of a watch's timeout lasts here
-QUICK: Final = 0.01
 
 
 @contextmanager
@@ -132,13 +131,6 @@ def touch(value: str) -> Callable[[ApiServer], object]:
     return lambda server: server.change(page(server), {"data": {"n": value}})
 
 
-def changed(server: ApiServer) -> None:
-    """Something of another kind happens, too: it takes a version."""
-    touch("2")(server)
-    about = {"name": "other", "namespace": NAMESPACE}
-    server.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": about})
-
-
 def set_label(server: ApiServer) -> None:
     server.change(page(server, 1), {"metadata": {"labels": {"sel": "yes"}}})
     server.change(page(server, 1), {"data": {"z": "1"}})
@@ -148,23 +140,17 @@ def set_label(server: ApiServer) -> None:
 # What happened while the recorded watch was open.
 MEANWHILE: Final[dict[str, Callable[[ApiServer], object]]] = {
     "timeout_seconds_2": touch("1"),
-    "bookmark_before_timeout": touch("2"),
     "label_selector_enter_change_leave": set_label,
     "added_deleted": lambda server: server.delete(server.create(config_map("short"))),
 }
-# What had happened before it.
-BEFORE_WATCH: Final = {"no_resource_version": changed, "resource_version_0": changed}
 
 
 @pytest.mark.parametrize("watch", [pytest.param(each, id=each["name"]) for each in copied("watches")])
 def test_watch(server: ApiServer, client: Client, watch: Json) -> None:
     """The status, and the same events in the same order; then the end."""
     name, query = watch["name"], dict(watch["request"]["query"])
-    server.front.pace = QUICK if int(query["timeoutSeconds"]) > 60 else PACE
-    if before := BEFORE_WATCH.get(name):
-        before(server)
-    version = query.get("resourceVersion", "")
-    if version.isdigit() and int(version) > 1:
+    server.front.pace = PACE
+    if query.get("resourceVersion") != "1":  # too old
         query["resourceVersion"] = str(server.cluster.store.version)
     happening = threading.Timer(PACE, MEANWHILE.get(name, lambda _: None), (server,))
     happening.start()

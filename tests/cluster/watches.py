@@ -1,6 +1,6 @@
 """A watch: which events somebody is told who asked from a version on, as the watch cache tells them."""
 
-from tests.cluster.answers import Json, failure
+from tests.cluster.answers import Json, failure, refused
 from tests.cluster.kinds import Kind
 from tests.cluster.store import Asked, Entry, Store, as_version, number
 
@@ -18,36 +18,23 @@ class Watch:
         self.bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
         self._store = store
         self._asked = asked = Asked.read(namespace, query)
-        anew = asked.version in ("", "0")
-        self._after = store.version if anew else number(asked.version)
+        if asked.version in ("", "0"):
+            raise refused(400, "a watch without a version: not imitated")
+        self._after = number(asked.version)
         events = store.events(kind)
-        first = next((index for index, each in enumerate(events) if each.version > self._after), len(events))
-        self._next = self._booked = first
+        self._next = next((index for index, each in enumerate(events) if each.version > self._after), len(events))
         self._told: list[Json] = []
-        self.over = not anew and self._after < store.oldest(kind)
+        self.over = self._after < store.oldest(kind)
         if self.over:
             self._told = [{"type": "ERROR", "object": expired(self._after, store.oldest(kind))}]
-        if anew:
-            self._told = [self._event("ADDED", each) for each in self._now()]
-
-    def _now(self) -> list[Json]:
-        plain = Asked(self._asked.namespace, self._asked.wanted, False)
-        kind = self.kind
-        items = self._store.listed(kind, plain)["items"]
-        return [{"kind": kind.kind, "apiVersion": kind.api_version} | each for each in items]
 
     def _event(self, type_: str, obj: Json) -> Json:
         return {"type": type_, "object": as_version(self.kind, obj)}
-
-    def timely(self) -> bool:
-        """Whether a bookmark would say anything new: on a watch that saw nothing happen none was recorded."""
-        return self._next > self._booked
 
     def bookmark(self) -> Json:
         """That nothing was missed until now: the version of the last event of the kind, or of all at the beginning."""
         events = self._store.events(self.kind)
         version = max(self._after, events[-1].version) if events else self._store.version
-        self._booked = len(events)
         metadata: Json = {"resourceVersion": str(version)}
         return {
             "type": "BOOKMARK",
