@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from blobstore.abreast import end_all
+from contracts.artifact_errors import ChunkMissing
 from contracts.errors import CapacityExceeded, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded
 from weightcache.arena import Arena
@@ -98,9 +99,10 @@ class Admissions:
         if nbytes > (most := self._nvme.index.most_bytes_of(tenant)):
             raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", nbytes, most))
 
-    async def ensure(self, tenant: str, digest: str, length: int) -> str | None:
+    async def ensure(self, tenant: str, digest: str, length: int | None) -> str | None:
         """Ensure that the chunk is on NVMe. Return the tier that it was kept from; None if it was there, or if another
-        call wrote it. A load or a write of the chunk that is under way is waited for.
+        call wrote it. A load or a write of the chunk that is under way is waited for. Without a `length` (bytes) packs
+        are asked for it.
 
         Raises `Refused`: no source has good bytes; CapacityExceeded if there is no room, before anything is fetched;
         Unavailable if the disk did not take it.
@@ -116,7 +118,7 @@ class Admissions:
                 raise Refused(Unavailable("the NVMe tier of the weight cache"))
         return None
 
-    async def _keep_one(self, tenant: str, digest: str, length: int) -> tuple[str, bool]:
+    async def _keep_one(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
         """Write the chunk, from memory or from below. Return the tier it came from, and whether it was admitted."""
         place = self._arena.index.try_place(tenant, digest)
         if place is not None:
@@ -125,10 +127,12 @@ class Admissions:
                 return "host", await self._admit(tenant, digest, await self._arena.view(place))
             finally:
                 self._arena.unpin((place.slab,))
-        if not self._nvme.index.has_room_for(tenant, length):
-            free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
-            raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
         with self._nvme.coming(tenant, digest):
+            if length is None and (length := await self._remote.length_of(tenant, digest)) is None:
+                raise Refused(ChunkMissing(digest))
+            if not self._nvme.index.has_room_for(tenant, length):
+                free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
+                raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
             buffer = memoryview(mmap.mmap(-1, length))
             flow = object()
             self._below.turns.enter(flow, {(tenant, digest): 0})
@@ -145,7 +149,7 @@ class Admissions:
         seen = {"tenant": tenant, "chunk": digest}
         try:
             async with asyncio.timeout(MEND_S):
-                tier = await self._keep_anew(tenant, digest)
+                tier = await self.ensure(tenant, digest, None)  # a faulty file does not say how long its chunk is
         except TimeoutError:
             why = DeadlineExceeded(MEND_S, "healing").message
             log.warning("a kept chunk was not healed", extra={**seen, "why": why})
@@ -155,12 +159,6 @@ class Admissions:
             if tier is not None:
                 self._counters.healed_chunks[tier] += 1
                 log.warning("a kept chunk was healed", extra={**seen, "healed_from": tier})
-
-    async def _keep_anew(self, tenant: str, digest: str) -> str | None:
-        """A faulty file does not say how long its chunk is."""
-        place = self._arena.index.try_place(tenant, digest)
-        length = await self._remote.length_of(tenant, digest) if place is None else place.length
-        return None if length is None else await self.ensure(tenant, digest, length)
 
     async def settle(self) -> None:
         """Wait until no offer is left, and for the chunks that prefetches and healing bring to NVMe now."""

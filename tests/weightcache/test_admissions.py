@@ -14,6 +14,7 @@ import pytest
 
 from blobstore.files import FileStore
 from blobstore.memory import MemoryStore
+from contracts.artifact_errors import ChunkMissing
 from contracts.errors import Refused
 from contracts.manifest import PAGE
 from contracts.traffic_errors import Overloaded
@@ -217,6 +218,44 @@ async def test_eviction_waits_for_a_chunk_that_is_being_kept(
         await asyncio.gather(writing, evicting)
         assert cache.counters.admitted_chunks == 1
         assert cache.nvme.index.file_count == 0
+
+
+class HeldIndexes(MemoryStore):
+    """Nobody learns where a chunk lies before `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if "/index/" in key:
+            self.asked.set()
+            await self.go.wait()
+        return await super().read(key, offset, length)
+
+
+async def test_eviction_waits_for_a_chunk_that_is_looked_for(tmp_path: Path) -> None:
+    """Healing has yet to learn from the store how long its chunk is when the tier is evicted."""
+    store = HeldIndexes()
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        mending = asyncio.create_task(mended(cache))
+        await store.asked.wait()
+        evicting = asyncio.create_task(cache.evict("nvme", None, None))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        store.go.set()
+        await asyncio.gather(mending, evicting)
+        assert cache.counters.admitted_chunks == 1
+        assert cache.nvme.index.file_count == 0
+
+
+async def test_chunk_that_is_nowhere_is_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An operator hears of it by its name."""
+    async with cached(settings_of(tmp_path)) as cache:
+        await mended(cache)
+    (line,) = [vars(record) for record in caplog.records if record.message == "a kept chunk was not healed"]
+    assert line["why"] == ChunkMissing(CHUNK.digest).message
 
 
 async def test_chunk_whose_load_fails_is_kept_all_the_same(tmp_path: Path) -> None:
