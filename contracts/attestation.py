@@ -3,19 +3,27 @@
 A statement is in-toto's (Statement v1): its subject is the version's digest, so it can't be moved to another one. Its
 envelope is DSSE's (v1): the signature covers the payload's type and bytes. Both are canonical JSON (keys sorted, no
 spaces), so that no byte can change without being noticed.
+
+A key's id is the public key itself, so that whoever has a signature can check it; whether the key is to be trusted is
+another question. Two kinds sign: Ed25519 (RFC 8032), and ECDSA over P-256 with SHA-256 (FIPS 186-5) for who shares a
+key with tools that know elliptic curves alone.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from msgspec import Meta
 
 from contracts.artifact_errors import AttestationInvalid
 from contracts.errors import Refused
 from contracts.jobs import SealAttestation
 from contracts.manifest import MAX_FAULT, Digest
-from contracts.signatures import KeyId, is_signed_by
 from contracts.wire import BadJson, Wire, decode_any, decoder
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -25,6 +33,11 @@ MAX_ORIGIN_BYTES: Final = 64 << 10  # of an envelope
 MAX_BUNDLE_BYTES: Final = 1 << 20
 _ENVELOPE: Final = b'{"payload":'  # how a canonical envelope begins, and no unsigned seal does
 
+ED25519: Final = "ed25519"
+P256: Final = "ecdsa-p256"
+KINDS: Final = "Ed25519, or ECDSA over P-256"
+
+KeyId = Annotated[str, Meta(pattern=r"^(ed25519:[0-9a-f]{64}|ecdsa-p256:0[23][0-9a-f]{64})$(?!\n)")]
 Said = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 
@@ -96,6 +109,35 @@ class Sealed:
 
     seal: SealAttestation
     key_id: str | None
+
+
+def key_id_of(public: object) -> str:
+    """`ed25519:` and 32 bytes, or `ecdsa-p256:` and the compressed point, in hex. Raises ValueError for other keys."""
+    match public:
+        case Ed25519PublicKey():
+            return f"{ED25519}:{public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()}"
+        case ec.EllipticCurvePublicKey() if isinstance(public.curve, ec.SECP256R1):
+            point = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+            return f"{P256}:{point.hex()}"
+        case _:
+            raise ValueError(f"must be a key of {KINDS}")
+
+
+def is_signed_by(key_id: str, message: bytes, signature: bytes) -> bool:
+    """Whether `signature` is that key's over `message`; an id that is no key has signed nothing."""
+    kind, _, digits = key_id.partition(":")
+    try:
+        raw = bytes.fromhex(digits)
+        if kind == ED25519:
+            Ed25519PublicKey.from_public_bytes(raw).verify(signature, message)
+        elif kind == P256:
+            public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), raw)
+            public.verify(signature, message, ec.ECDSA(SHA256()))
+        else:
+            return False
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def statement(version: str, kind: str, predicate: Wire) -> bytes:

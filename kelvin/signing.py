@@ -19,11 +19,10 @@ import msgspec
 from blake3 import blake3
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.attestation import ORIGIN, Claims, Origin
+from contracts.attestation import ORIGIN, P256, Claims, Origin
 from contracts.errors import InvalidRequest, Refused
 from contracts.manifest import Manifest, decode_manifest
 from contracts.push import AttestRequest, Plan
-from contracts.signatures import P256
 from contracts.wire import convert
 from kelvin.policy.export_layout import Span, lay_out
 from kelvin.policy.own_bytes import LinearSpace, find_stranger

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from contracts.attestation import envelope, statement, to_be_signed
-from contracts.signatures import KINDS, key_id_of
+from contracts.attestation import KINDS, envelope, key_id_of, statement, to_be_signed
 from contracts.wire import Wire
 from service.whole_file import write_whole
 

@@ -8,8 +8,8 @@ from typing import Final
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from contracts.attestation import KINDS, key_id_of
 from contracts.settings import BadSetting
-from contracts.signatures import KINDS, key_id_of
 
 SECRET_FILE: Final = "attest.key"
 PUBLIC_FILE: Final = "attest.pub"

@@ -16,6 +16,8 @@ from contracts.attestation import (
     Claims,
     Origin,
     TrainingData,
+    is_signed_by,
+    key_id_of,
     open_envelope,
     read_origin,
     read_seal,
@@ -23,7 +25,6 @@ from contracts.attestation import (
     to_be_signed,
 )
 from contracts.errors import Refused
-from contracts.signatures import is_signed_by, key_id_of
 from contracts.wire import encode
 from service.signing import Signer
 from tests.weightcache.kit import attestation_of

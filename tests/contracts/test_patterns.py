@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
+from contracts.attestation import KeyId
 from contracts.ladder import PlanName
 from contracts.manifest import Digest
 from contracts.signature import Signature
-from contracts.signatures import KeyId
 
 HEX = "0f" * 32
 

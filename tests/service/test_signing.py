@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from contracts.attestation import is_signed_by
 from contracts.settings import BadSetting
-from contracts.signatures import is_signed_by
 from service.signing import BadKey, ensure_signer, load_signer
 from service.trust import INSTALLATION, PUBLIC_FILE, SECRET_FILE, Trust, read_trust
 
