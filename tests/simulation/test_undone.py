@@ -10,13 +10,14 @@ import pytest
 
 from tests.simulation.conftest import PLAYED, Tell
 from tests.simulation.play import search
-from tests.simulation.undone import names, seed_of, undone
+from tests.simulation.undone import Repair, repairs
 from tests.simulation.worlds import WORLDS
 
+REPAIRS: Final = repairs()
 PATIENCE_S: Final = 1200.0  # of the processor, for each patch; the rarest took 140 s of a slow one
 
 
-def _is_found(name: str, first: int | None, record_property: Tell) -> None:
+def _is_found(name: str, repair: Repair, first: int | None, record_property: Tell) -> None:
     """Some history breaks an invariant before PATIENCE_S is over: that of seed `first`, or a random one."""
     begin, until_s = random.SystemRandom().randrange(1 << 40), time.process_time() + PATIENCE_S
     played = 0
@@ -29,24 +30,24 @@ def _is_found(name: str, first: int | None, record_property: Tell) -> None:
             played += 1
             yield begin + played
 
-    with undone(name) as (world, sign):
-        found = search(WORLDS[world], seeds(), lambda outcome: not re.search(sign, str(outcome.broken)))
+    with repair.undone():
+        found = search(WORLDS[repair.world], seeds(), lambda outcome: not re.search(repair.sign, str(outcome.broken)))
     assert found is not None, f"{played} histories after seed {begin} do not find it"
     record_property(PLAYED, f"{name} is found by seed {found.history.seed}, {played} random ones: {found.broken}")
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(5 * PATIENCE_S)
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", REPAIRS)
 def test_undone_repair_is_found_again(name: str, record_property: Tell) -> None:
     """By random histories; for a rare defect, a history that is known to meet it is played first."""
-    _is_found(name, seed_of(name), record_property)
+    _is_found(name, REPAIRS[name], REPAIRS[name].seed, record_property)
 
 
 @pytest.mark.deep
 @pytest.mark.long
 @pytest.mark.timeout(5 * PATIENCE_S)
-@pytest.mark.parametrize("name", [name for name in names() if seed_of(name) is not None])
+@pytest.mark.parametrize("name", [name for name, repair in REPAIRS.items() if repair.seed is not None])
 def test_undone_repair_is_found_at_random(name: str, record_property: Tell) -> None:
     """Rare defects, by random histories alone."""
-    _is_found(name, None, record_property)
+    _is_found(name, REPAIRS[name], None, record_property)

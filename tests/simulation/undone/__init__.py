@@ -1,14 +1,14 @@
 """Repairs, each undone by a small patch that brings its defect back: the simulation has to find every one of them.
 
-A patch is a module with `WORLD`, the world that finds it, `SIGN`, a pattern of what breaks there, and `undo(Undoing)`,
-which replaces repaired functions by defective ones. Its docstring names the defect as a user met it. Where it is rare,
-`SEED` is that of a history which meets it.
+A module is called after the world that finds its defects. The docstring of each patch names the defect as a user met
+it.
 """
 
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -42,21 +42,32 @@ class Undoing:
         assert found, f"{repaired} is nowhere"
 
 
-def names() -> list[str]:
-    """All patches."""
-    return sorted(each.name for each in pkgutil.iter_modules(__path__))
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The world `world` finds the defect by `sign`, a pattern of what breaks there.
+
+    Where that is rare, `seed` is that of a history which meets it.
+    """
+
+    world: str
+    sign: str
+    seed: int | None
+    undo: Callable[[Undoing], None]
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Bring the defect back while the block lasts."""
+        with ExitStack() as stack:
+            self.undo(Undoing(stack))
+            yield
 
 
-def seed_of(name: str) -> int | None:
-    """Return the seed of a history that meets a rare defect; None for a defect that is met often."""
-    found: int | None = getattr(import_module(f"{__name__}.{name}"), "SEED", None)
-    return found
+def repair(sign: str, seed: int | None = None) -> Callable[[Callable[[Undoing], None]], Repair]:
+    """Make a repair of the function that undoes it, for the world that its module is called after."""
+    return lambda undo: Repair(undo.__module__.rpartition(".")[2], sign, seed, undo)
 
 
-@contextmanager
-def undone(name: str) -> Iterator[tuple[str, str]]:
-    """Undo that repair while the block lasts. Yields the world that should find it, and the sign by which."""
-    patch = import_module(f"{__name__}.{name}")
-    with ExitStack() as stack:
-        patch.undo(Undoing(stack))
-        yield patch.WORLD, patch.SIGN
+def repairs() -> dict[str, Repair]:
+    """Return all repairs by name."""
+    modules = [import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
+    return {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Repair)}

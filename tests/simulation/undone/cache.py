@@ -1,0 +1,45 @@
+"""Repairs of the weight cache."""
+
+from tests.simulation.undone import Undoing, repair
+from weightcache.arena import Arena
+from weightcache.examine import Damage, Examiner
+from weightcache.policy.healing import Outcome
+from weightcache.policy.host import Reservation
+
+
+@repair(r"^the_indexes_are_sound")
+def refused_reservation_stays(undoing: Undoing) -> None:
+    """A reservation that is refused after its places were taken leaves its chunks loading for ever: other versions that
+    share them get internal errors.
+    """
+
+    def withdraw(self: Arena, reservation: Reservation) -> None:
+        self.unpin(reservation.slabs)
+
+    undoing.method(Arena, "withdraw", withdraw)
+
+
+@repair(r"KeyError\(.*policy/host\.py")
+def slow_look_condemns_the_new_copy(undoing: Undoing) -> None:
+    """Two look at one damaged chunk in memory. The slower one condemns the copy that is being brought anew: the lease
+    that waits for it hangs, and its slab stays pinned.
+    """
+
+    async def in_memory(self: Examiner, tenant: str, digest: str) -> Outcome:
+        index = self._arena.index
+        place = index.try_place(tenant, digest)
+        if place is None:
+            return Outcome.ABSENT
+        index.pin((place.slab,))
+        try:
+            if await self._verifier.is_right(await self._arena.view(place), digest):
+                return Outcome.WHOLE
+            self._counters.chunk_faults["host"][Outcome.DIGEST] += 1
+            self._forget(place.slab)
+            index.condemn(tenant, digest)
+            self._wrong[Damage(tenant, digest, place)] = None
+            return Outcome.DIGEST
+        finally:
+            self._arena.unpin((place.slab,))
+
+    undoing.method(Examiner, "_in_memory", in_memory)

@@ -1,0 +1,148 @@
+"""Repairs of the front door."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from activator.answers_handover import HandoverReceiver
+from activator.app import PREFIX, RECOVER_AGAIN_S, ship_leftovers
+from activator.attempts import Attempts
+from activator.kept_answers import OwnAnswers
+from activator.keys import VersionKey
+from activator.last_feed import LastFeed, _Kept
+from activator.policy.expected import LEAST, Pace
+from activator.proxy import Declined, Lost, Upstream
+from activator.roster import Roster
+from activator.upstream_http import Answer
+from contracts.control import Feed, VersionRow
+from contracts.errors import Internal
+from contracts.manifest import Limits
+from service.loops import Loops
+from service.unix import SocketDirectory
+from spool import Post, recover
+from tests.simulation.undone import Undoing, repair
+
+
+@repair(r"^no_failure_is_internal")
+def foreign_answer_is_internal(undoing: Undoing) -> None:
+    """A pod's runtime is gone and a proxy answers for it, in HTML: the caller is told of an internal error, though
+    another replica is ready.
+    """
+    repaired = Upstream._rejection
+
+    async def rejection(self: Upstream, answer: Answer) -> Declined | Lost:
+        if answer.fields.get(b"content-type", b"").startswith(b"text/") and answer.status != 503:
+            return Declined(Internal())
+        return await repaired(self, answer)
+
+    undoing.method(Upstream, "_rejection", rejection)
+
+
+@repair(r"^the_next_process_knows_the_table", seed=439_978_773_724)
+def kept_feed_ages_with_the_wall_clock(undoing: Undoing) -> None:
+    """The age of the feed that is kept on disk goes by the wall clock. The clock is set by some hours while the control
+    plane is away and the door is restarted: the next process knows no key, and refuses everybody as long as that lasts.
+    """
+
+    def age_on_disk_s(self: LastFeed, kept: _Kept) -> float:
+        return self._wall_s() - kept.heard_at_s
+
+    undoing.method(LastFeed, "_age_on_disk_s", age_on_disk_s)
+
+
+@repair(r"^a_key_runs_once")
+def keys_are_not_handed_over(undoing: Undoing) -> None:
+    """At a restart two processes serve from one socket, and the new one knows no idempotency key of the old one: a
+    request that is sent again runs a second time.
+    """
+
+    async def connect(answers: OwnAnswers, directory: SocketDirectory) -> None:
+        return None
+
+    undoing.method(HandoverReceiver, "connect", staticmethod(connect))
+
+
+@repair(r"^no_record_is_lost_or_doubled: \d+ records of activator-\d+ were not shipped")
+def leftover_spools_are_looked_for_once(undoing: Undoing) -> None:
+    """An activator looks once, at its start, for records that others left. At a restart the old one still serves then:
+    what it can't ship before it ends is in no bill until some later activator starts.
+    """
+
+    async def ship(spools: Path, post: Post) -> None:
+        while any(each.remaining for each in await recover(spools, lambda source: post if PREFIX in source else None)):
+            await asyncio.sleep(RECOVER_AGAIN_S)
+        await asyncio.Event().wait()
+
+    undoing.function(ship_leftovers, ship)
+
+
+@repair(r"ZeroDivisionError", seed=440_823_190_563)
+def pace_without_slots(undoing: Undoing) -> None:
+    """A version whose replicas all drain or rest has a pace of 0, and an estimated wait divides by it: the error ends
+    the feed's task and with it the door.
+    """
+
+    def tokens_per_s(self: Pace, slots: int) -> float | None:
+        return self._tokens / self._held_s * slots if self._answers >= LEAST and self._held_s > 0 else None
+
+    undoing.method(Pace, "tokens_per_s", tokens_per_s)
+
+
+@repair(r"^nobody_waits_for_what_is_deleted", seed=1_080_140_984_881)
+def retry_keeps_its_version(undoing: Undoing) -> None:
+    """A request that is sent again goes to the version that it was first resolved to, which may have been deleted
+    since: it waits for it until its deadline.
+    """
+    repaired = Attempts.serve
+
+    async def serve(self: Attempts, *given: object) -> None:
+        await repaired(self, *given[:-1], lambda: True)  # type: ignore[arg-type,call-arg]
+
+    undoing.method(Attempts, "serve", serve)
+
+
+@repair(r"^nobody_waits_for_what_is_deleted", seed=497_665_188_860)
+def snapshot_forgets_no_version(undoing: Undoing) -> None:
+    """A version is deleted while the feed is away. The snapshot that follows does not name it, and nobody tells those
+    who wait for it: they wait until their deadlines.
+    """
+    repaired = Roster.apply
+
+    def apply(self: Roster, feed: Feed) -> None:
+        if feed.full:  # as if each version that is waited for were in the snapshot
+            feed = msgspec.structs.replace(feed, versions=(*feed.versions, *map(_row, self._lines)))
+        repaired(self, feed)
+
+    undoing.method(Roster, "apply", apply)
+
+
+def _row(key: VersionKey) -> VersionRow:
+    return VersionRow(
+        tenant=key.tenant, model=key.model, version=key.version, limits=Limits(1, 1, 1, 1), created_at_s=0
+    )
+
+
+@repair(r"^versions_that_are_wanted_are_asked_for", seed=447_052_345_554)
+def wake_ends_at_its_first_error(undoing: Undoing) -> None:
+    """One OSError while the decider is told that a version is wanted, and it is never told again: callers wait for a
+    start until their deadlines.
+    """
+
+    def start(
+        self: Loops, name: str, body: Callable[[], Coroutine[Any, Any, None]], **_: object
+    ) -> "asyncio.Task[None]":
+        async def once() -> None:
+            try:
+                await body()
+            except OSError:
+                return
+
+        task = asyncio.get_running_loop().create_task(once(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    undoing.method(Loops, "start", start)

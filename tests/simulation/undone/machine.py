@@ -1,0 +1,91 @@
+"""Repairs of the control plane of one machine."""
+
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from contracts.traffic_errors import Overloaded
+from controlplane import minimums
+from controlplane.facts import Model, Version, VersionKey
+from controlplane.feed import FeedHub
+from controlplane.policy.reclaim import Holder, choose
+from controlplane.registry_rows import set_stops
+from controlplane.scaling.local import LocalActuator
+from controlplane.tasks import Tasks
+from tests.simulation.undone import Undoing, repair
+
+
+@repair(r"^a_full_machine_is_no_failed_restore")
+def full_machine_is_a_failed_restore(undoing: Undoing) -> None:
+    """Wanting more replicas than there are device slots is told as a restore that failed, every two seconds, and takes
+    the place of the last real one.
+    """
+    repaired = LocalActuator._begin
+
+    def begin(self: LocalActuator, key: VersionKey, asked_us: int) -> bool:
+        if not repaired(self, key, asked_us):
+            self.fail(key, Overloaded("this machine", self.slots, 1.0))
+            return False
+        return True
+
+    undoing.method(LocalActuator, "_begin", begin)
+
+
+@repair(r"^loops_live")
+def loop_ends_at_its_first_error(undoing: Undoing) -> None:
+    """A background loop of the control plane ends at its first unexpected error: after one error of the database
+    budgets are never told again.
+    """
+
+    def start_loop(self: Tasks, name: str, body: Callable[[], Coroutine[Any, Any, None]], **_: object) -> None:
+        self.start(body(), name)
+
+    undoing.method(Tasks, "start_loop", start_loop)
+
+
+@repair(r"^minimums_(hold|are_kept)", seed=502_384_864_494)
+def minimum_of_versions_without_a_name(undoing: Undoing) -> None:
+    """A minimum holds for versions that no name leads to any more: after a deploy on a full machine the old version
+    keeps the device slot, and the new one does not start.
+    """
+
+    def holds(model: Model, version: Version) -> bool:
+        return version.stopped_at_s is None and not version.is_deleted
+
+    undoing.name(minimums, "_holds", holds)
+
+
+@repair(r"^(minimums_|what_is_in_use)", seed=632_955_920_026)
+def room_is_made_below_a_minimum(undoing: Undoing) -> None:
+    """Making room for a version that is asked for takes replicas below their version's minimum, which takes them back
+    at once, and so on without an end.
+    """
+
+    def choose_any(holders: Iterable[Holder[VersionKey]], now: float) -> VersionKey | None:
+        return choose((replace(holder, least=0) for holder in holders), now)
+
+    undoing.function(choose, choose_any)
+
+
+@repair(r"^a_restart_forgets_nothing")
+def stop_is_lost_at_a_restart(undoing: Undoing) -> None:
+    """That an operator stopped a version is kept in memory only: after a restart its minimum starts it again."""
+
+    def forget_stops(connection: Connection, before: Model, model: Model) -> None:
+        return
+
+    undoing.function(set_stops, forget_stops)
+
+
+@repair(r"^nothing_runs_of_suspended_tenants", seed=912_217_151_930)
+def suspended_tenants_start_again(undoing: Undoing) -> None:
+    """That a tenant is suspended is not asked when replicas are decided on: its minimum starts its model again, and it
+    is billed.
+    """
+
+    def is_suspended(self: FeedHub, tenant: str) -> bool:
+        return False
+
+    undoing.method(FeedHub, "is_suspended", is_suspended)
