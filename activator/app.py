@@ -79,8 +79,7 @@ from service.run import Stop
 from service.unix import SocketDirectory
 from service.way import is_remote
 from spool import Post, Shipper, Spool, recover
-from telemetry.certificates import describe_certificates
-from telemetry.telemetry import open_telemetry
+from telemetry.telemetry import describe_certificates, open_telemetry
 
 log = logging.getLogger(__name__)
 

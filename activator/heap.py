@@ -6,19 +6,13 @@ would stay at its peak size after a burst of aborted handshakes.
 
 import asyncio
 import ctypes
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
+
+from service.processes import resident_bytes
 
 LOOK_S: Final = 10.0
 GROWN_BYTES: Final = 32 << 20
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes() -> int:
-    """Return this process's resident memory."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
 def trim() -> None:

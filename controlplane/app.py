@@ -44,8 +44,7 @@ from service.inner import open_inner
 from service.openapi import add_description
 from service.private import make_private
 from service.unix import SocketDirectory
-from telemetry.certificates import describe_certificates
-from telemetry.telemetry import open_telemetry
+from telemetry.telemetry import describe_certificates, open_telemetry
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ _READINGS: Final = 5
 
 
 def born_ns(pid: int) -> int:
-    """When the process was forked, by CLOCK_MONOTONIC, to the kernel's tick (10 ms). Raises FileNotFoundError."""
+    """When the process was forked, by CLOCK_MONOTONIC, to the kernel's tick (10 ms). Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     started_ns = int(fields[19]) * 10**9 // _TICKS_PER_S  # field 22, starttime, counted from field 3; CLOCK_BOOTTIME
@@ -46,6 +46,11 @@ def private_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return (resident - shared) * _PAGE
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory. Raises OSError."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
 
 
 def _suspended_ns() -> int:

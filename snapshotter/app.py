@@ -37,8 +37,7 @@ from snapshotter.pushes import Pushes, PushLimits
 from snapshotter.routes import inner_routes, push_routes, store_routes
 from snapshotter.settings import LISTEN, SnapshotterSettings
 from snapshotter.staging import Staging
-from telemetry.certificates import describe_certificates
-from telemetry.telemetry import local
+from telemetry.telemetry import describe_certificates, local
 
 log = logging.getLogger(__name__)
 

@@ -3,19 +3,22 @@
 Composition roots open it: those that have traces by `open_telemetry`, the others by `local`.
 """
 
+import datetime
+import errno
 import importlib.metadata
 import os
+import resource
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.loops import PROCESS
+from service.loops import PROCESS, record_error
+from service.processes import resident_bytes
 from telemetry.policy.exposition import CONTENT_TYPE, render
 from telemetry.policy.instruments import Kind, Page, by
 from telemetry.policy.spans import RequestFacts, RestoreFacts, is_wanted
@@ -25,7 +28,7 @@ from telemetry.settings import TelemetrySettings
 if TYPE_CHECKING:
     from telemetry.otlp import OtlpCollector
 
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+CERTIFICATES: Final = "kelvin_certificate_expiration_timestamp_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,8 @@ class Telemetry:
             self.sender.offer(facts)
 
     def text(self) -> str:
-        """The page as Prometheus reads it."""
-        return render(self.page.families(), self.page.process)
+        """The page as Prometheus reads it. What can't be read now is left out, and logged."""
+        return render(self.page.families(record_error), self.page.process)
 
     def exposing(self, app: ASGIApp) -> ASGIApp:
         """The application with `GET /metrics` before it, for a socket of the installation's own."""
@@ -101,8 +104,8 @@ def describe_process(page: Page, sender: Sender | None) -> None:
     Names are the Prometheus clients' customary ones.
     """
     page.read("process_cpu_seconds_total", "Processor time used.", Kind.COUNTER, (), lambda: {(): time.process_time()})
-    page.gauge("process_resident_memory_bytes", "Memory in use.", _resident_bytes)
-    page.gauge("process_open_fds", "Open descriptors.", lambda: len(os.listdir("/proc/self/fd")) - 1)
+    page.gauge("process_resident_memory_bytes", "Memory in use.", resident_bytes)
+    page.gauge("process_open_fds", "Open descriptors.", _open_fds)
     errors = "Unexpected errors of background loops. Each was started again."
     page.read("kelvin_loop_errors_total", errors, Kind.COUNTER, ("loop",), lambda: by(PROCESS.errors.items()))
     failing = "Background loops that keep failing. The process is not ready unless this is 0."
@@ -118,5 +121,18 @@ def describe_process(page: Page, sender: Sender | None) -> None:
         )
 
 
-def _resident_bytes() -> float:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+def describe_certificates(page: Page, ends: Callable[[], Mapping[str, datetime.datetime]]) -> None:
+    """Add when a process's certificates expire. `ends` is called for each page: the first expiry by use, such as
+    `inner`. The metric's name follows cert-manager's.
+    """
+    help = "Seconds since 1970 at which a certificate ends; of several, the first."
+    page.read(CERTIFICATES, help, Kind.GAUGE, ("of",), lambda: {(of,): end.timestamp() for of, end in ends().items()})
+
+
+def _open_fds() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # all are open, and none is left to count them with

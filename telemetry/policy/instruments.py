@@ -133,9 +133,19 @@ class Page:
         """One value without labels."""
         self.read(name, help, Kind.GAUGE, (), lambda: {(): read()})
 
-    def families(self) -> tuple[Family, ...]:
-        """Return all of them."""
-        return tuple(instrument.family() for instrument in self._instruments.values())
+    def families(self, failed: Callable[[Exception, str], None] | None = None) -> list[Family]:
+        """Return all that can be read now. `failed` is told of the error and the name of each other one; without it the
+        first error is raised.
+        """
+        found: list[Family] = []
+        for name, instrument in self._instruments.items():
+            try:
+                found.append(instrument.family())
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed(error, name)
+        return found
 
     def _put(self, name: str, made: Counter | Histogram | Reading) -> None:
         if name in self._instruments:

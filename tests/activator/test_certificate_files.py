@@ -14,7 +14,7 @@ from cryptography import x509
 from activator.authority import CA_DAYS, LEAF_DAYS, Authority
 from activator.certificate_files import BadCertificate, CertificateFiles
 from activator.certificates import Certificates
-from telemetry.certificates import NAME
+from telemetry.telemetry import CERTIFICATES
 from tests.activator.handshakes import handshake
 from tests.activator.issuer import Issuer
 from tests.activator.world import World, world
@@ -256,7 +256,7 @@ async def test_when_they_end_is_told(tmp_path: Path, issuer: Issuer) -> None:
     (tmp_path / "world").mkdir()
 
     async def days(here: World) -> dict[str, int]:
-        return {labels["of"]: round((at_s - time.time()) / 86_400) for labels, at_s in await here.series(NAME)}
+        return {labels["of"]: round((at_s - time.time()) / 86_400) for labels, at_s in await here.series(CERTIFICATES)}
 
     async with world(tmp_path / "world", certificates=place) as here:
         assert await days(here) == {"authority": CA_DAYS, "leaves": LEAF_DAYS, "files": 7}

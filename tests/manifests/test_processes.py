@@ -14,7 +14,7 @@ import pytest
 
 from contracts.roles import Role
 from controlplane.key_files import new_key_text
-from telemetry.certificates import NAME
+from telemetry.telemetry import CERTIFICATES
 from tests.activator.knative_autoscaler import StrictAutoscaler
 from tests.activator.redis_server import RedisServer
 from tests.cluster.api_server import ApiServer
@@ -115,7 +115,7 @@ def test_probes(tmp_path: Path) -> None:
         with running(objects, "controlplane", here) as controlplane:
             for each in (controlplane, activator, snapshotter):
                 each.until("readinessProbe")
-                assert re.search(rf'^{NAME}{{process="{each.name}",of="inner"}} \d', each.page(), re.MULTILINE)
+                assert re.search(rf'^{CERTIFICATES}{{process="{each.name}",of="inner"}} \d', each.page(), re.MULTILINE)
             selector = find(objects, "Service", "controlplane")["spec"]["selector"].items()
 
             def is_selected() -> bool:

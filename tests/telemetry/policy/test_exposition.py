@@ -75,6 +75,20 @@ def test_a_family_never_outgrows_its_bound() -> None:
     assert timed.spreads[("other",)].counts == [500, 0]
 
 
+def test_a_reading_that_fails_takes_no_other_along() -> None:
+    """It is left out, and its error told."""
+
+    def fail() -> float:
+        raise OSError("a disk that is gone")
+
+    made, told = Page("p"), list[str]()
+    made.gauge("k_broken", "Broken.", fail)
+    made.gauge("k_whole", "Whole.", lambda: 1)
+    families = made.families(lambda error, name: told.append(f"{name}: {error}"))
+    assert [family.name for family in families] == ["k_whole"]
+    assert told == ["k_broken: a disk that is gone"]
+
+
 def test_a_name_is_taken_once() -> None:
     """Two instruments of one name would be one series with two writers."""
     made = page()
