@@ -24,7 +24,7 @@ from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Door, Installation, InstallationFailed, running
 from coldstart_bench.programs import make_model
 from coldstart_bench.report import Figures, Verdict, at_most, cell
-from spool.home import Home
+from spool.home import has_owner
 
 TENANT: Final = "default"
 MODEL_BYTES: Final = 60_000_000
@@ -300,7 +300,7 @@ def _kill(kelvin: Installation, place: Path) -> None:
 
     def is_gone() -> bool:
         held = (place / "journal", *(kelvin.data / "spool").iterdir())
-        return not any(Home.has_owner(path.parent, path.name) for path in held)
+        return not any(has_owner(path.parent, path.name) for path in held)
 
     kelvin.wait(is_gone, "every process is gone", PATIENCE_S)
 

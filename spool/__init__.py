@@ -4,7 +4,8 @@ It does not know what records mean. Begin with `spool.py` (append), `shipper.py`
 dead process left); `frame.py` has the format.
 """
 
-from spool.recovery import Recovered, has_owner, recover
+from spool.home import has_owner
+from spool.recovery import Recovered, recover
 from spool.shipper import Post, Shipper
 from spool.spool import Spool
 

@@ -54,6 +54,24 @@ def is_shipped(directory: Path) -> bool:
         return True
 
 
+def has_owner(root: Path, source: str) -> bool:
+    """Return whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError.
+
+    Whoever asks holds the lock for an instant: a recovery of that source is put off until it looks again.
+    """
+    try:
+        fd = os.open(root / source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 class Home:
     """`root`/`source`, locked until closed. The lock ends with the process, however it ends."""
 
@@ -124,42 +142,28 @@ class Home:
         os.close(fd)
         return None
 
-    @staticmethod
-    def has_owner(root: Path, source: str) -> bool:
-        """Whether a live process has it. Whoever asks holds the lock for an instant: that source's recovery is
-        put off until it looks again.
-        """
-        try:
-            fd = os.open(root / source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
-
     @property
     def is_open(self) -> bool:
         """Whether the lock is still held."""
         return self._fd >= 0
 
-    def remove_if_shipped(self) -> bool:
-        """Remove the directory if every record in it was acknowledged. Segments with unreadable bytes stay in it."""
-        if last_sequence(self.path) > read_position(self.path):
-            return False
-        for first in segments(self.path):
-            try:
+    def remove_if_shipped(self) -> None:
+        """Remove the directory if every record in it was acknowledged. Segments with unreadable bytes stay in it.
+
+        What the disk refuses is logged.
+        """
+        try:
+            if last_sequence(self.path) > read_position(self.path):
+                return
+            for first in segments(self.path):
                 remove_segment(self.path, first)
-            except OSError as error:  # with its position, or everything would be shipped again
-                log.error("a shipped spool can't be removed", extra={"source": self.source, "error": repr(error)})
-                return False
-        (self.path / POSITION).unlink(missing_ok=True)
+            # Last: without its position everything that is left would be shipped again.
+            (self.path / POSITION).unlink(missing_ok=True)
+        except OSError as error:
+            log.error("a shipped spool can't be removed", extra={"source": self.source, "error": repr(error)})
+            return
         with suppress(OSError):  # a damaged segment is kept in it, or a stranger's file
             self.path.rmdir()
-        return True
 
     def close(self) -> None:
         """Unlock. Idempotent."""

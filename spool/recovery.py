@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,21 +26,27 @@ class Recovered:
     remaining: int  # not taken by the receiver now; call again
 
 
-def has_owner(directory: Path, source: str) -> bool:
-    """Whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError."""
-    return Home.has_owner(directory, source)
-
-
 def left_records(directory: Path, wanted: Callable[[str], bool]) -> Iterator[bytes]:
     """Yield the records in the spools of wanted sources, acknowledged or not. See `looking.frames_below`."""
     return (frame.payload for _, frame in frames_below(directory, lambda _: 0, wanted))
 
 
 def spools_of(directory: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """By source: the last record that was acknowledged, and the last one. Of a live one, as of a moment ago."""
+    """By source: the last record that was acknowledged, and the last one. Of a live one, as of a moment ago.
+
+    Where the disk can't read a source, that is logged, and nothing is known to wait in it.
+    """
     for source in readable_sources(directory):
-        with suppress(FileNotFoundError):  # all of it was shipped meanwhile
-            yield source, (read_position(directory / source), last_sequence(directory / source))
+        acknowledged = 0
+        try:
+            acknowledged = read_position(directory / source)
+            last = last_sequence(directory / source)
+        except FileNotFoundError:  # all of it was shipped meanwhile
+            continue
+        except OSError as error:
+            log.error("a spool can't be read", extra={"source": source, "error": repr(error)})
+            last = acknowledged
+        yield source, (acknowledged, last)
 
 
 async def recover(directory: Path, post_for: Callable[[str], Post | None]) -> list[Recovered]:

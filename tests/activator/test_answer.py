@@ -25,8 +25,8 @@ from spool.journal import Make
 from tests.activator.exchanges import FakeConnection, exchange
 from tests.activator.replica import DONE, chunk
 from tests.activator.spending import PRICES
+from tests.spool.disks import DEADLINE_S, GatedDisk
 from tests.spool.test_journal import read_all
-from tests.spool.test_spool import DEADLINE_S, GatedDisk
 
 
 class Breakable(FakeConnection):

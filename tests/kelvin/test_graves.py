@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -23,7 +22,6 @@ from controlplane.ledger_schema import conflicts, lifetime_records
 from kelvin.supervisor.children import Reaped
 from kelvin.supervisor.graves import Graves, recorded_lives
 from service.processes import born_ns
-from spool.disk import Disk
 from spool.home import Home
 from spool.recovery import recover
 from spool.shipper import Post
@@ -31,22 +29,10 @@ from spool.spool import Spool
 from tests.controlplane.billing_ground import fresh_engine
 from tests.eventually import eventually
 from tests.kelvin.dying_supervisor import PID, POINTS
-from tests.loops import in_loop
-from tests.spool.disks import FailingDisk
+from tests.spool.disks import FailingDisk, GatedDisk
 
 ROOT = Path(__file__).parents[2]
 LIVED_US = 9_000_000  # as the supervisor that saw the death has it
-
-
-class StalledDisk(Disk):
-    """A disk that takes no write until it goes on."""
-
-    def __init__(self) -> None:
-        self.goes_on = threading.Event()
-
-    def write(self, fd: int, payload: bytes, offset: int) -> None:
-        assert self.goes_on.wait(10.0)
-        super().write(fd, payload, offset)
 
 
 def leave_page(data: Path, name: str, idle_ns: int = 0, version: str = "") -> None:
@@ -128,7 +114,6 @@ def test_without_a_look_into_the_spool_the_life_is_written_twice(tmp_path: Path)
     assert in_the_ledger(tmp_path) == ([("rt-1", LIVED_US)], 1)
 
 
-@in_loop
 async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +134,6 @@ async def test_a_life_that_the_spool_refused_is_written_once_the_disk_takes_it(
 
 
 @pytest.mark.parametrize("call", ["glob", "read_bytes"])
-@in_loop
 async def test_life_whose_page_cannot_be_read_now_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -274,11 +258,10 @@ def test_a_page_of_another_boot_is_dropped(tmp_path: Path) -> None:
     assert in_the_ledger(tmp_path) == ([], 0)
 
 
-@in_loop
 async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
     """The disk stalls while a life is written. The event loop goes on, and the life is recorded once it is back."""
     leave_page(tmp_path, f"{PID}.rt-1")
-    disk = StalledDisk()
+    disk = GatedDisk()
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
     graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
     started_s = time.monotonic()
@@ -287,7 +270,7 @@ async def test_slow_disk_holds_up_no_supervisor(tmp_path: Path) -> None:
     await graves.settled(0.01)
     assert time.monotonic() - started_s < 5.0
     assert pages(tmp_path) == [f"{PID}.rt-1"]
-    disk.goes_on.set()
+    disk.gate.set()
     await graves.settled(60.0)
     assert pages(tmp_path) == []
     await asyncio.to_thread(spool.close)

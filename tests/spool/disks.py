@@ -1,11 +1,15 @@
-"""Disks that are full, failing, or that lose what was not synced. Each has the interface of the real one."""
+"""Disks that are full, failing, stalled, or that lose what was not synced. Each has the interface of the real one."""
 
 import errno
 import os
 import random
+import threading
 from pathlib import Path
+from typing import Final
 
 from spool.disk import Disk
+
+DEADLINE_S: Final = 20.0  # of whoever waits for a disk
 
 
 class FailingDisk(Disk):
@@ -39,6 +43,21 @@ class FailingDisk(Disk):
     def _maybe_fail(self, operation: str) -> None:
         if operation in self.fail:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class GatedDisk(Disk):
+    """Syncs only while the gate is open, and says when the committer waits there."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.reached = threading.Event()
+        self.syncs = 0
+
+    def sync(self, fd: int) -> None:
+        self.reached.set()
+        assert self.gate.wait(DEADLINE_S)
+        self.syncs += 1
+        super().sync(fd)
 
 
 class LosingDisk(Disk):

@@ -1,6 +1,5 @@
 """Every state that a killed process, a power cut or a stranger can leave in the spool's directory is readable."""
 
-import asyncio
 import errno
 import os
 from collections.abc import Callable, Sequence
@@ -54,7 +53,7 @@ def _collect(into: list[bytes]) -> Callable[[str], Post]:
 
 
 @pytest.mark.parametrize(("files", "records"), STATES)
-def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
+async def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], records: list[bytes]) -> None:
     """Each reader sees the whole records and nothing else; the source is shipped. Only a torn segment stays of it."""
     source = tmp_path / "supervisor-1"
     _lay(source, files)
@@ -65,7 +64,7 @@ def test_every_early_state_is_read(tmp_path: Path, files: dict[str, bytes], reco
     batch = Tail(source).read(last_sequence(source), 10, 1000)
     assert list(() if batch is None else batch.payloads) == records
     shipped: list[bytes] = []
-    assert asyncio.run(recover(tmp_path, _collect(shipped))) == [Recovered("supervisor-1", len(records), 0, 0)]
+    assert await recover(tmp_path, _collect(shipped)) == [Recovered("supervisor-1", len(records), 0, 0)]
     assert shipped == records
     torn = {name: content for name, content in files.items() if name != POSITION and content.rstrip(b"\0") != FRAME}
     kept = {f"{name}{DAMAGED}": content for name, content in torn.items() if content.strip(b"\0")}
@@ -89,7 +88,7 @@ def test_a_source_killed_before_its_first_record_is_read(tmp_path: Path) -> None
     assert list(left_records(tmp_path, lambda _: True)) == []
 
 
-def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> None:
+async def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> None:
     """A name that no source can have is not ours: nothing in it is read, shipped or removed."""
     foreign = {segment_name(1): FRAME, "position": b""}
     for name in ("lost+found", ".new-x", ".Trash-1000", "a b"):
@@ -104,13 +103,13 @@ def test_foreign_entries_of_the_spool_are_passed_over(tmp_path: Path) -> None:
     assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-1"]
     assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, 1)}
     shipped: list[bytes] = []
-    assert asyncio.run(recover(tmp_path, _collect(shipped))) == [Recovered("supervisor-1", 1, 0, 0)]
+    assert await recover(tmp_path, _collect(shipped)) == [Recovered("supervisor-1", 1, 0, 0)]
     assert shipped == [b"record"]
     assert (tmp_path / "lost+found" / segment_name(1)).read_bytes() == FRAME
     assert (tmp_path / "supervisor-1" / "a" / "b" / "c" / "file").exists()
 
 
-def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery leaves it as it is, and ships what the others left."""
     for source in ("activator-1", "activator-2", "activator-3"):
         _lay(tmp_path / source, {segment_name(1): FRAME})
@@ -123,12 +122,12 @@ def test_one_unreadable_source_stops_no_other(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Home, "try_claim", refusing)
     shipped: list[bytes] = []
-    report = asyncio.run(recover(tmp_path, _collect(shipped)))
+    report = await recover(tmp_path, _collect(shipped))
     assert [found.source for found in report if found.shipped] == ["activator-1", "activator-3"]
     assert (tmp_path / "activator-2" / segment_name(1)).exists()
 
 
-def test_a_directory_of_another_user_is_logged_once(
+async def test_a_directory_of_another_user_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It stops no reader, however often they look."""
@@ -139,7 +138,7 @@ def test_a_directory_of_another_user_is_logged_once(
         assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
         assert [source for source, _ in unshipped(tmp_path)] == ["activator-1"]
     shipped: list[bytes] = []
-    asyncio.run(recover(tmp_path, _collect(shipped)))
+    await recover(tmp_path, _collect(shipped))
     assert shipped == [b"record"]
     assert (tmp_path / "photos" / segment_name(1)).exists()
     assert len(caplog.records) == 1
@@ -148,7 +147,7 @@ def test_a_directory_of_another_user_is_logged_once(
 def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a start, which looks for recorded lives, nor a backup ends with it."""
+    """Neither a start, which looks for recorded lives, nor a backup, nor the examination of accounts ends with it."""
     for source in ("supervisor-1", "supervisor-2"):
         _lay(tmp_path / source, {segment_name(1): FRAME})
     read = Path.read_bytes
@@ -161,6 +160,7 @@ def test_a_segment_that_the_disk_can_not_read_keeps_nobody_from_other_sources(
     monkeypatch.setattr(Path, "read_bytes", failing)
     assert list(left_records(tmp_path, lambda _: True)) == [b"record"]
     assert [source for source, _ in unshipped(tmp_path)] == ["supervisor-2"]
+    assert dict(spools_of(tmp_path)) == {"supervisor-1": (0, 0), "supervisor-2": (0, 1)}
 
 
 def test_a_source_that_is_there_is_claimed_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

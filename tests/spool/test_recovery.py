@@ -1,6 +1,5 @@
 """What a dead process left in its spool is shipped and removed; what a live one owns is left alone."""
 
-import asyncio
 import errno
 import os
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from contracts.errors import Refused, Unavailable
 from spool import reader
 from spool.disk import segment_name, segments
 from spool.frame import encode_frame
-from spool.home import Home, sources
+from spool.home import Home, has_owner, sources
 from spool.looking import frames_after, unshipped
 from spool.reader import DAMAGED, Tail, remove_segment
-from spool.recovery import Recovered, has_owner, left_records, recover, spools_of
+from spool.recovery import Recovered, left_records, recover, spools_of
 from spool.shipper import Post
 from spool.spool import Spool
 from tests.spool.test_journal import make
@@ -57,7 +56,7 @@ class Receiver:
         return post
 
 
-def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
+async def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
     """Each once, whole, in order; live sources and those that are not ours stay."""
     leave(tmp_path, "dead-1", 3)
     leave(tmp_path, "dead-2", 40, size=500)
@@ -68,27 +67,27 @@ def test_dead_sources_are_shipped_and_removed(tmp_path: Path) -> None:
     live.append_blocking(make("x"))
     assert leftovers(tmp_path) == ["dead-1", "dead-2", "other-1"]
     receiver = Receiver()
-    report = asyncio.run(recover(tmp_path, receiver.post_for))
+    report = await recover(tmp_path, receiver.post_for)
     assert report == [Recovered("dead-1", 3, 0, 0), Recovered("dead-2", 40, 0, 0)]
     assert receiver.taken["dead-2"] == [make("x" * 500)(sequence) for sequence in range(1, 41)]
     assert leftovers(tmp_path) == ["other-1"]
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == []
+    assert await recover(tmp_path, receiver.post_for) == []
     assert live.append_blocking(make("still here")) == 2
     live.close()
 
 
-def test_a_receiver_that_is_away_leaves_everything(tmp_path: Path) -> None:
+async def test_a_receiver_that_is_away_leaves_everything(tmp_path: Path) -> None:
     """The next call ships it."""
     leave(tmp_path, "dead-1", 3)
     receiver = Receiver()
     receiver.away = True
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 3)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 0, 0, 3)]
     receiver.away = False
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 3, 0, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 3, 0, 0)]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_what_was_not_acknowledged_is_shipped(tmp_path: Path) -> None:
+async def test_only_what_was_not_acknowledged_is_shipped(tmp_path: Path) -> None:
     """The position of the dead process stands."""
     spool = Spool.open(tmp_path, "dead-1")
     for _ in range(5):
@@ -96,11 +95,11 @@ def test_only_what_was_not_acknowledged_is_shipped(tmp_path: Path) -> None:
     spool.tail.acknowledge(3)
     spool.close()
     receiver = Receiver()
-    asyncio.run(recover(tmp_path, receiver.post_for))
+    await recover(tmp_path, receiver.post_for)
     assert receiver.taken["dead-1"] == [b"4:x", b"5:x"]
 
 
-def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
+async def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
     """Everything still there is shipped again; the receiver ignores repeats."""
     spool = Spool.open(tmp_path, "dead-1")
     for _ in range(5):
@@ -110,7 +109,7 @@ def test_a_damaged_position_only_means_repeats(tmp_path: Path) -> None:
     position = tmp_path / "dead-1" / "position"
     position.write_bytes(position.read_bytes()[:-1] + b"!")
     receiver = Receiver()
-    asyncio.run(recover(tmp_path, receiver.post_for))
+    await recover(tmp_path, receiver.post_for)
     assert len(receiver.taken["dead-1"]) == 5
 
 
@@ -122,14 +121,14 @@ def flip(path: Path, offset: int) -> bytes:
     return bytes(content)
 
 
-def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None:
+async def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None:
     """A damaged byte in a middle segment costs one record. The segment is kept aside."""
     leave(tmp_path, "dead-1", 20, size=500)
     home = tmp_path / "dead-1"
     second = segments(home)[1]
     content = flip(home / segment_name(second), 700)
     receiver = Receiver()
-    (report,) = asyncio.run(recover(tmp_path, receiver.post_for))
+    (report,) = await recover(tmp_path, receiver.post_for)
     assert (report.shipped, report.lost, report.remaining) == (19, 1, 0)
     numbers = [int(record.split(b":")[0]) for record in receiver.taken["dead-1"]]
     assert numbers == [*range(1, second + 1), *range(second + 2, 21)]
@@ -139,7 +138,7 @@ def test_a_hole_is_counted_and_the_rest_is_shipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [pytest.param(at, id=f"byte {at} of the frame") for at in (0, 3, 4, 8, 16, 20)])
-def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: int) -> None:
+async def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: int) -> None:
     """Five records, the third damaged: four are shipped, one is counted as lost, and its bytes stay."""
     leave(tmp_path, "dead-1", 5)
     home = tmp_path / "dead-1"
@@ -148,17 +147,17 @@ def test_damage_in_the_last_segment_is_counted_and_kept(tmp_path: Path, part: in
     assert [frame.sequence for frame in frames_after(home, 0)] == [1, 2, 4, 5]
     receiver = Receiver()
     receiver.away = True
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 5)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 0, 0, 5)]
     receiver.away = False
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 4, 1, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 4, 1, 0)]
     assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
     assert [(path.name, path.read_bytes()) for path in home.iterdir()] == [(segment_name(1) + ".damaged", content)]
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == []
+    assert await recover(tmp_path, receiver.post_for) == []
     assert len(list(home.iterdir())) == 1
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EMLINK])
-def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
+async def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """The records behind the damage are shipped, too."""
@@ -171,13 +170,13 @@ def test_a_full_disk_or_one_without_hard_links_keeps_a_damaged_segment(
     home = tmp_path / "dead-1"
     content = flip(home / segment_name(1), 2 * len(encode_frame(1, make("x" * 10)(1))))
     receiver = Receiver()
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 4, 1, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 4, 1, 0)]
     assert receiver.taken["dead-1"] == [make("x" * 10)(sequence) for sequence in (1, 2, 4, 5)]
     assert kept_in(home) == {segment_name(1) + ".damaged": content}
 
 
 @pytest.mark.parametrize("segments_bytes", [pytest.param(4096, id="three segments"), pytest.param(1 << 20, id="one")])
-def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
+async def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, segments_bytes: int
 ) -> None:
     """The disk is read-only. All that can be read is shipped, once, and nothing is lost."""
@@ -194,11 +193,11 @@ def test_a_segment_that_can_be_neither_removed_nor_kept_stays(
 
     monkeypatch.setattr(Path, "rename", refusing)
     receiver = Receiver()
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 19, 1, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 19, 1, 0)]
     assert (home / segment_name(1)).read_bytes() == content
     assert "a shipped spool can't be removed" in caplog.messages
     monkeypatch.setattr(Path, "rename", rename)
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == [Recovered("dead-1", 0, 0, 0)]
+    assert await recover(tmp_path, receiver.post_for) == [Recovered("dead-1", 0, 0, 0)]
     assert len(receiver.taken["dead-1"]) == 19
     assert kept_in(home) == {segment_name(1) + ".damaged": content}
 
@@ -225,7 +224,7 @@ FRAME_BYTES = len(WHOLE) // 4
         pytest.param(b"!", 0, 0, id="one byte"),
     ],
 )
-def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
+async def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, segment: bytes, shipped: int, offset: int
 ) -> None:
     """Nobody can tell a torn write from damaged records. The kept file holds up neither recoveries nor backups."""
@@ -233,7 +232,7 @@ def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
     home.mkdir()
     (home / segment_name(1)).write_bytes(segment)
     receiver = Receiver()
-    (report,) = asyncio.run(recover(tmp_path, receiver.post_for))
+    (report,) = await recover(tmp_path, receiver.post_for)
     assert (report.shipped, report.remaining) == (shipped, 0)
     assert kept_in(home) == {segment_name(1) + ".damaged": segment}
     (line,) = [record for record in caplog.records if "torn by a power cut, or damaged" in record.message]
@@ -241,7 +240,7 @@ def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
     assert (named["source"], named["segment"]) == ("dead-1", segment_name(1))
     assert (named["offset"], named["bytes"]) == (offset, len(segment.rstrip(b"\0")) - offset)
     caplog.clear()
-    assert asyncio.run(recover(tmp_path, receiver.post_for)) == []
+    assert await recover(tmp_path, receiver.post_for) == []
     assert list(unshipped(tmp_path)) == []
     assert list(left_records(tmp_path, lambda _: True)) == []
     assert dict(spools_of(tmp_path)) == {"dead-1": (0, 0)}
@@ -255,7 +254,7 @@ def test_what_a_dead_source_left_unreadable_is_kept_and_logged_once(
     acknowledged=st.integers(min_value=0, max_value=20),
 )
 @settings(max_examples=60)
-def test_damage_anywhere_loses_no_record(
+async def test_damage_anywhere_loses_no_record(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], flips: list[int], acknowledged: int
 ) -> None:
     """Each record is shipped as it was written, or lies in a file that is kept. Without damage nothing is kept."""
@@ -273,13 +272,13 @@ def test_damage_anywhere_loses_no_record(
         if path.name not in damaged:
             damaged[path.name] = flip(path, at % path.stat().st_size)
     receiver = Receiver()
-    asyncio.run(recover(root, receiver.post_for))
+    await recover(root, receiver.post_for)
     taken = receiver.taken.get("dead-1", [])
     assert set(taken) <= {make("x" * size)(sequence) for sequence, size in enumerate(sizes, 1)}
     assert (kept_in(home) if damaged else list(root.iterdir())) == (
         {name + ".damaged": content for name, content in damaged.items()} if damaged else []
     )
-    assert asyncio.run(recover(root, receiver.post_for)) == []
+    assert await recover(root, receiver.post_for) == []
 
 
 def test_a_writer_that_goes_on_overwrites_nothing_unreadable(tmp_path: Path) -> None:
@@ -354,7 +353,7 @@ def test_live_spool_keeps_segments_that_are_damaged_and_reads_no_others_again(
 
 
 @pytest.mark.parametrize("reserved", [pytest.param(0, id="closed"), pytest.param(1 << 19, id="reserved space behind")])
-def test_a_segment_with_much_damage_is_shipped_in_full_batches(
+async def test_a_segment_with_much_damage_is_shipped_in_full_batches(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, reserved: int
 ) -> None:
     """Every second of 4,000 records is damaged. That costs neither a post nor a log line for each of them."""
@@ -369,7 +368,7 @@ def test_a_segment_with_much_damage_is_shipped_in_full_batches(
         posts.append(records)
 
     # The last record is damaged, too: it is behind each one that can be read, and not counted.
-    assert asyncio.run(recover(tmp_path, lambda _: post)) == [Recovered("dead-1", 2000, 1999, 0)]
+    assert await recover(tmp_path, lambda _: post) == [Recovered("dead-1", 2000, 1999, 0)]
     assert [int(record) for records in posts for record in records] == list(range(1, 4000, 2))
     assert len(posts) == 4
     lost = [vars(record) for record in caplog.records if record.message == "records of a spool are lost"]
@@ -416,30 +415,30 @@ def test_a_hole_at_the_end_of_what_is_asked_for_takes_no_record_behind_it_along(
     tail.close()
 
 
-def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
+async def test_a_torn_tail_counts_as_no_loss(tmp_path: Path) -> None:
     """Half a record with nothing readable behind it: most likely a power cut took it before it was acknowledged."""
     leave(tmp_path, "dead-1", 3)
     segment = tmp_path / "dead-1" / segment_name(1)
     segment.write_bytes(segment.read_bytes() + encode_frame(4, b"x" * 2000)[:-500] + bytes(4096))
-    assert asyncio.run(recover(tmp_path, Receiver().post_for)) == [Recovered("dead-1", 3, 0, 0)]
+    assert await recover(tmp_path, Receiver().post_for) == [Recovered("dead-1", 3, 0, 0)]
     assert [path.name for path in (tmp_path / "dead-1").iterdir()] == [segment_name(1) + ".damaged"]
 
 
-def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
+async def test_two_recoveries_do_not_ship_the_same_source(tmp_path: Path) -> None:
     """The lock is held while it ships."""
     leave(tmp_path, "dead-1", 3)
     home = Home.try_claim(tmp_path, "dead-1")
     assert home is not None
     assert leftovers(tmp_path) == []
-    assert asyncio.run(recover(tmp_path, Receiver().post_for)) == []
+    assert await recover(tmp_path, Receiver().post_for) == []
     home.close()
     assert leftovers(tmp_path) == ["dead-1"]
 
 
-def test_no_directory_is_no_leftover(tmp_path: Path) -> None:
+async def test_no_directory_is_no_leftover(tmp_path: Path) -> None:
     """Before the first spool."""
     assert leftovers(tmp_path / "none") == []
-    assert asyncio.run(recover(tmp_path / "none", Receiver().post_for)) == []
+    assert await recover(tmp_path / "none", Receiver().post_for) == []
 
 
 def test_whether_a_source_has_an_owner(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Appends from loops and threads: durable when they return, one commit for many, bounded, and clean to close."""
 
 import asyncio
-import threading
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,25 +12,8 @@ from contracts.errors import Internal, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool.disk import Disk
 from spool.spool import Spool
-from tests.spool.disks import FailingDisk
+from tests.spool.disks import DEADLINE_S, FailingDisk, GatedDisk
 from tests.spool.test_journal import make, read_all
-
-DEADLINE_S = 20.0
-
-
-class GatedDisk(Disk):
-    """Syncs only while the gate is open, and says when the committer waits there."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.reached = threading.Event()
-        self.syncs = 0
-
-    def sync(self, fd: int) -> None:
-        self.reached.set()
-        assert self.gate.wait(DEADLINE_S)
-        self.syncs += 1
-        super().sync(fd)
 
 
 async def test_an_append_returns_after_the_sync(tmp_path: Path) -> None:
@@ -274,6 +258,24 @@ def test_a_name_that_does_not_become_durable(tmp_path: Path) -> None:
 
 def test_an_empty_spool_leaves_no_directory(tmp_path: Path) -> None:
     """Nothing to ship, nothing left."""
+    Spool.open(tmp_path, "a-1").close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", [pytest.param("unlink", id="read-only"), pytest.param("read_bytes", id="unreadable")])
+def test_a_spool_on_a_disk_that_fails_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    """Whoever has it ends in order, and lets go of the source: the next one can have it."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    spool = Spool.open(tmp_path, "a-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, call, refuse)
+        spool.close()
+    assert "a shipped spool can't be removed" in caplog.messages
     Spool.open(tmp_path, "a-1").close()
     assert list(tmp_path.iterdir()) == []
 
