@@ -6,13 +6,10 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, Final, ParamSpec
+from typing import Any, Final
 
 import uvloop
 from aiohttp import web
-
-P = ParamSpec("P")
 
 HOST: Final = "127.0.0.1"
 END_S: Final = 30.0
@@ -75,13 +72,3 @@ def answering(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[int
 
     with socket.create_server((HOST, 0)) as listener, looping(main):
         yield listener.getsockname()[1]
-
-
-def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an `async def` test in a loop of its own."""
-
-    @wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run

@@ -46,14 +46,12 @@ async def _client(data: Path) -> AsyncIterator[ServiceClient]:
         directory.close()
 
 
-def test_it_answers_and_is_killed_and_answers(tmp_path: Path) -> None:
+async def test_it_answers_and_is_killed_and_answers(tmp_path: Path) -> None:
     """A question is put again until its deadline, so that neither a start nor a death is seen by who waits that long;
     SIGTERM ends it with 0.
     """
     process = _start(tmp_path)
-
-    async def scene() -> None:
-        nonlocal process
+    try:
         async with _client(tmp_path) as client:
             filters = FilterProcess(client, asyncio.get_running_loop())
             found = await filters.ask(QUESTION, DEADLINE_S)
@@ -71,20 +69,16 @@ def test_it_answers_and_is_killed_and_answers(tmp_path: Path) -> None:
                 assert await filters.ask(QUESTION, DEADLINE_S) == found
             async with client.open("GET", "/metrics", timeout_s=DEADLINE_S) as answer:
                 assert 'kelvin_filter_unseen_total{process="filters"} 3\n' in await answer.text()
-
-    try:
-        asyncio.run(scene())
         assert _end(process, signal.SIGTERM) == 0
     finally:
         if process.poll() is None:
             _end(process, signal.SIGKILL)
 
 
-def test_it_says_no_and_counts(tmp_path: Path) -> None:
+async def test_it_says_no_and_counts(tmp_path: Path) -> None:
     """What it does not know is named with its rule; its page has verdicts and entities, and no text."""
     process = _start(tmp_path)
-
-    async def scene() -> None:
+    try:
         async with _client(tmp_path) as client:
             filters = FilterProcess(client, asyncio.get_running_loop())
             await filters.ask(QUESTION, DEADLINE_S)
@@ -107,9 +101,6 @@ def test_it_says_no_and_counts(tmp_path: Path) -> None:
             assert "b.example" not in page
             async with client.session.post(f"http://filters{CHECK}", data=b"{") as refused:
                 assert refused.status == 400
-
-    try:
-        asyncio.run(scene())
     finally:
         _end(process, signal.SIGKILL)
     assert "b.example" not in (tmp_path / "log").read_text()

@@ -1,6 +1,5 @@
 """One decider at a time, whoever asks; a death lets go."""
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         second.close()
 
 
-def test_a_death_lets_go(tmp_path: Path) -> None:
+async def test_a_death_lets_go(tmp_path: Path) -> None:
     """Whoever waits for it has it then, and not before."""
     with (
         closing(SocketDirectory(tmp_path)) as directory,
@@ -47,8 +46,8 @@ def test_a_death_lets_go(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"True\n"
             with pytest.raises(Refused, match="the decider's place"):
-                asyncio.run(hold(directory, 0.05))
+                await hold(directory, 0.05)
         finally:
             process.send_signal(signal.SIGKILL)
-        with closing(asyncio.run(hold(directory, 60))):
+        with closing(await hold(directory, 60)):
             assert try_hold(directory) is None

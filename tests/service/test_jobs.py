@@ -1,10 +1,9 @@
 """A job of a push is bounded in time and memory, shares its turn with other tenants, and ends with whom it is for."""
 
 import asyncio
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -22,6 +21,8 @@ from tests.eventually import eventually
 GROWS = "x = []\nwhile True: x.append(bytearray(b'1') * (8 << 20))"
 SLEEPS = "import time; time.sleep(600)"
 DIES = "raise SystemExit(1)"
+
+Work = Callable[[GateJob | SealJob], Awaitable[Any]]
 
 
 class Process:
@@ -67,6 +68,33 @@ class Standbys:
             await program.wait()
 
 
+class Scripted:
+    """What the desk needs of a standby whose jobs come to what `work` does."""
+
+    pid = 0
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    async def gate(self, job: GateJob | SealJob, timeout_s: float) -> Any:
+        return await self._work(job)
+
+    seal = gate
+
+    async def gone(self, timeout_s: float) -> bool:
+        return True
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+
+def _desk(work: Work, weight_of: Callable[[str], int] = lambda _: 1) -> JobDesk:
+    @asynccontextmanager
+    async def standby() -> AsyncIterator[BornProcess]:
+        yield Scripted(work)  # type: ignore[misc]
+
+    return JobDesk(standby, weight_of)
+
+
 def _gate(tenant: str = "acme") -> GateJob:
     return GateJob(config_json="{}", tensors={}, tenant=tenant)
 
@@ -104,23 +132,13 @@ async def test_job_outlives_the_death_of_every_parked_process() -> None:
     """Every standby is killed within half a second. The job succeeds on the next one; the artifact is not blamed."""
     loop, deaths = asyncio.get_running_loop(), list[float]()
 
-    class Scripted:
-        pid = os.getpid()
+    async def judge(_: object) -> str:
+        if not deaths or loop.time() - deaths[0] < 0.5:
+            deaths.append(loop.time())
+            raise Refused(Unavailable("the runtime"))
+        return "judged"
 
-        async def gate(self, job: GateJob, timeout_s: float) -> Any:
-            if not deaths or loop.time() - deaths[0] < 0.5:
-                deaths.append(loop.time())
-                raise Refused(Unavailable("the runtime"))
-            return "judged"
-
-        async def gone(self, timeout_s: float) -> bool:
-            return True
-
-    @asynccontextmanager
-    async def standby() -> AsyncIterator[BornProcess]:
-        yield Scripted()  # type: ignore[misc]
-
-    assert await JobDesk(standby).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
+    assert await _desk(judge).gate(_gate()) == "judged"  # type: ignore[comparison-overlap]
     assert len(deaths) == 1
 
 
@@ -168,25 +186,18 @@ async def test_tenant_with_many_jobs_waits_behind_another_one() -> None:
     """Whoever pushes a lot does not keep others out: neither of the next turn nor of the queue."""
     order, turn = list[str](), asyncio.Event()
 
-    class Scripted:
-        pid = 0
+    async def judge(job: GateJob | SealJob) -> None:
+        order.append(job.tenant)
+        await turn.wait()
 
-        async def gate(self, job: GateJob, timeout_s: float) -> Any:
-            order.append(job.tenant)
-            await turn.wait()
-
-    @asynccontextmanager
-    async def standby() -> AsyncIterator[BornProcess]:
-        yield Scripted()  # type: ignore[misc]
-
-    desk = JobDesk(standby)
+    desk = _desk(judge)
     many = [asyncio.create_task(desk.gate(_gate("many"))) for _ in range(1 + jobs.MAX_WAITING_OF_TENANT)]
     await asyncio.sleep(0)
     with pytest.raises(Refused) as refused:
         await desk.gate(_gate("many"))
     assert isinstance(refused.value.failure, Overloaded)
     one = asyncio.create_task(desk.gate(_gate("one")))
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     turn.set()
     await asyncio.gather(one, *many)
     assert order[:2] == ["many", "one"]
@@ -198,20 +209,11 @@ async def test_jobs_are_shared_by_tenant_weight(kind: str) -> None:
     """A tenant of three times the weight has three times the turns while both always wait, of either kind of job."""
     order, weights = list[str](), {"heavy": 3, "light": 1}
 
-    class Scripted:
-        pid = 0
+    async def work(job: GateJob | SealJob) -> None:
+        order.append(job.tenant)
+        await asyncio.sleep(1.0)
 
-        async def gate(self, job: GateJob | SealJob, timeout_s: float) -> Any:
-            order.append(job.tenant)
-            await asyncio.sleep(1.0)
-
-        seal = gate
-
-    @asynccontextmanager
-    async def standby() -> AsyncIterator[BornProcess]:
-        yield Scripted()  # type: ignore[misc]
-
-    desk = JobDesk(standby, weight_of=weights.__getitem__)
+    desk = _desk(work, weights.__getitem__)
 
     async def always(tenant: str) -> None:
         while len(order) < 40:
@@ -228,23 +230,13 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
     """A seal of a large draft may take a quarter of an hour. Others are told meanwhile whether they may push at all."""
     sealing, judged = asyncio.Event(), list[str]()
 
-    class Scripted:
-        pid = 0
-
-        async def gate(self, job: GateJob, timeout_s: float) -> Any:
-            judged.append(job.tenant)
-
-        async def seal(self, job: SealJob, timeout_s: float) -> Any:
+    async def work(job: GateJob | SealJob) -> None:
+        if isinstance(job, SealJob):
             sealing.set()
             await asyncio.Event().wait()
+        judged.append(job.tenant)
 
-        def signal(self, number: signal.Signals) -> None: ...
-
-    @asynccontextmanager
-    async def standby() -> AsyncIterator[BornProcess]:
-        yield Scripted()  # type: ignore[misc]
-
-    desk = JobDesk(standby)
+    desk = _desk(work)
     seal = asyncio.create_task(desk.seal(SealJob(tenant="large", version="ab" * 32, total_bytes=1 << 40)))
     await sealing.wait()
     async with asyncio.timeout(20):
@@ -254,6 +246,7 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
     await asyncio.wait({seal})
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("sizes", "seconds"),
     [
@@ -264,18 +257,14 @@ async def test_gate_does_not_wait_for_a_seal() -> None:
         pytest.param({"total_bytes": 1 << 40, "distinct_bytes": 1 << 20}, 60.05, id="one chunk again and again"),
     ],
 )
-async def test_time_of_a_seal_follows_its_bytes(
-    monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], seconds: float
-) -> None:
+async def test_time_of_a_seal_follows_its_bytes(sizes: dict[str, int], seconds: float) -> None:
     """Nobody holds the turn for a quarter of an hour with a draft of a megabyte."""
-    found: list[float] = []
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
 
-    async def bounded(self: JobDesk, process: Any, tenant: str, limit_s: float, *_: Any) -> Any:
-        found.append(limit_s)
-        for work in _:
-            if asyncio.iscoroutine(work):
-                work.close()
+    async def go_on(_: object) -> None:
+        await asyncio.Event().wait()
 
-    monkeypatch.setattr(JobDesk, "_bounded", bounded)
-    await JobDesk(Standbys(DIES).one).seal(SealJob(tenant="acme", version="ab" * 32, **sizes))
-    assert found == [pytest.approx(seconds, abs=0.1)]
+    with pytest.raises(Refused, match="judging it takes longer than"):
+        await _desk(go_on).seal(SealJob(tenant="acme", version="ab" * 32, **sizes))
+    assert loop.time() - began_s == pytest.approx(seconds, abs=0.2)

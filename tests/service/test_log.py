@@ -20,10 +20,9 @@ from contracts.trace import TraceContext
 from service.cause import begin
 from service.client import ServiceClient
 from service.log import OURS, configure_logging
-from service.run import serve_until
 from service.settings import log_level
-from service.unix import SocketDirectory
 from tests.contracts.test_secrets import KEY, SECRET
+from tests.service.serving import served
 
 TRACE = TraceContext(0xABC, 0xDEF, True)
 
@@ -96,17 +95,9 @@ async def test_it_crosses_a_socket(tmp_path: Path, lines: Any) -> None:
             begin(request_id, TRACE)
         await client.call("GET", "/say", type(None), timeout_s=5)
 
-    directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
-    listener = directory.listen("s.sock")
-    serving = asyncio.create_task(serve_until(app, listener, stop, 1))
-    client = ServiceClient(directory, "s.sock", "the service")
-    for request_id in ("req_1", None, "req_2"):  # over one kept connection
-        await asyncio.create_task(call(client, request_id))
-    await client.close()
-    stop.set()
-    await serving
-    listener.close()
-    directory.close()
+    async with served(tmp_path, app) as service:
+        for request_id in ("req_1", None, "req_2"):  # over one kept connection
+            await asyncio.create_task(call(service.client, request_id))
     said = [line for line in lines() if line["message"] == "said"]
     assert [line.get("request_id") for line in said] == ["req_1", None, "req_2"]
     assert [line.get("trace_id") for line in said] == [f"{0xABC:032x}", None, f"{0xABC:032x}"]
@@ -187,21 +178,15 @@ async def test_cut_request_is_one_line(tmp_path: Path, lines: Any, has_begun: bo
         is_under_way.set()
         await asyncio.Event().wait()
 
-    directory, stop = SocketDirectory(tmp_path / "run"), asyncio.Event()
-    listener = directory.listen("s.sock")
-    serving = asyncio.create_task(serve_until(app, listener, stop, 1))
-    client = ServiceClient(directory, "s.sock", "the service")
-    with pytest.raises(Refused):
-        await client.call("GET", "/defect", type(None), timeout_s=5)
-    asking = asyncio.create_task(client.call("GET", "/", type(None), timeout_s=30))
-    await is_under_way.wait()
-    stop.set()
-    await serving
-    await asyncio.wait({asking})
-    assert asking.exception() is not None
-    await client.close()
-    listener.close()
-    directory.close()
+    async with served(tmp_path, app) as service:
+        with pytest.raises(Refused):
+            await service.client.call("GET", "/defect", type(None), timeout_s=5)
+        asking = asyncio.create_task(service.client.call("GET", "/", type(None), timeout_s=30))
+        await is_under_way.wait()
+        service.stop.set()
+        await service.serving
+        await asyncio.wait({asking})
+        assert asking.exception() is not None
     defect, _, cut = (line for line in lines() if line["level"] != "info")
     assert "CancelledError" in defect["exception"]
     assert (cut["level"], cut["message"]) == ("warning", "a request was cut as the process ends")

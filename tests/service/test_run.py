@@ -1,5 +1,7 @@
-"""A service's process: what was imported is out of the collector's sight before it serves."""
+"""A service's process: how it starts, and what ends it."""
 
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +23,28 @@ def test_a_service_has_frozen_what_it_imported(call: str, frozen: bool) -> None:
     """A full collection while it serves doesn't go through it."""
     done = subprocess.run([sys.executable, "-c", REPORT + call], capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 10_000) == frozen
+
+
+RAISES = """
+import resource
+from service.startup import raise_descriptors
+
+raise_descriptors()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_soft_limit_of_descriptors_becomes_the_hard_one() -> None:
+    """Which stays what it was."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    done = subprocess.run(
+        [sys.executable, "-c", RAISES],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)),
+        stdout=PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(hard)] * 2
 
 
 UNTIL_STOPPED = """
@@ -65,3 +89,31 @@ def test_nohup_keeps_a_process_that_loses_its_terminal() -> None:
         process.terminate()
         assert process.stdout.read() == "drained\n"
     assert process.returncode == 0
+
+
+ON_A_LIFELINE = """
+import asyncio, sys
+from service.run import run_service
+
+async def main(stop):
+    print("up", flush=True)
+    await stop.wait()
+    if sys.argv[2] == "hang":
+        await asyncio.Event().wait()
+
+run_service(main, int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("behaviour", "status"), [("end", 0), ("hang", 1)])
+def test_the_end_of_the_supervisor_ends_it(behaviour: str, status: int) -> None:
+    """When the other end of the lifeline closes, the process ends, also one that hangs in its drain."""
+    read, write = os.pipe()
+    command = [sys.executable, "-c", ON_A_LIFELINE, str(read), behaviour]
+    with subprocess.Popen(command, stdout=PIPE, text=True, pass_fds=(read,)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.close(read)
+        os.close(write)
+        process.communicate(timeout=60)
+        assert process.returncode == status

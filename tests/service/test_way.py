@@ -44,7 +44,7 @@ def test_what_is_on_another_host(address: str, want: bool) -> None:
     assert is_remote(address) is want
 
 
-def test_a_name_that_no_host_can_have_is_an_oserror() -> None:
+async def test_a_name_that_no_host_can_have_is_an_oserror() -> None:
     """As everything is by which connecting fails: who tries again later need not know of names."""
     with pytest.raises(OSError, match=r"^http://a\.\.b:80: "):
-        asyncio.run(HostWay("http://a..b:80", None).connect(asyncio.Protocol))
+        await HostWay("http://a..b:80", None).connect(asyncio.Protocol)

@@ -41,14 +41,11 @@ async def answering(path: Path, answer: Answer) -> AsyncIterator[ZygoteClient]:
     directory.close()
 
 
-def _refusal(path: Path, answer: Answer) -> Failure:
-    async def main() -> Failure:
-        async with answering(path, answer) as zygote:
-            with pytest.raises(Refused) as refused:
-                await zygote.fork("r1", 0.2)
-            return refused.value.failure
-
-    return asyncio.run(main())
+async def _refusal(path: Path, answer: Answer, timeout_s: float = 30.0) -> Failure:
+    async with answering(path, answer) as zygote:
+        with pytest.raises(Refused) as refused:
+            await zygote.fork("r1", timeout_s)
+        return refused.value.failure
 
 
 def _send(*pieces: bytes, fds: int = 0) -> Answer:
@@ -79,7 +76,7 @@ async def test_a_birth_comes_with_its_pidfd(tmp_path: Path) -> None:
     assert asked == [b'{"op":"fork","runtime_id":"r1"}']
 
 
-def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> None:
+async def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> None:
     """Nobody else knows of it: parked, it would live on as long as its zygote."""
     asked, may_answer = threading.Event(), threading.Event()
     child, left = subprocess.Popen(["sleep", "600"]), tmp_path / "rt-r1.sock"
@@ -92,7 +89,7 @@ def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> N
         socket.send_fds(connection, [b'{"ok":true,"pid":%d}' % child.pid], [pidfd])
         os.close(pidfd)
 
-    async def main() -> None:
+    try:
         async with answering(tmp_path, answer) as zygote:
             fork = asyncio.create_task(zygote.fork("r1", 5.0))
             await asyncio.to_thread(asked.wait, 10)
@@ -102,9 +99,6 @@ def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> N
             may_answer.set()
             assert await asyncio.to_thread(child.wait, 10) == -signal.SIGKILL
             await eventually(lambda: not left.exists())
-
-    try:
-        asyncio.run(main())
     finally:
         child.kill()
         child.wait()
@@ -125,24 +119,24 @@ def test_process_whose_asker_left_is_killed_when_it_is_born(tmp_path: Path) -> N
         pytest.param(_send(b'{"ok":false}'), Internal(), id="a refusal without a reason"),
     ],
 )
-def test_what_is_no_birth(tmp_path: Path, answer: Answer, want: Failure) -> None:
+async def test_what_is_no_birth(tmp_path: Path, answer: Answer, want: Failure) -> None:
     """Every other answer is a failure, and its descriptors are closed."""
-    assert _refusal(tmp_path, answer) == want
+    assert await _refusal(tmp_path, answer) == want
 
 
-def test_nonsense_is_refused(tmp_path: Path) -> None:
+async def test_nonsense_is_refused(tmp_path: Path) -> None:
     """An answer that does not decode is named as such."""
-    assert isinstance(_refusal(tmp_path, _send(b"[1]", fds=2)), InvalidRequest)
+    assert isinstance(await _refusal(tmp_path, _send(b"[1]", fds=2)), InvalidRequest)
 
 
-def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+async def test_a_zygote_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     """The wait has a deadline."""
     silent = threading.Event()
 
     def answer(connection: socket.socket, question: bytes) -> None:
         silent.wait(1.0)
 
-    assert _refusal(tmp_path, answer) == Unavailable("the zygote")
+    assert await _refusal(tmp_path, answer, 0.2) == Unavailable("the zygote")
 
 
 async def test_no_zygote_at_all(tmp_path: Path) -> None:

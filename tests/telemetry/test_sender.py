@@ -1,6 +1,5 @@
 """Telling never waits: a collector that hangs, refuses or breaks costs what was for it, and that is counted."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,19 +53,19 @@ def started(collector: FakeCollector, clock: Callable[[], float] = lambda: 0.0) 
     return sender
 
 
-def test_what_is_offered_arrives_once_and_in_order() -> None:
+async def test_what_is_offered_arrives_once_and_in_order() -> None:
     """Also what waited when it was closed."""
     collector = FakeCollector()
     sender = started(collector)
     for number in range(50):
         sender.offer(facts(number))
-    assert asyncio.run(sender.close(10))
+    assert await sender.close(10)
     assert [fact.request_id for batch in collector.batches for fact in batch] == [f"req_{n}" for n in range(50)]  # type: ignore[union-attr]
     assert (sender.sent, sender.dropped, sender.lost) == (50, 0, 0)
     assert collector.closed.is_set()
 
 
-def test_a_collector_that_hangs_costs_nothing() -> None:
+async def test_a_collector_that_hangs_costs_nothing() -> None:
     """Offering goes on at once; beyond the queue's room it is dropped and counted; the end waits only so long."""
     hold = threading.Event()
     collector = FakeCollector(hold.wait)
@@ -77,24 +76,24 @@ def test_a_collector_that_hangs_costs_nothing() -> None:
     for number in range(LIMIT + 100):
         sender.offer(facts(number))
     assert sender.dropped == 100
-    assert not asyncio.run(sender.close(0.05))
+    assert not await sender.close(0.05)
     assert collector.closed.is_set()
     hold.set()
 
 
-def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_collector_that_refuses_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     """What it did not take is counted; the 1st, 2nd, 4th … refusal is logged."""
     collector = FakeCollector(lambda: False)
     sender = started(collector)
     for number in range(16 * 5):
         sender.offer(facts(number))
-    assert asyncio.run(sender.close(10))
+    assert await sender.close(10)
     assert (sender.sent, sender.lost) == (0, 80)
     said = [record.failures for record in caplog.records if record.message.startswith("the collector")]  # type: ignore[attr-defined]
     assert said == [number for number in (1, 2, 4, 8) if number <= len(collector.batches)]
 
 
-def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged and counted as lost; what comes after it is told."""
     defects = iter([RuntimeError("a defect")])
 
@@ -108,12 +107,12 @@ def test_a_defect_of_one_batch_is_not_the_next_ones(caplog: pytest.LogCaptureFix
     sender.offer(facts())
     wait(lambda: sender.lost, "the first batch is lost")
     sender.offer(facts())
-    assert asyncio.run(sender.close(10))
+    assert await sender.close(10)
     assert (sender.sent, sender.lost) == (1, 1)
     assert "a defect" in caplog.text
 
 
-def test_without_a_collector_telling_ends_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_a_collector_telling_ends_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """That it can't be made is logged; offering and closing are as before."""
 
     def make() -> FakeCollector:
@@ -122,7 +121,7 @@ def test_without_a_collector_telling_ends_and_nothing_else(caplog: pytest.LogCap
     sender = Sender(make, clock=lambda: 0.0)
     sender.start()
     sender.offer(facts())
-    assert asyncio.run(sender.close(10))
+    assert await sender.close(10)
     assert "telemetry ends; nothing more is sent" in caplog.text
 
 
