@@ -24,17 +24,18 @@ from controlplane.access_answers import (
 )
 from controlplane.answers import ModelGrant, ModelGrants
 from controlplane.audit import Actor, ActorOf
-from controlplane.bodies import LARGE_BYTES, answer, nothing, read
 from controlplane.changing import Changes
 from controlplane.clock import Clock
 from controlplane.facts import Model
 from controlplane.key_rows import Key
 from controlplane.keys import KeyStore
+from controlplane.nul import read
 from controlplane.policy.access import Grant, whose
 from controlplane.policy.trail import Action
 from controlplane.registry import Registry
 from controlplane.tenants import Tenant, TenantStore
 from controlplane.trail import Trail
+from service.bodies import LARGE_BYTES, answer, nothing
 from service.openapi import described
 
 Admin = Annotated[Actor, Depends(ActorOf(Scope.ADMIN))]

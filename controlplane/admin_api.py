@@ -12,13 +12,14 @@ from contracts.errors import Conflict, ModelNotFound, NotFound
 from contracts.ladder import Ladder
 from controlplane.answers import Deleted, DeletedModel, Deploy, Deployed, Models, ModelStatus, Split, Status
 from controlplane.audit import ActorOf
-from controlplane.bodies import answer, read
 from controlplane.changing import Changes
 from controlplane.clock import Clock
+from controlplane.nul import read
 from controlplane.policy.scale_settings import ScaleChange, ScaleSettings
 from controlplane.registry import Registry
 from controlplane.running import Running
 from controlplane.status import model_status
+from service.bodies import answer
 from service.openapi import described
 from service.principal import admin_of
 

@@ -11,13 +11,14 @@ from contracts.control import Principal, Scope
 from contracts.errors import NotFound
 from contracts.wire import Wire
 from controlplane.audit import ALL, Actor, ActorOf, Event
-from controlplane.bodies import answer, read
 from controlplane.examine import Order
 from controlplane.examiner import Examiner
+from controlplane.nul import read
 from controlplane.policy.access import whose
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.trail import Action
 from controlplane.trail import Trail
+from service.bodies import answer
 from service.openapi import described
 from service.principal import admin_of, holder_of
 

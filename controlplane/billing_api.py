@@ -23,14 +23,15 @@ from contracts.errors import Conflict, NotFound, Refused
 from contracts.traffic_errors import Overloaded
 from controlplane.audit import Actor, ActorOf, record
 from controlplane.billing import billing_report, close_month
-from controlplane.bodies import answer, read
 from controlplane.closings import frozen_report
 from controlplane.examine import Order
 from controlplane.examiner import Examiner
 from controlplane.ledger import Ledger
+from controlplane.nul import read
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.trail import Action, made
+from service.bodies import answer
 from service.openapi import described
 from service.principal import holder_of
 

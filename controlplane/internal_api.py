@@ -30,14 +30,14 @@ from contracts.errors import CapacityExceeded, InvalidRequest, Refused
 from contracts.usage import LifetimeRecord, RequestRecord
 from controlplane import dependencies
 from controlplane.backups import Backups
-from controlplane.bodies import LARGE_BYTES, answer, nothing, read
 from controlplane.clock import Clock
 from controlplane.feed import FeedEnded, FeedHub, FellBehind
 from controlplane.ledger import Ledger
+from controlplane.nul import read
 from controlplane.registry import Registry
 from controlplane.running import Running
 from controlplane.usage_batches import read_batch
-from service.bodies import read_body
+from service.bodies import LARGE_BYTES, answer, nothing, read_body
 from service.first import disconnected
 from service.jobs import job_routes
 

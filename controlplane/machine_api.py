@@ -15,12 +15,12 @@ from contracts.errors import Conflict, ModelNotFound, NotFound
 from controlplane.answers import CacheCheck, CacheStatus, DeviceStatus, ModelStatus, PendingReplicas, Renewal, Status
 from controlplane.audit import ActorOf
 from controlplane.autoscaler import Autoscaler
-from controlplane.bodies import answer, nothing, read
 from controlplane.clock import Clock
 from controlplane.economy import Economy
 from controlplane.explained import Starts, starts_of
 from controlplane.forecasts import Forecasts
 from controlplane.idle_explained import IdleModel, idle_of
+from controlplane.nul import read
 from controlplane.outcomes import Outcomes
 from controlplane.peers import Evict, Peers, own_eviction
 from controlplane.policy.pending import ANY
@@ -32,6 +32,7 @@ from controlplane.replicas import ReplicaTable
 from controlplane.scaling.pool import StandbyPool
 from controlplane.status import memory, model_status, pool_status
 from controlplane.trail import Trail
+from service.bodies import answer, nothing
 from service.openapi import described
 from service.principal import admin_of, holder_of
 from telemetry.policy.exposition import CONTENT_TYPE, merge, render

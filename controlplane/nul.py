@@ -4,12 +4,17 @@ HTTP headers can't hold one. Paths, queries and bodies are checked where they ar
 """
 
 import re
-from typing import Final
+from typing import Final, TypeVar
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import InvalidRequest, Refused
+from contracts.wire import decode
+from service.bodies import SMALL_BYTES, read_body
 from service.failures import problem_response
+
+T = TypeVar("T")
 
 RULE: Final = "must hold no NUL character"
 _ESCAPED: Final = b"\\u0000"
@@ -41,3 +46,10 @@ def check_json(raw: bytes | bytearray) -> None:
     """Raise Refused(InvalidRequest) if a string of the JSON holds a NUL. A raw NUL byte is no JSON in any case."""
     if _ESCAPED in raw and _ESCAPE.search(raw):
         raise Refused(InvalidRequest("body", "(\\u0000)", RULE))
+
+
+async def read(request: Request, kind: type[T], limit_bytes: int = SMALL_BYTES) -> T:
+    """Decode a body that is stored. Raises Refused: BodyTooLarge, or InvalidRequest naming what is wrong."""
+    raw = await read_body(request, limit_bytes)
+    check_json(raw)
+    return decode(raw, kind)

@@ -12,10 +12,10 @@ from fastapi import FastAPI, Request, Response
 from contracts.errors import InvalidRequest, Refused
 from contracts.filters import CHECK, DEADLINE, ENTITIES, SOCKET, TENANT, Direction, Findings, Looked, Question
 from contracts.numbers import whole_number
-from contracts.wire import decode, encode
 from filters.pii import unknown_region
 from filters.scanner import Scanner
 from filters.settings import FilterSettings
+from service.bodies import LARGE_BYTES, answer, read
 from service.failures import install_failure_handlers
 from service.run import serve_until
 from service.unix import SocketDirectory
@@ -80,13 +80,13 @@ def make_app(meters: Meters, scanner: Scanner) -> FastAPI:
 
     @app.post(CHECK)
     async def check(request: Request) -> Response:
-        question = decode(await request.body(), Question)
+        question = await read(request, Question, LARGE_BYTES)
         _require_known(question)
         looked = await scanner.scan(request.headers.get(TENANT, ""), question, _left_s(request))
         meters.unseen(question.unseen)
         for found in looked:
             meters.looked(question.direction, found)
-        return Response(encode(Findings(looked=looked)), media_type="application/json")
+        return answer(Findings(looked=looked))
 
     @app.get("/healthz")
     @app.get("/readyz")

@@ -18,9 +18,9 @@ from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, Refused
 from contracts.gpu import Degraded, GpuFacts, Healthy, Unhealthy, judge
 from contracts.jobs import Bind, Bound, GateJob, Parked, RuntimeState, SealJob, Take
 from contracts.traffic_errors import DeadlineExceeded
-from contracts.wire import decode, encode
 from runtime.gpu_watch import GpuWatch
 from runtime.replica import Replica
+from service.bodies import LARGE_BYTES, answer, read
 from service.failures import install_failure_handlers
 from telemetry.policy.exposition import CONTENT_TYPE
 from telemetry.policy.instruments import Kind, Page, by
@@ -42,7 +42,7 @@ def build_control_app() -> FastAPI:
 
     @app.post("/control/bind")
     async def bind(request: Request) -> Response:
-        return _json(await _replica(request).bind(await _body(request, Bind)))
+        return answer(await _replica(request).bind(await read(request, Bind)))
 
     @app.post("/control/sleep")
     async def sleep(request: Request) -> Response:
@@ -56,19 +56,19 @@ def build_control_app() -> FastAPI:
 
     @app.post("/control/wake")
     async def wake(request: Request) -> Response:
-        return _json(await _replica(request).wake(await _body(request, Bind)))
+        return answer(await _replica(request).wake(await read(request, Bind)))
 
     @app.post("/control/gate")
     async def gate(request: Request) -> Response:
-        return _json(await _replica(request).gate(await _body(request, GateJob)))
+        return answer(await _replica(request).gate(await read(request, GateJob, LARGE_BYTES)))
 
     @app.post("/control/seal")
     async def seal(request: Request) -> Response:
-        return _json(await _replica(request).seal(await _body(request, SealJob)))
+        return answer(await _replica(request).seal(await read(request, SealJob)))
 
     @app.get("/control/state")
     async def state(request: Request) -> Response:
-        return _json(_replica(request).report())
+        return answer(_replica(request).report())
 
     @app.post("/control/drain")
     async def drain(request: Request) -> Response:
@@ -129,7 +129,7 @@ def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = F
     async def readyz(request: Request) -> Response:
         """200 while it takes requests or, with `parks`, waits for a version or restores one. The body is its report."""
         status = 200 if is_fine(request) else 503
-        return Response(encode(_replica(request).report()), status_code=status, media_type="application/json")
+        return answer(_replica(request).report(), status)
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -221,15 +221,15 @@ def build_orders(orders: Orders, replica: Replica) -> FastAPI:
 
     @app.post("/control/bind")
     async def bind(request: Request) -> Response:
-        return _json(await orders.bind(await _body(request, Take)))
+        return answer(await orders.bind(await read(request, Take)))
 
     @app.post("/control/release")
     async def release(request: Request) -> Response:
-        return Response(status_code=202 if orders.release(await _body(request, Take)) else 204)
+        return Response(status_code=202 if orders.release(await read(request, Take)) else 204)
 
     @app.get("/control/state")
     async def state() -> Response:
-        return _json(replica.report())
+        return answer(replica.report())
 
     return app
 
@@ -252,14 +252,6 @@ def attach(app: FastAPI, replica: Replica) -> None:
 
 def _replica(request: Request) -> Replica:
     return cast(Replica, request.app.state.replica)
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    return decode(await request.body(), kind)
-
-
-def _json(value: object) -> Response:
-    return Response(encode(value), media_type="application/json")
 
 
 def metrics_of(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:

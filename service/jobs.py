@@ -19,8 +19,7 @@ from starlette.routing import Route
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused, TenantSuspended, Unavailable
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
-from contracts.wire import decode, encode
-from service.bodies import read_body
+from service.bodies import LARGE_BYTES, answer, read
 from service.born import BornProcess
 from service.fair_lock import FairLock
 from service.first import while_asked
@@ -36,8 +35,6 @@ SEAL_BYTES_S: Final = 20 << 20
 LONGEST_S: Final = 900.0
 GATE_BYTES: Final = 1 << 30  # growth of the process
 SEAL_BYTES: Final = 2 << 30  # growth beside _COPIES of the draft
-GATE_JOB_BYTES: Final = 64 << 20  # of a request: a model's table of tensors
-SEAL_JOB_BYTES: Final = 64 << 10
 _COPIES: Final = 3  # of the draft's bytes, which a seal may make
 _UNKNOWN_DRAFT_BYTES: Final = 40 << 30  # assumed where an older snapshotter sends no size
 _LOOK_S: Final = 0.1
@@ -158,18 +155,14 @@ def job_routes(jobs: Jobs) -> list[Route]:
     """Where a snapshotter asks for its jobs, of a control plane as of an engine. A job ends when its caller leaves."""
 
     async def gate(request: Request) -> Response:
-        job = decode(await read_body(request, GATE_JOB_BYTES), GateJob)
-        return _json(await while_asked(request.receive, jobs.gate(job)))
+        job = await read(request, GateJob, LARGE_BYTES)
+        return answer(await while_asked(request.receive, jobs.gate(job)))
 
     async def seal(request: Request) -> Response:
-        job = decode(await read_body(request, SEAL_JOB_BYTES), SealJob)
-        return _json(await while_asked(request.receive, jobs.seal(job)))
+        job = await read(request, SealJob)
+        return answer(await while_asked(request.receive, jobs.seal(job)))
 
     return [
         Route("/internal/v1/jobs/gate", gate, methods=["POST"]),
         Route("/internal/v1/jobs/seal", seal, methods=["POST"]),
     ]
-
-
-def _json(value: object) -> Response:
-    return Response(encode(value), media_type="application/json")

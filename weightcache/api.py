@@ -9,7 +9,8 @@ from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.forecast import TierRate, Whereabouts
 from contracts.manifest import Digest
 from contracts.names import dns_label, is_digest
-from contracts.wire import Wire, decode, encode
+from contracts.wire import Wire
+from service.bodies import answer, read
 from service.failures import install_failure_handlers, problem_response
 from weightcache.cache import Cache
 from weightcache.counters import plain
@@ -150,11 +151,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
 
     @app.get("/v1/state")
     async def state() -> Response:
-        return Response(encode(state_of(cache, leases)), media_type="application/json")
+        return answer(state_of(cache, leases))
 
     @app.get("/v1/damages")
     async def damages() -> Response:
-        return Response(encode(Damages(damaged=damages_of(cache, leases))), media_type="application/json")
+        return answer(Damages(damaged=damages_of(cache, leases)))
 
     @app.get("/v1/whereabouts")
     async def whereabouts(request: Request) -> Response:
@@ -169,11 +170,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
             rates=rates_of(cache),
             bytes_s=cache.residents.rates.time_s(tally.bytes),
         )
-        return Response(encode(found), media_type="application/json")
+        return answer(found)
 
     @app.post("/v1/evict")
     async def evict(request: Request) -> Response:
-        wish = decode(await request.body(), Evict)
+        wish = await read(request, Evict)
         if wish.tenant is not None:
             dns_label(wish.tenant, "tenant")
         await cache.evict(wish.tier, wish.tenant, wish.version)
@@ -182,11 +183,11 @@ def make_app(cache: Cache, leases: LeaseServer) -> FastAPI:
     @app.post("/v1/check")
     async def check() -> Response:
         async with checking:
-            return Response(encode(await cache.examiner.check()), media_type="application/json")
+            return answer(await cache.examiner.check())
 
     @app.post("/v1/prefetch")
     async def prefetch(request: Request) -> Response:
-        wish = decode(await request.body(), Prefetch)
+        wish = await read(request, Prefetch)
         leases.check_tenant(dns_label(wish.tenant, "tenant"), wish.version)
         cache.prefetcher.ask(Wish(wish.tenant, wish.version, wish.tier, wish.urgent))
         return Response(status_code=202)

@@ -30,6 +30,12 @@ def test_the_environment_is_read_in_settings_alone() -> None:
     assert [path for path in others if _reads_environment(path.read_text())] == []
 
 
+def test_no_route_reads_a_body_without_a_bound() -> None:
+    """`Request.body` takes whatever comes; `service.bodies` and its like stop at a limit."""
+    others = [path for path in PRODUCT if "coldstart_bench" not in path.parts]
+    assert [path for path in others if ".body()" in path.read_text()] == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [

@@ -15,8 +15,8 @@ import pytest
 
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
 from contracts.jobs import ENGINE, GateFacts, GateJob, SealAttestation, SealJob
+from service.bodies import SMALL_BYTES
 from service.client import ServiceClient
-from service.jobs import SEAL_JOB_BYTES
 from service.unix import SocketDirectory
 from snapshotter.jobs import EngineBeside
 from tests.kelvin.pods import child_of, kelvin, was_probed
@@ -124,7 +124,7 @@ def test_jobs(sealed: tuple[Installation, Version], tmp_path: Path) -> None:
         poll_until("its pages are gone", lambda: not list((data / "run" / "meters").glob("*")) or None)
         assert list((data / "run").glob("rt-*")) == []
         with pytest.raises(Refused) as refused:
-            seal(data, "v" * SEAL_JOB_BYTES)
+            seal(data, "v" * SMALL_BYTES)
         assert isinstance(refused.value.failure, RemoteFailure)
         assert refused.value.failure.remote_code == "request_too_large"
     assert gate(data) == Unavailable("the engine")  # its socket is there still

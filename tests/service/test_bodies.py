@@ -1,0 +1,47 @@
+"""What an inner route reads is bounded while it comes, and decoded strictly."""
+
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import Refused
+from contracts.problem import code_of
+from service.bodies import answer, nothing, read
+from service.failures import install_failure_handlers
+from tests.service.serving import served
+
+
+def _app() -> FastAPI:
+    app = FastAPI()
+    install_failure_handlers(app)
+
+    @app.post("/total")
+    async def _total(request: Request) -> Response:
+        return answer(sum(await read(request, list[int], 8)))
+
+    @app.post("/none")
+    async def _none() -> Response:
+        return nothing()
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        pytest.param([1, 2, 3], None, id="one that fits"),
+        pytest.param([1111, 22, 33], "request_too_large", id="one that doesn't"),
+        pytest.param(["1"], "invalid_request", id="another type"),
+    ],
+)
+async def test_read(tmp_path: Path, body: list[object], code: str | None) -> None:
+    """The answer, or the failure by its code."""
+    async with served(tmp_path, _app()) as service:
+        if code is None:
+            assert await service.client.call("POST", "/total", int, body=body, timeout_s=5) == 6
+            await service.client.call("POST", "/none", type(None), timeout_s=5)
+            return
+        with pytest.raises(Refused) as refused:
+            await service.client.call("POST", "/total", int, body=body, timeout_s=5)
+    assert code_of(refused.value.failure) == code
