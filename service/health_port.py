@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.loops import ready_while_loops_work
-from service.run import InnerProtocol, Server, config_of, end_with
+from service.run import InnerProtocol, Server, config_of
 
 PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 MAX_CONNECTIONS: Final = 64
@@ -44,7 +44,6 @@ async def serve_health(
 ) -> None:
     """`PATHS` of `app` over plain HTTP/1.1 until `stop`."""
     config = config_of(HealthAlone(ready_while_loops_work(app)), drain_s)
-    server = Server(config)
 
     class Connection(InnerProtocol):
         """Cut when its time is over; refused where there are enough."""
@@ -66,7 +65,4 @@ async def serve_health(
                 self._over.cancel()
 
     config.http = Connection
-    async with asyncio.TaskGroup() as tasks:
-        ender = tasks.create_task(end_with(stop, server))
-        await server.serve(sockets=[listener])
-        ender.cancel()
+    await Server(config).serve_until(stop, [listener])

@@ -27,7 +27,7 @@ from service.identity import Identity, peer_role
 from service.inner_settings import HEALTH, Between, identity_of, url_of
 from service.listener import listen
 from service.loops import Loops, ready_while_loops_work
-from service.run import DRAIN_S, InnerProtocol, Server, config_of, end_with, serve_until
+from service.run import DRAIN_S, InnerProtocol, Server, config_of, serve_until
 from service.unix import SocketDirectory
 from service.way import Ways
 
@@ -70,11 +70,7 @@ async def serve_by_role(
     drain_s: int = DRAIN_S,
 ) -> None:
     """HTTP/1.1 over `tls`, a context of `Identity.server`, until `stop`; the rest is as with `serve_until`."""
-    server = _Server(carrying(ready_while_loops_work(app)), listener, tls, rules, drain_s)
-    async with asyncio.TaskGroup() as tasks:
-        ender = tasks.create_task(end_with(stop, server))
-        await server.serve(sockets=[])
-        ender.cancel()
+    await _Server(carrying(ready_while_loops_work(app)), listener, tls, rules, drain_s).serve_until(stop, [])
 
 
 class _Server(Server):

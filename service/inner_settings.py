@@ -62,7 +62,7 @@ def address(env: Mapping[str, str], name: str, *, any_port: bool = False) -> tup
     try:
         parts = urlsplit(f"//{value}")
         port = parts.port
-        if parts.hostname and port is not None and (port or any_port) and parts.netloc == value and not parts.username:
+        if parts.hostname and port is not None and (port or any_port) and parts.netloc == value and "@" not in value:
             return parts.hostname, port
     except ValueError:  # brackets that don't match, a port that is none
         pass

@@ -48,6 +48,18 @@ class Server(uvicorn.Server):
             await self.cut(sockets or [])
             raise
 
+    async def serve_until(self, stop: asyncio.Event, sockets: list[socket.socket]) -> None:
+        """Serve, and drain from `stop` on."""
+
+        async def end() -> None:
+            await stop.wait()
+            self.should_exit = True
+
+        async with asyncio.TaskGroup() as tasks:
+            ender = tasks.create_task(end())
+            await self.serve(sockets)
+            ender.cancel()
+
     async def cut(self, sockets: list[socket.socket]) -> None:
         """End at once, whatever is under way."""
         for each in (*getattr(self, "servers", ()), *sockets):  # there are none before it has begun
@@ -90,19 +102,9 @@ def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
     )
 
 
-async def end_with(stop: asyncio.Event, server: uvicorn.Server) -> None:
-    """Begin its drain with `stop`."""
-    await stop.wait()
-    server.should_exit = True
-
-
 async def serve_until(app: ASGIApp, listener: socket.socket, stop: asyncio.Event, drain_s: int = DRAIN_S) -> None:
     """Serve HTTP/1.1 on `listener` until `stop`, then finish what is in flight for at most `drain_s` seconds."""
-    server = Server(config_of(carrying(ready_while_loops_work(app)), drain_s))
-    async with asyncio.TaskGroup() as tasks:
-        ender = tasks.create_task(end_with(stop, server))
-        await server.serve(sockets=[listener])
-        ender.cancel()
+    await Server(config_of(carrying(ready_while_loops_work(app)), drain_s)).serve_until(stop, [listener])
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> None:

@@ -52,6 +52,7 @@ def _expire(place: Path) -> None:
         pytest.param({"KELVIN_CONTROL": "https://c"}, None, "must be https://HOST:PORT", id="no port"),
         pytest.param({"KELVIN_SNAPSHOTTER": "https://c:1/x"}, None, "KELVIN_SNAPSHOTTER=", id="a path"),
         pytest.param({LISTEN: "7000"}, None, f"{LISTEN}=7000: must be ADDRESS:PORT", id="no address"),
+        pytest.param({LISTEN: "@a:1"}, None, f"{LISTEN}=@a:1: must be ADDRESS:PORT", id="a user without a name"),
         pytest.param({LISTEN: "a:0"}, None, f"{LISTEN}=a:0: must be ADDRESS:PORT", id="no port to listen at"),
         pytest.param({}, _expire, "KELVIN_INNER_TLS=", id="a key of another certificate"),
         pytest.param({}, lambda place: (place / "tls.crt").unlink(), "tls.crt can't be read", id="no file"),
