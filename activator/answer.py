@@ -18,7 +18,7 @@ from activator.usage import Usage
 from contracts.errors import Failure, Internal, Refused
 from contracts.frames import Counts
 from contracts.ladder import TOLD
-from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, code_of, headers_of, openai_error, sse_error, status_of
+from contracts.problem import OPENAI_CONTENT_TYPE, ErrorForm, headers_of, openai_error, sse_error
 from contracts.timeline import Stage
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.wire import encode
@@ -159,7 +159,7 @@ class Answer:
             headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
             headers.append((b"server-timing", self._account.timeline.server_timing().encode()))
             body = self._form(failure, self._account.request_id)
-            await self._exchange.respond(status_of(failure), _JSON, body, headers)
+            await self._exchange.respond(failure.status, _JSON, body, headers)
         elif self._account.stream:
             await self._exchange.finish(self._timeline() + sse_error(failure, self._account.request_id))
         else:  # a length was promised: only a broken connection tells the truth
@@ -173,7 +173,7 @@ class Answer:
     async def _settle_failed(self, failure: Failure, status: int | None) -> None:
         account = self._account
         account.timeline.stamp(Stage.DONE, now_us())
-        if not account.stream and code_of(failure) in CUT:
+        if not account.stream and failure.code in CUT:
             account.delivered_tokens = account.seen.completion_tokens
         try:
             if account.runtime_id is None:

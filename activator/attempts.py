@@ -25,7 +25,6 @@ from activator.throttler import NoSlotInTime, Slot, Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, ModelNotFound, Refused
 from contracts.frames import Counts, End, Frame, FrameKind
-from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.traffic_errors import ReplicaLost
 from contracts.usage import ACK_TOKENS
@@ -87,7 +86,7 @@ class Attempts:
                     continue
             except Declined as declined:
                 failure = declined.failure
-                if code_of(failure) not in ELSEWHERE:
+                if failure.code not in ELSEWHERE:
                     raise Refused(failure) from declined
             tried = failed(
                 tried, lost=isinstance(failure, ReplicaLost), sent_s=call.dispatched_us / 1e6, now_s=time.monotonic(),
@@ -215,7 +214,7 @@ class Attempts:
         raise Refused(failure)
 
     def _count(self, ask: Ask, call: Call, failure: Failure, then: str) -> None:
-        self._meters.retry((ask.tenant, call.account.model), code_of(failure), then)
+        self._meters.retry((ask.tenant, call.account.model), failure.code, then)
 
 
 def _dispatched(call: Call, replica: Replica, waits_since_us: int) -> None:
@@ -250,7 +249,7 @@ def _take_cost(call: Call, slot: Slot, upstream: Upstream, cost: Counts) -> None
 
 def _may_follow(failed: Lost | Declined) -> bool:
     """Return whether another replica may answer after this failure."""
-    return failed.untouched if isinstance(failed, Lost) else failed.is_full or code_of(failed.failure) in ELSEWHERE
+    return failed.untouched if isinstance(failed, Lost) else failed.is_full or failed.failure.code in ELSEWHERE
 
 
 async def _relay(
@@ -277,7 +276,7 @@ async def _relay(
         last = frames[-1]
         if last.kind is FrameKind.FAILED:
             failure = failure_of(last)
-            if code_of(failure) == WeightsDamaged.code and answer.try_forget():
+            if failure.code == WeightsDamaged.code and answer.try_forget():
                 upstream.disown()  # it has counted the request, and another one's record will stand for it
                 raise Declined(failure)
             raise Refused(failure)
@@ -294,7 +293,7 @@ async def _relay(
 def _told(frames: list[Frame]) -> list[Frame]:
     """Return the frames without a final failure after which another replica may answer. The client never sees it."""
     last = frames[-1]
-    is_declined = last.kind is FrameKind.FAILED and code_of(failure_of(last)) == WeightsDamaged.code
+    is_declined = last.kind is FrameKind.FAILED and failure_of(last).code == WeightsDamaged.code
     return frames[:-1] if is_declined else frames
 
 

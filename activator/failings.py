@@ -9,7 +9,7 @@ from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.frames import Frame
-from contracts.problem import WireFailure, code_of, from_wire
+from contracts.problem import WireFailure, from_wire
 from contracts.traffic_errors import ReplicaLost
 from contracts.wire import BadJson, decoder
 
@@ -26,7 +26,7 @@ def blame(throttler: Throttler, replica: Replica, failed: Refused | Lost | Decli
     if isinstance(failed, Declined) and failed.is_full:
         throttler.report_full(replica, failed.credit or 1)
         return
-    code = ReplicaLost.code if isinstance(failed, Lost) else code_of(failed.failure)
+    code = ReplicaLost.code if isinstance(failed, Lost) else failed.failure.code
     if code in INTEGRITY or code == ReplicaLost.code:
         throttler.report_failed(replica, code)
     elif code in ELSEWHERE:

@@ -27,7 +27,6 @@ from contracts.errors import InvalidRequest, Refused
 from contracts.kinds import PATHS
 from contracts.ladder import HEADER, Cached, CapOutput, Fallback, Rung
 from contracts.names import DEFAULT_ALIAS, ModelReference, owner_of
-from contracts.problem import code_of, status_of
 
 _HEADER: Final = HEADER.encode()
 _NEVER: Final = b"never"
@@ -86,8 +85,8 @@ class Ladders:
         try:
             await at(row)
         except Refused as refused:
-            code = code_of(refused.failure)
-            if not relieved(status_of(refused.failure), code):
+            code = refused.failure.code
+            if not relieved(refused.failure.status, code):
                 raise
             for rung in ladder:
                 if _is_untouched(call) and rung not in tried and spares(rung, code) and await self._try(rung, job):

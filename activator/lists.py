@@ -18,7 +18,6 @@ from activator.under_way import UnderWay
 from contracts.control import Principal, Scope, TimelineAnswer
 from contracts.errors import NotFound, Refused, Unavailable
 from contracts.names import parse_address
-from contracts.problem import code_of
 from contracts.wire import encode
 from service.client import ServiceClient
 
@@ -121,7 +120,7 @@ class Lists:
         try:
             return await self._control.call("GET", path, TimelineAnswer, timeout_s=TIMEOUT_S)
         except Refused as refused:
-            if code_of(refused.failure) == Unavailable.code:
+            if refused.failure.code == Unavailable.code:
                 raise
             raise Refused(NotFound("request", request_id)) from refused
 

@@ -5,7 +5,6 @@ from typing import Final, NamedTuple
 
 from activator.account import Account
 from contracts.errors import Failure
-from contracts.problem import code_of, status_of
 from contracts.timeline import Stage
 from telemetry.policy.instruments import Labels, Page
 from telemetry.policy.labels import Cap, outcome_of
@@ -77,7 +76,7 @@ class Meters:
 
     def refused(self, failure: Failure) -> None:
         """A request ended before it had an account."""
-        self._refusals.add((outcome_of(code_of(failure)), str(status_of(failure))))
+        self._refusals.add((outcome_of(failure.code), str(failure.status)))
 
     def firewall(self, verdict: str) -> None:
         """It said `allow` or `refuse`; or it was `late`, `away`, or what it said is `garbage`."""

@@ -20,7 +20,6 @@ from contracts.errors import Failure, RemoteFailure, Unavailable
 from contracts.frames import CONTENT_TYPE, CREDIT, ENCODED, WANTS, Counts, Frame, FrameDecoder, FrameKind, NoCredit
 from contracts.ladder import RECORDED
 from contracts.numbers import whole_number
-from contracts.problem import code_of
 from contracts.roles import Role
 from contracts.usage import Receipt
 from contracts.wire import BadJson, decoder
@@ -64,7 +63,7 @@ class Declined(Exception):
     @property
     def is_full(self) -> bool:
         """Whether the replica was full, and the request waits again as if it had not been sent."""
-        return code_of(self.failure) == NoCredit.code
+        return self.failure.code == NoCredit.code
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):

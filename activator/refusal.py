@@ -13,7 +13,6 @@ from contracts.problem import (
     open_inference_error,
     openai_error,
     problem_details,
-    status_of,
 )
 
 _TOO_LARGE: Final = (
@@ -32,7 +31,7 @@ def rendered(failure: Failure, path: bytes, request_id: str) -> tuple[int, bytes
     Problem details below the inner APIs, the Open Inference Protocol's form below its own, also where there is no such
     route; OpenAI's shape for everything else.
     """
-    status = status_of(failure)
+    status = failure.status
     headers: Headers = [(key.encode(), value.encode()) for key, value in headers_of(failure).items()]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -23,7 +23,6 @@ from contracts.errors import Failure, Refused
 from contracts.jobs import Bind, Bound, RuntimeReport
 from contracts.machine import Machine, available_bytes, kv_bytes_for, threads_for
 from contracts.meter import decode_meter
-from contracts.problem import code_of
 from contracts.timeline import Span, Stage
 from service.client import ServiceClient
 from service.decider import Hold, try_hold
@@ -167,7 +166,7 @@ class StandIn:
             self._counter.add(("failed",))
             seen = {"version": str(key), "runtime_id": report.runtime_id, "why": refused.failure.message}
             log.warning("an own start failed", extra=seen)
-            if code_of(refused.failure) not in _LOST:
+            if refused.failure.code not in _LOST:
                 self._failed(key, refused.failure)
         else:
             self._counter.add(("ready",))

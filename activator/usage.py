@@ -17,7 +17,6 @@ from activator.meters import Meters
 from activator.timelines import Timelines
 from contracts.control import batch_of
 from contracts.errors import Failure
-from contracts.problem import code_of, status_of
 from contracts.traffic_errors import DeadlineTooShort, Displaced, Overloaded
 from contracts.usage import RequestRecord
 from contracts.wire import encode
@@ -91,10 +90,10 @@ class Usage:
     def _end(self, account: Account, failure: Failure | None, status: int | None) -> RequestRecord:
         """It is settled from now on; what there is to be recorded."""
         account.is_settled = True
-        outcome = account.outcome or (OK if failure is None else code_of(failure))
+        outcome = account.outcome or (OK if failure is None else failure.code)
         account.outcome = outcome
         if status is None:
-            status = 200 if failure is None else status_of(failure)
+            status = 200 if failure is None else failure.status
         self._timelines.put(account.principal.tenant, account.request_id, account.answer)
         self._ended(account, failure, outcome, status)
         return account.record(self._spool.source, outcome, status, int(self._wall() * 1e6))
@@ -151,7 +150,7 @@ def _facts(account: Account, outcome: str, status: int) -> RequestFacts:
 
 def _say(account: Account, failure: Failure | None, outcome: str, status: int) -> None:
     """What was slow to start or is our fault is told; the rest, of which there is any number, at DEBUG only."""
-    ours = failure is not None and status_of(failure) >= 500 and code_of(failure) not in _SHED
+    ours = failure is not None and failure.status >= 500 and failure.code not in _SHED
     level = logging.WARNING if ours else logging.INFO if account.cold else logging.DEBUG
     if not log.isEnabledFor(level):
         return

@@ -15,7 +15,6 @@ from contracts.ladder import PlanName, Rung
 from contracts.machine import Machine
 from contracts.manifest import Kind, Limits
 from contracts.numbers import MAX_LIMIT
-from contracts.problem import code_of, is_retryable, status_of
 from contracts.signature import Signature
 from contracts.spending import SpendingRow
 from contracts.timeline import Span, Stamp
@@ -185,10 +184,10 @@ class RestoreFailure(Fact, frozen=True):
         return cls(
             tenant=tenant,
             version=version,
-            code=code_of(failure),
-            status=status_of(failure),
+            code=failure.code,
+            status=failure.status,
             message=failure.message,
-            retryable=is_retryable(failure),
+            retryable=failure.retryable,
         )
 
 

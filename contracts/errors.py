@@ -228,5 +228,17 @@ class RemoteFailure(Failure):
     template = "{remote_message}"
 
     @property
+    def code(self) -> str:  # type: ignore[override]
+        return self.remote_code
+
+    @property
+    def status(self) -> int:  # type: ignore[override]
+        return self.remote_status
+
+    @property
+    def retryable(self) -> bool:  # type: ignore[override]
+        return self.remote_retryable
+
+    @property
     def param(self) -> str | None:
         return self.remote_param

@@ -46,21 +46,6 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_s: float | None = None
 
 
-def code_of(failure: Failure) -> str:
-    """The machine-readable code, also of a failure that came from another process."""
-    return failure.remote_code if isinstance(failure, RemoteFailure) else failure.code
-
-
-def status_of(failure: Failure) -> int:
-    """The HTTP status that belongs to the failure."""
-    return failure.remote_status if isinstance(failure, RemoteFailure) else failure.status
-
-
-def is_retryable(failure: Failure) -> bool:
-    """Whether the same request may succeed later."""
-    return failure.remote_retryable if isinstance(failure, RemoteFailure) else failure.retryable
-
-
 def _param(failure: Failure) -> str | None:
     return None if failure.param is None else redact(failure.param)
 
@@ -68,11 +53,11 @@ def _param(failure: Failure) -> str | None:
 def to_wire(failure: Failure) -> WireFailure:
     """The failure as it crosses processes."""
     return WireFailure(
-        code=code_of(failure),
-        status=status_of(failure),
+        code=failure.code,
+        status=failure.status,
         message=redact(failure.message),
         param=_param(failure),
-        retryable=is_retryable(failure),
+        retryable=failure.retryable,
         retry_after_s=failure.retry_after_s,
     )
 
@@ -113,9 +98,9 @@ def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
     """OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``; the id is echoed where known."""
     error: dict[str, object] = {
         "message": redact(failure.message),
-        "type": _openai_type(status_of(failure)),
+        "type": _openai_type(failure.status),
         "param": _param(failure),
-        "code": code_of(failure),
+        "code": failure.code,
     }
     if request_id is not None:
         error["request_id"] = request_id
@@ -124,7 +109,7 @@ def openai_error(failure: Failure, request_id: str | None = None) -> bytes:
 
 def open_inference_error(failure: Failure, request_id: str | None = None) -> bytes:
     """The Open Inference Protocol's error: ``{"error": "…"}``, with our code beside it. The id is a header's."""
-    return msgspec.json.encode({"error": redact(failure.message), "code": code_of(failure)})
+    return msgspec.json.encode({"error": redact(failure.message), "code": failure.code})
 
 
 def sse_error(failure: Failure, request_id: str | None = None) -> bytes:
@@ -136,11 +121,11 @@ def problem_details(failure: Failure) -> bytes:
     """RFC 9457 problem details, for the admin and push APIs."""
     problem = Problem(
         type="about:blank",
-        title=code_of(failure).replace("_", " "),
-        status=status_of(failure),
+        title=failure.code.replace("_", " "),
+        status=failure.status,
         detail=redact(failure.message),
-        code=code_of(failure),
-        retryable=is_retryable(failure),
+        code=failure.code,
+        retryable=failure.retryable,
         param=_param(failure),
         retry_after_s=failure.retry_after_s,
     )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from contracts.errors import Failure
-from contracts.problem import code_of
 from contracts.timeline import Stamp
 from controlplane.facts import VersionKey
 from controlplane.policy.replica_life import ReplicaState
@@ -67,14 +66,14 @@ class RestoreMeters:
         """Count it. What the replica did until then is not known."""
         now_us = int(self._wall() * 1e6)
         self._failures += 1
-        self._failed.add((outcome_of(code_of(failure)),))
+        self._failed.add((outcome_of(failure.code),))
         self._telemetry.restore(
             RestoreFacts(
                 name=f"{key} {now_us} {self._failures}",
                 tenant=key.tenant,
                 model=key.model,
                 version=key.version,
-                outcome=code_of(failure),
+                outcome=failure.code,
                 began_at_us=now_us,
             )
         )

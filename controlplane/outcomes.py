@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from contracts.control import Feed, StartProblem, StartProblemRow
 from contracts.errors import Failure
-from contracts.problem import code_of
 from contracts.timeline import Span
 from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord
@@ -98,13 +97,13 @@ class Outcomes:
 
     def failed(self, key: VersionKey, failure: Failure) -> None:
         """Record a restore that failed. The version is faulty only if the failure is about its bytes."""
-        self._last[key] = LastRestore((), (code_of(failure), failure.message))
+        self._last[key] = LastRestore((), (failure.code, failure.message))
         problem = problem_of(failure)
         if problem.reason == "crash_loop" and problem.exit_status is None:
             problem = problem_of(crash_loop(self._exits.get(key)))
         self.set_problem(key, problem)
-        if speaks_of_bytes(code_of(failure)):
-            self._note(key, VersionEvent.FOUND_BROKEN, code_of(failure))
+        if speaks_of_bytes(failure.code):
+            self._note(key, VersionEvent.FOUND_BROKEN, failure.code)
 
     def lost(self, replica: Replica) -> None:
         """Do nothing: a death says nothing about the version."""

@@ -12,7 +12,6 @@ from sqlalchemy import Connection, select
 from contracts.audit import AuditWindows
 from contracts.control import Principal
 from contracts.errors import Refused
-from contracts.problem import code_of
 from controlplane import dependencies, schema
 from controlplane.audit import INSTALLATION, Actor, Event, days_of, events, expire, record, set_days, tenants_of
 from controlplane.clock import Clock, ClockSteps
@@ -58,7 +57,7 @@ class Trail:
         try:
             yield
         except Refused as refused:
-            await self.note(by, tenant, action, subject, detail=f"refused: {code_of(refused.failure)}")
+            await self.note(by, tenant, action, subject, detail=f"refused: {refused.failure.code}")
             raise
 
     async def looked(self, by: Actor, tenant: str, action: Action) -> None:

@@ -26,7 +26,6 @@ from contracts.artifact_errors import ChunkCorrupt, ChunkMissing
 from contracts.errors import CapacityExceeded, InvalidRequest, ModelNotFound, NotFound, Refused
 from contracts.manifest import Chunk, Manifest, decode_manifest
 from contracts.names import is_digest, parse_reference
-from contracts.problem import code_of
 from contracts.push import AttestationEntry, AttestationList, Original
 from contracts.wire import decoder
 from kelvin.policy.export_layout import TENSORS_FILE, ExportLayout, find_bundle, lay_out, lay_out_original, pieces
@@ -156,7 +155,7 @@ class ExportCalls(PushCalls):
         try:
             return self._decoded(self._call("GET", f"/push/v1/originals/{version}", b""), Original)
         except Refused as refused:
-            if code_of(refused.failure) == NotFound.code:
+            if refused.failure.code == NotFound.code:
                 return None
             raise
 
@@ -170,7 +169,7 @@ class ExportCalls(PushCalls):
         try:
             data = self._call("GET", f"/push/v1/chunks/{digest}", b"").content
         except Refused as refused:
-            if code_of(refused.failure) == NotFound.code:  # the store lacks what a version of it names
+            if refused.failure.code == NotFound.code:  # the store lacks what a version of it names
                 raise Refused(ChunkMissing(digest)) from refused
             raise
         if len(data) != length or blake3(data, max_threads=1).hexdigest() != digest:

@@ -15,7 +15,6 @@ from msgspec import structs
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
 from contracts.names import dns_label
-from contracts.problem import code_of
 from contracts.push import AttestRequest, Committed, Committing, Missing, Plan, PlannedChunk
 from contracts.traffic_errors import DeadlineExceeded
 from kelvin.policy.rate import senders
@@ -99,7 +98,7 @@ def _repeated(attempt: "_Attempt", way: "Callable[[_Attempt], T]") -> T:
                 return way(attempt)
             except Refused as refused:
                 # Only what another round can mend: the push is no longer open, or chunks of it were lost.
-                if code_of(refused.failure) not in ("not_found", "conflict"):
+                if refused.failure.code not in ("not_found", "conflict"):
                     raise
         return way(attempt)
     finally:

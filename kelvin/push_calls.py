@@ -16,7 +16,6 @@ import httpx
 from contracts.bucket import TokenBucket
 from contracts.doubling import Doubling
 from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
-from contracts.problem import code_of, is_retryable
 from contracts.push import (
     CLIENT,
     AttestRequest,
@@ -178,7 +177,7 @@ class PushCalls:
             if isinstance(failure, httpx.Response):
                 self._reached = True
                 return failure
-            self._reached |= code_of(failure) == Overloaded.code  # it is there, and full
+            self._reached |= failure.code == Overloaded.code  # it is there, and full
             failed += 1
             pause_s = patience.pause_s(failed, failure)
             give_up_at = began + (patience.give_up_s if self._reached else patience.first_s)
@@ -201,7 +200,7 @@ class PushCalls:
         if answer.is_success:
             return answer, False
         failure = failure_of(answer)
-        return failure, is_retryable(failure)
+        return failure, failure.retryable
 
     @staticmethod
     def _decoded(answer: httpx.Response, kind: type[T]) -> T:

@@ -21,7 +21,7 @@ from contracts.kinds import PATHS, other_kind
 from contracts.ladder import RECORDED
 from contracts.names import model_for
 from contracts.numbers import whole_number
-from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error, status_of
+from contracts.problem import OPENAI_CONTENT_TYPE, headers_of, openai_error
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
 from contracts.usage import Receipt, Receipts
 from contracts.wire import decode
@@ -338,7 +338,7 @@ async def _refuse(send: Send, failure: Failure, request_id: str | None, encoded_
         headers[ENCODED] = str(encoded_tokens)
     if isinstance(failure, NoCredit):
         headers[CREDIT] = str(failure.credit)
-    await _respond(send, status_of(failure), openai_error(failure, request_id), headers)
+    await _respond(send, failure.status, openai_error(failure, request_id), headers)
 
 
 async def _respond(send: Send, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
-from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
+from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 def problem_response(failure: Failure) -> Response:
     """RFC 9457 body with the failure's status and headers."""
-    return Response(problem_details(failure), status_of(failure), headers_of(failure), media_type=PROBLEM_CONTENT_TYPE)
+    return Response(problem_details(failure), failure.status, headers_of(failure), media_type=PROBLEM_CONTENT_TYPE)
 
 
 def install_failure_handlers(app: FastAPI) -> None:

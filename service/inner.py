@@ -17,7 +17,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.errors import NotFound
-from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
+from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
 from contracts.roles import Role, Rules, may_ask
 from contracts.settings import BadSetting
 from service.cause import carrying
@@ -57,7 +57,7 @@ class ByRole:
             log.warning("a route is not for this role", extra={"role": str(self._role), "path": path[:80]})
         failure = NotFound("route", path[:80])
         headers = [(b"content-type", PROBLEM_CONTENT_TYPE.encode())]
-        await send({"type": "http.response.start", "status": status_of(failure), "headers": headers})
+        await send({"type": "http.response.start", "status": failure.status, "headers": headers})
         await send({"type": "http.response.body", "body": problem_details(failure)})
 
 

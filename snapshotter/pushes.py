@@ -13,7 +13,6 @@ from contracts.errors import CapacityExceeded, Conflict, InvalidRequest, NotFoun
 from contracts.jobs import GateFacts, GateJob
 from contracts.manifest import encode_manifest, version_of
 from contracts.names import dns_label
-from contracts.problem import is_retryable
 from contracts.push import (
     AttestRequest,
     CommitRequest,
@@ -262,7 +261,7 @@ class Pushes:
                 committed = await self._publisher.publish(record, digests, report)
         except Refused as refused:
             # A full store is no fault of the push: it goes on once there is room.
-            if not (is_retryable(refused.failure) or isinstance(refused.failure, Conflict | CapacityExceeded)):
+            if not (refused.failure.retryable or isinstance(refused.failure, Conflict | CapacityExceeded)):
                 await self._forget(record)
             raise
         await self._forget(record)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from blobstore.abreast import end_all
 from contracts.errors import Failure, InvalidRequest, NotFound, Refused
 from contracts.names import dns_label
-from contracts.problem import code_of, to_wire
+from contracts.problem import to_wire
 from contracts.wire import decode, encode
 from service.cause import begin
 from service.first import first
@@ -244,7 +244,7 @@ class LeaseServer:
                 self._let_go(holder)
 
     async def _refuse(self, sock: socket.socket, failure: Failure) -> None:
-        self._counters.leases_refused[code_of(failure)] += 1
+        self._counters.leases_refused[failure.code] += 1
         await _say(sock, LeaseReply(ok=False, failure=to_wire(failure)))
 
 

@@ -21,7 +21,7 @@ from aiohttp.web_request import BaseRequest
 
 from contracts.errors import Failure, Internal, InvalidRequest, MethodNotAllowed, NotFound, Refused
 from contracts.names import dns_label, is_digest
-from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details, status_of
+from contracts.problem import PROBLEM_CONTENT_TYPE, headers_of, problem_details
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
 from service.cause import REQUEST_ID, begin
@@ -230,7 +230,7 @@ def _range(request: BaseRequest, size: int) -> tuple[int, int]:
 def _problem(failure: Failure) -> web.Response:
     return web.Response(
         body=problem_details(failure),
-        status=status_of(failure),
+        status=failure.status,
         headers=headers_of(failure),
         content_type=PROBLEM_CONTENT_TYPE,
     )

@@ -14,7 +14,6 @@ from typing import Final, Literal
 
 from blobstore.abreast import end_all
 from contracts.errors import CapacityExceeded, Failure, Internal, Refused
-from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from weightcache.admissions import Admissions
 from weightcache.attestations import Attestations
@@ -102,7 +101,7 @@ class Prefetcher:
         except Exception:
             log.exception("a prefetch failed", extra={"tenant": wish.tenant, "version": wish.version})
             failure = Internal()
-        self._counters.prefetches_failed[code_of(failure)] += 1
+        self._counters.prefetches_failed[failure.code] += 1
         seen = {"tenant": wish.tenant, "version": wish.version, "tier": wish.tier, "why": failure.message}
         log.warning("a version was not prefetched", extra=seen)
 

@@ -14,7 +14,6 @@ from msgspec import Meta
 from contracts.control import TenantLimits
 from contracts.errors import Failure, InvalidRequest, Refused
 from contracts.patches import Patch, patch_of
-from contracts.problem import code_of
 from contracts.wire import convert
 from controlplane.policy.scale_settings import ScaleSettings
 
@@ -160,7 +159,7 @@ def applied(failure: Failure | None) -> Condition:
     """Whether this generation was done."""
     if failure is None:
         return Condition("Applied", is_true=True, reason="Applied")
-    reason = "".join(word.title() for word in code_of(failure).split("_"))
+    reason = "".join(word.title() for word in failure.code.split("_"))
     return Condition("Applied", is_true=False, reason=reason, message=failure.message)
 
 

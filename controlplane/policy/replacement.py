@@ -16,7 +16,6 @@ from math import inf
 from typing import Final
 
 from contracts.errors import Failure
-from contracts.problem import code_of
 from contracts.traffic_errors import Overloaded
 from controlplane.policy.replica_life import SERVING, SLEEPING, ReplicaState
 
@@ -80,7 +79,7 @@ def next_step(old: Old, waited_s: float, limit_s: float) -> Step:
         if old.begun is None:
             return Step.BESIDE if old.has_room else Step.AFTER
         # (4)
-        lacks_memory = old.failure is not None and code_of(old.failure) == Overloaded.code
+        lacks_memory = old.failure is not None and old.failure.code == Overloaded.code
         return Step.AFTER if lacks_memory and old.begun is Step.BESIDE else Step.FAILED
     # (5)
     return Step.LATE if is_late else Step.WAIT

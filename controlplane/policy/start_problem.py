@@ -4,7 +4,6 @@ from signal import Signals
 
 from contracts.control import StartProblem
 from contracts.errors import Failure
-from contracts.problem import code_of
 from contracts.traffic_errors import StartFailed
 
 
@@ -12,7 +11,7 @@ def problem_of(failure: Failure) -> StartProblem:
     """Return what a failed start says about the version; a failure without a reason by its code."""
     if isinstance(failure, StartFailed):
         return StartProblem(reason=failure.reason, message=failure.message, exit_status=failure.exit_status)
-    return StartProblem(reason="failed", message=f"{code_of(failure)}: {failure.message}")
+    return StartProblem(reason="failed", message=f"{failure.code}: {failure.message}")
 
 
 def crash_loop(exit_status: int | None = None) -> StartFailed:

@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 from contracts.control import Feed, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bind, Bound
-from contracts.problem import code_of
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from controlplane import dependencies
@@ -376,14 +375,14 @@ class LocalActuator:
         if process.is_ending:
             return  # it was to end
         key = asked.start.key
-        was_lost = isinstance(failure, Unavailable) or code_of(failure) == "conflict"  # dead, or not parked after all
+        was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"  # dead, or not parked after all
         was_lost |= asked.start.number == WAKE  # who did not wake says little of the version: another one tells
         if self._now() - began_us >= RESTORE_S * 1e6:
             failure, was_lost = DeadlineExceeded(RESTORE_S, "restoring the version"), False
         self._fleet.end(process, term_s=0.0 if was_lost else 1.0)
         # Taken back by `apply` where nothing of the version is wanted any more, at any await from here on.
         attempt = self._lost_starts[key] = self._lost_starts.get(key, 0) + 1
-        if code_of(failure) == Overloaded.code and (sleepers := self._with_weights()):
+        if failure.code == Overloaded.code and (sleepers := self._with_weights()):
             # Memory that sleepers keep goes to whoever is asked for, the one that has slept for longest first.
             was_lost = await self._gives_way(self._fleet[sleepers[0].runtime_id])
             attempt = 1
@@ -391,7 +390,7 @@ class LocalActuator:
                 self._lost_starts[key] = attempt
         log.warning("a restore failed", extra={"version": str(key), "why": failure.message, "attempt": attempt})
         # What it depends on went away: as a rule the cache agent, which is restarted. The next start waits for it.
-        was_left = not was_lost and code_of(failure) == Unavailable.code and attempt == 1
+        was_left = not was_lost and failure.code == Unavailable.code and attempt == 1
         if not (was_lost or was_left) or attempt == ATTEMPTS:
             self.fail(key, crash_loop() if was_lost else failure)
             return

@@ -3,7 +3,6 @@
 from enum import IntEnum
 
 from contracts.errors import Failure, InvalidRequest
-from contracts.problem import code_of
 
 
 class Exit(IntEnum):
@@ -28,4 +27,4 @@ def exit_of(failure: Failure) -> Exit:
     """The code that a push ends with. An InvalidRequest of our own names an argument."""
     if isinstance(failure, InvalidRequest):
         return Exit.USAGE
-    return _BY_CODE.get(code_of(failure), Exit.FAILED)
+    return _BY_CODE.get(failure.code, Exit.FAILED)

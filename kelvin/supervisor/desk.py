@@ -17,7 +17,6 @@ from contracts.control import LivesSoFar, batch_of
 from contracts.deadline import Deadline
 from contracts.doubling import Doubling, is_told
 from contracts.errors import Refused
-from contracts.problem import is_retryable
 from contracts.roles import Role
 from contracts.usage import LifetimeRecord
 from kelvin.settings import PodSettings
@@ -140,7 +139,7 @@ async def tell_forever(so_far: SoFar, post: PostSoFar, every_s: float) -> None:
             failures = 0
         except Refused as refused:
             failures += 1
-            if is_retryable(refused.failure):
+            if refused.failure.retryable:
                 pause_s = pauses.after(failures, random.random())  # noqa: S311 (spreads load, keeps no secret)
             if is_told(failures):
                 why = {"why": refused.failure.message, "failures": failures}

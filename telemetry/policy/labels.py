@@ -15,7 +15,9 @@ def _kinds(kind: type[errors.Failure]) -> list[type[errors.Failure]]:
 
 _KNOWN: Final = (errors, artifact_errors, traffic_errors)  # subclasses exist once their module is imported
 REPEATS: Final = ("joined", "replayed", "cached")  # answered out of what another request got
-OUTCOMES: Final = frozenset({OK, *REPEATS} | {kind.code for kind in _kinds(errors.Failure)})
+OUTCOMES: Final = frozenset(
+    {OK, *REPEATS} | {kind.code for kind in _kinds(errors.Failure) if kind is not errors.RemoteFailure}
+)
 
 
 def outcome_of(code: str) -> str:

@@ -13,7 +13,7 @@ from aiohttp import web
 from contracts.errors import Conflict, Failure
 from contracts.jobs import Bind, Bound, RuntimeReport, RuntimeState
 from contracts.meter import Meter, Phase, encode_meter
-from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
+from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
 from contracts.timeline import Span, Stage
 from contracts.wire import decode, encode
 from tests.listening import Listening
@@ -78,4 +78,4 @@ class Parked:
 
 
 def _refused(failure: Failure) -> web.Response:
-    return web.Response(status=status_of(failure), body=problem_details(failure), content_type=PROBLEM_CONTENT_TYPE)
+    return web.Response(status=failure.status, body=problem_details(failure), content_type=PROBLEM_CONTENT_TYPE)

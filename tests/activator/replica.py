@@ -23,7 +23,7 @@ from contracts.frames import (
     encode_frame,
     failed_frame,
 )
-from contracts.problem import headers_of, openai_error, status_of, to_wire
+from contracts.problem import headers_of, openai_error, to_wire
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Cancelled
 from contracts.usage import Receipts
@@ -102,9 +102,7 @@ class Call:
     def refuse(self, failure: Failure, encoded_tokens: int = 0) -> None:
         """Before any compute, and after so many tokens of the prompt were encoded."""
         headers = headers_of(failure) | ({ENCODED: str(encoded_tokens)} if encoded_tokens else {})
-        self.refusal = web.Response(
-            status=status_of(failure), body=openai_error(failure, self.request_id), headers=headers
-        )
+        self.refusal = web.Response(status=failure.status, body=openai_error(failure, self.request_id), headers=headers)
 
     async def run(self, script: "Script") -> None:
         """To its end, or until the activator deletes the request: then the answer ends as a runtime ends it."""
@@ -291,7 +289,7 @@ class FakeReplica:
             await self.changed()
             full = NoCredit(self.credits.streams, self.credits.credit_of(source, time.monotonic()))
             return web.Response(
-                status=status_of(full), body=openai_error(full, request.headers["x-kelvin-request-id"]),
+                status=full.status, body=openai_error(full, request.headers["x-kelvin-request-id"]),
                 headers={CREDIT: str(full.credit)},
             )  # fmt: skip
         try:

@@ -18,7 +18,6 @@ from activator.throttler import Throttler
 from contracts.artifact_errors import WeightsDamaged
 from contracts.errors import InvalidRequest, Refused, Unavailable
 from contracts.frames import FrameKind, NoCredit
-from contracts.problem import code_of
 from tests.activator.control import replica_row
 from tests.activator.hedging import AT_ONCE, Asked, Ground, ground, outcome
 from tests.activator.replica import DONE, Call, FakeReplica, Held, Script, chunk, cut, decline, refuses
@@ -147,7 +146,7 @@ async def test_a_first_that_fails_leaves_it_to_the_second(
             assert sum(len(replica.calls) for replica in here.replicas.values()) == 3
         else:
             assert isinstance(refused, Refused)
-            assert (code_of(refused.failure), heard(asked)) == (want, "")
+            assert (refused.failure.code, heard(asked)) == (want, "")
 
 
 async def test_where_both_fail_it_is_sent_again(tmp_path: Path) -> None:
@@ -361,7 +360,7 @@ async def _one(here: Ground, chance: random.Random) -> tuple[Asked, str]:
     if refused is None:
         return asked, "answered"
     assert isinstance(refused, Refused), refused
-    return asked, code_of(refused.failure)
+    return asked, refused.failure.code
 
 
 @pytest.mark.parametrize("seed", range(4))

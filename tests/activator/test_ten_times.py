@@ -20,7 +20,6 @@ from activator.shedding import Shedding
 from activator.throttler import Throttler
 from contracts.deadline import Deadline
 from contracts.errors import Refused
-from contracts.problem import code_of
 from tests.activator.control import replica_row
 from tests.activator.slot_world import KEY, SlotWorld, queue_limits
 from tests.virtual_loop import run_virtually
@@ -96,7 +95,7 @@ async def _asked(throttler: Throttler, kind: Kind, tokens: int, takes_s: float, 
         outcome = "good"
         seen.good_tokens += takes_s * TOKENS_PER_S if seen.is_flooded else 0
     except Refused as refused:
-        outcome = code_of(refused.failure)
+        outcome = refused.failure.code
     except TimeoutError:
         pass
     seen.ended[kind.tenant, outcome] += 1

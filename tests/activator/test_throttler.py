@@ -17,7 +17,6 @@ from contracts.control import ReplicaRow
 from contracts.deadline import Deadline
 from contracts.errors import Refused
 from contracts.forecast import Forecast, StartRow
-from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded
 from tests.activator.clock import Clock
 from tests.activator.control import OTHER, VERSION, replica_row, version_row
@@ -63,7 +62,7 @@ async def test_a_failed_start_tells_everyone_who_waits() -> None:
     tasks = [await here.ask() for _ in range(3)]
     here.feed(failures=(AWAY,))
     await asyncio.wait(tasks)
-    assert [code_of(failure_of(task)) for task in tasks] == ["unavailable"] * 3
+    assert [failure_of(task).code for task in tasks] == ["unavailable"] * 3
     late = await here.ask()
     assert here.bell.rung == [KEY, KEY]
     here.feed(replica_row("a"))
@@ -80,7 +79,7 @@ async def test_who_waits_for_a_deleted_version_is_told() -> None:
     assert not waiting.done()
     here.feed(removed_versions=(KEY,))
     await asyncio.wait((waiting,))
-    assert code_of(failure_of(waiting)) == "model_not_found"
+    assert failure_of(waiting).code == "model_not_found"
     assert not here.bell.ringing
     here.throttler.check_integrity()
 
@@ -100,7 +99,7 @@ async def test_snapshot_without_a_version_refuses_its_waiters(known: str) -> Non
         here.feed(forecasts=(Forecast(tenant="default", model="m", version=VERSION, ready_in_ms=9000),))
     here.feed(full=True, versions=(version_row("default", "m", OTHER),))
     await asyncio.wait((waiting,))
-    assert code_of(failure_of(waiting)) == "model_not_found"
+    assert failure_of(waiting).code == "model_not_found"
     assert not elsewhere.done()
     assert here.bell.ringing == {other}
     assert not here.bell.nudged

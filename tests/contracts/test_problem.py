@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from contracts import artifact_errors, errors, traffic_errors
 from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Unauthenticated
+from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Refused, Unauthenticated
 from contracts.problem import (
     from_problem,
     from_wire,
@@ -42,6 +42,8 @@ def test_a_failure_that_crossed_processes_renders_the_same(failure: Failure, _ki
     assert openai_error(remote) == openai_error(failure)
     assert problem_details(remote) == problem_details(failure)
     assert headers_of(remote) == headers_of(failure)
+    assert str(Refused(remote)) == str(Refused(failure))
+    assert remote.retryable == failure.retryable
 
 
 @pytest.mark.parametrize(("failure", "_kind"), FAILURES)

@@ -42,7 +42,7 @@ from contracts.jobs import (
     SealAttestation,
     SealJob,
 )
-from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details, status_of
+from contracts.problem import PROBLEM_CONTENT_TYPE, problem_details
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Overloaded
 
@@ -192,7 +192,7 @@ def serve(run: Path, runtime_id: str) -> NoReturn:
         def _answer(self, value: object) -> None:
             status, kind, raw = 200, "application/json", b""
             if isinstance(value, Failure):
-                status, kind, raw = status_of(value), PROBLEM_CONTENT_TYPE, problem_details(value)
+                status, kind, raw = value.status, PROBLEM_CONTENT_TYPE, problem_details(value)
             elif value is not None:
                 raw = msgspec.json.encode(value)
             self.send_response(status)

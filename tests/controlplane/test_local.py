@@ -10,7 +10,6 @@ import pytest
 
 from contracts.control import Feed
 from contracts.errors import Failure, RemoteFailure, Unavailable
-from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.traffic_errors import StartFailed
 from controlplane.facts import VersionKey
@@ -121,7 +120,7 @@ async def test_start_is_tried_again_once_where_its_cache_agent_ends(run: Run, br
             await it.ready(key("away"))
         else:
             await eventually(lambda: len(it.news.failures) == 1)
-        assert [code_of(failure) for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
+        assert [failure.code for _, failure in it.news.failures] == ([] if briefly else ["unavailable"])
         assert len(run.calls("bind:away")) == 2
 
 
@@ -320,7 +319,7 @@ async def test_a_second_replica_that_fails_frightens_nobody(run: Run) -> None:
             it.apply(key("corrupt"), 2)
             await eventually(lambda: len(it.news.failures) == 1)
             assert not subscription._lines
-        assert code_of(it.news.failures[0][1]) == "chunk_corrupt"
+        assert it.news.failures[0][1].code == "chunk_corrupt"
         assert isinstance(it.news.failures[0][1], RemoteFailure)
 
 

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from contracts.control import Feed
-from contracts.problem import code_of
 from contracts.timeline import Stage
 from controlplane.facts import VersionKey
 from controlplane.policy.breakeven import Level
@@ -215,7 +214,7 @@ async def test_a_start_that_fails_after_such_a_wake_is_told(run: Run) -> None:
         (run.path / "healed").unlink()
         it.apply(key("corrupt"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
-        assert code_of(it.news.failures[0][1]) == "chunk_corrupt"
+        assert it.news.failures[0][1].code == "chunk_corrupt"
         assert (len(run.calls("wake:corrupt")), len(run.calls("bind:corrupt"))) == (1, 2)
         await eventually(lambda: it.table.held == 0)
         await eventually(lambda: not it.table.of(key("corrupt")))
@@ -326,4 +325,4 @@ async def test_without_a_sleeper_who_finds_no_memory_is_told(run: Run) -> None:
         run.tell("crowded")
         it.apply(key("full"), 1)
         await eventually(lambda: len(it.news.failures) == 1)
-        assert code_of(it.news.failures[0][1]) == "overloaded"
+        assert it.news.failures[0][1].code == "overloaded"

@@ -14,7 +14,6 @@ from sqlalchemy.exc import OperationalError
 
 from contracts.control import Scope
 from contracts.errors import CapacityExceeded, Refused, Unavailable
-from contracts.problem import is_retryable
 from controlplane import schema
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
@@ -124,7 +123,7 @@ async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> Non
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(Refused, match="unavailable: the database is not available") as refused:
             await database.write(lambda connection: _add(connection, "t"))
-        assert is_retryable(refused.value.failure)
+        assert refused.value.failure.retryable
         assert await database.read(_tenants) == set()
         other.execute("ROLLBACK")
     await database.write(lambda connection: _add(connection, "t"))

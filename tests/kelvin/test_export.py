@@ -14,7 +14,6 @@ import safetensors
 from contracts.artifact_errors import ChunkCorrupt, ChunkMissing, ManifestCorrupt, ManifestMissing
 from contracts.errors import Refused
 from contracts.manifest import DTYPE_BYTES
-from contracts.problem import code_of
 from kelvin import export as subject
 from kelvin.export import export_version
 from kelvin.progress import Progress
@@ -111,7 +110,7 @@ def refusal(house: House, version: str, directory: Path, form: str = "safetensor
         exported(house, version, directory, form)
     assert not directory.exists()
     assert [path.name for path in directory.parent.iterdir() if path.name.startswith(".")] == []
-    return code_of(refused.value.failure)
+    return refused.value.failure.code
 
 
 def test_whole_or_not_at_all(house: House, tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_too_many_tensors_for_the_other_format(house: House, tmp_path: Path, mon
     told = Told()
     with house.client() as door, pytest.raises(Refused) as refused:
         export_version(version, tmp_path / "out", "tensors", door, told, FAST.patience)
-    assert code_of(refused.value.failure) == "capacity_exceeded"
+    assert refused.value.failure.code == "capacity_exceeded"
     assert [stage for stage, _ in told.stages] == ["looking"]
 
 

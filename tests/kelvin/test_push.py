@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 
 from contracts.errors import Refused, Unavailable
-from contracts.problem import code_of
 from kelvin.progress import Progress
 from kelvin.push import PARALLEL, Line, push_directory
 from kelvin.push_calls import Patience
@@ -118,7 +117,7 @@ def test_changed_meanwhile(house: House, tmp_path: Path, stage: str, name: str, 
     with house.client() as door:
         with pytest.raises(Refused) as caught:
             push(directory, "toy", door, told)
-        assert code_of(caught.value.failure) == "artifact_rejected"
+        assert caught.value.failure.code == "artifact_rejected"
         assert caught.value.failure.param == name
         assert versions_of(house.store, TENANT) == []
         Model().write(directory)

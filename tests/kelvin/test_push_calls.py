@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from contracts.errors import Conflict, Failure, NotFound, Refused, Unauthenticated, Unavailable
-from contracts.problem import code_of, openai_error, problem_details, status_of
+from contracts.problem import openai_error, problem_details
 from contracts.push import CommitStep, Committing, Missing
 from contracts.traffic_errors import Overloaded
 from contracts.wire import encode
@@ -50,7 +50,7 @@ class Clock:
 
 
 def problem(failure: Failure) -> httpx.Response:
-    return httpx.Response(status_of(failure), content=problem_details(failure))
+    return httpx.Response(failure.status, content=problem_details(failure))
 
 
 NOTHING = Missing(plan_id="0" * 32, digests=(), version="f" * 64, exists=True)
@@ -96,7 +96,7 @@ def test_does_not_repeat(failure: Failure) -> None:
     with pytest.raises(Refused) as caught:
         missing(PushCalls(door, Clock().patience()))
     assert door.calls == 1
-    assert (code_of(caught.value.failure), status_of(caught.value.failure)) == (failure.code, failure.status)
+    assert (caught.value.failure.code, caught.value.failure.status) == (failure.code, failure.status)
     assert caught.value.failure.message == failure.message
 
 

@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from contracts.errors import Refused
-from contracts.problem import code_of
 from contracts.push import WeightsFile
 from contracts.wire import encode
 from kelvin.export import export_version
@@ -123,7 +122,7 @@ def refused_export(house: House, version: str, directory: Path) -> str:
     with house.client() as door, pytest.raises(Refused) as refused:
         export_version(version, directory, "tensors", door, Progress(), FAST.patience)
     assert not directory.exists()
-    return code_of(refused.value.failure)
+    return refused.value.failure.code
 
 
 def test_with_another_directory(house: House, tmp_path: Path) -> None:
@@ -154,7 +153,7 @@ def flipped(file: Path, at: int) -> None:
 def refusal(house: House, file: Path) -> str:
     with house.client() as door, pytest.raises(Refused) as refused:
         push(file, "toy", door, Progress())
-    assert code_of(refused.value.failure) == "artifact_rejected"
+    assert refused.value.failure.code == "artifact_rejected"
     assert versions_of(house.store, TENANT) == []
     return refused.value.failure.message
 

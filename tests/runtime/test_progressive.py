@@ -18,7 +18,6 @@ from blobstore.files import FileStore
 from contracts.errors import Refused
 from contracts.jobs import Bind, SealAttestation
 from contracts.keys import attestation_key
-from contracts.problem import code_of
 from contracts.timeline import Stage
 from contracts.wire import encode
 from runtime import restore as module
@@ -155,5 +154,5 @@ def test_bytes_that_are_wrong_after_the_lease(
         store.gate.set()
         with pytest.raises(Refused, match=LAST) as refused:
             restoring.result(DEADLINE_S)
-        assert code_of(refused.value.failure) == "chunk_corrupt"
+        assert refused.value.failure.code == "chunk_corrupt"
         agent.wait_for("the lease is over", lambda state: state.leases == 0)

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import pytest
 
 from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import InvalidRequest, Refused, Unavailable
+from contracts.errors import Failure, InvalidRequest, Refused, Unavailable
 from contracts.filters import DEADLINE, FILE, TENANT, FilterPolicy, Findings, Looked, Pii, Question
 from contracts.frames import End, FrameDecoder
 from contracts.manifest import Kind
+from contracts.problem import from_wire, to_wire
+from contracts.traffic_errors import Overloaded
 from contracts.wire import decode
 from filters.pii import look, unknown_region
 from runtime.openai_requests import TextPrompt
@@ -78,6 +80,8 @@ class Hanging(Looking):
         raise Refused(Unavailable("the filters"))
 
 
+AWAY = Unavailable("the filters")
+FULL = from_wire(to_wire(Overloaded("the filters' queue", 256, 1.0)))  # as their process says it
 SECRET = "I am jo@example.org, card 4111 1111 1111 1111, thanks"
 TEXT = "one two " + "and so on, " * 5 + "twenty"
 REDACTED = "I am <EMAIL_ADDRESS>, card <CREDIT_CARD>, thanks"
@@ -262,10 +266,23 @@ def test_a_version_with_filters_is_not_served_without() -> None:
     assert screen_of({}, None) is None
 
 
-class Away(ServiceClient):
-    """A process that can't be reached; knows what it would have been told."""
+def test_filters_that_are_full_are_not_the_artifacts_fault() -> None:
+    """A push may come again: it is not told that its file is wrong."""
 
-    def __init__(self) -> None:
+    class Full(Looking):
+        def ask_from_thread(self, question: Question, timeout_s: float) -> Findings:
+            raise Refused(FULL)
+
+    raw = b'{"format": 1, "filters": [{"filter": "pii", "output": {"US_SSN": "stop"}}]}'
+    with pytest.raises(Refused, match=r"^overloaded: the filters' queue is full"):
+        check_filters({FILE: raw}, "generate", Full())
+
+
+class Away(ServiceClient):
+    """A process that can't be reached, or refuses; knows what it would have been told."""
+
+    def __init__(self, failure: Failure = AWAY) -> None:
+        self._failure = failure
         self.told: list[Mapping[str, str]] = []
 
     async def call(
@@ -279,15 +296,16 @@ class Away(ServiceClient):
         headers: Mapping[str, str] | None = None,
     ) -> T:
         self.told.append(headers or {})
-        raise Refused(Unavailable("the filters"))
+        raise Refused(self._failure)
 
 
 @pytest.mark.virtual_time
-async def test_who_asks_says_how_long_it_waits() -> None:
+@pytest.mark.parametrize("failure", [pytest.param(AWAY, id="away"), pytest.param(FULL, id="full")])
+async def test_who_asks_says_how_long_it_waits(failure: Failure) -> None:
     """Of its time what is left with each try: what comes later nobody needs to look for."""
-    away, question = Away(), Question(direction="output", rules=(), texts=("x",), whole=True)
+    away, question = Away(failure), Question(direction="output", rules=(), texts=("x",), whole=True)
 
-    with pytest.raises(Refused, match="unavailable"):
+    with pytest.raises(Refused, match=failure.code):
         await FilterProcess(away, asyncio.get_running_loop()).ask(question, 0.05)
     assert [int(each[DEADLINE]) for each in away.told] == pytest.approx([50, 30, 10], abs=1)
 

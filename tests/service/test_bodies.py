@@ -6,7 +6,6 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import Refused
-from contracts.problem import code_of
 from service.bodies import answer, nothing, read
 from service.failures import install_failure_handlers
 from tests.service.serving import served
@@ -44,4 +43,4 @@ async def test_read(tmp_path: Path, body: list[object], code: str | None) -> Non
             return
         with pytest.raises(Refused) as refused:
             await service.client.call("POST", "/total", int, body=body, timeout_s=5)
-    assert code_of(refused.value.failure) == code
+    assert refused.value.failure.code == code

@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from contracts.errors import Refused
-from contracts.problem import code_of
 from contracts.roles import Role
 from service.client import ServiceClient
 from service.inner import Inner, open_inner
@@ -87,7 +86,7 @@ async def asked(inner: Inner, address: str, path: str = "/name") -> str:
     try:
         return await client.call("GET", path, str, timeout_s=10)
     except Refused as refused:
-        return code_of(refused.failure)
+        return refused.failure.code
     finally:
         await client.close()
 

@@ -22,7 +22,6 @@ from blobstore.memory import MemoryStore
 from blobstore.store import BlobStat, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE
-from contracts.problem import code_of
 from tests.simulation.world import InjectedError, World, operation
 from tests.weightcache.kit import Version, describe, publish, settings_of
 from weightcache.cache import Cache, open_cache
@@ -182,9 +181,9 @@ class CacheWorld(World):
                 await asyncio.sleep(hold_s)
         except Refused as refused:
             self._judge(tenant, version, begun_s, timeout_s)
-            self.note(f"a lease is refused: {code_of(refused.failure)}")
-            if code_of(refused.failure) not in EXCUSED:
-                self.bad.append(f"a lease of {version.id[:8]} is refused: {code_of(refused.failure)}")
+            self.note(f"a lease is refused: {refused.failure.code}")
+            if refused.failure.code not in EXCUSED:
+                self.bad.append(f"a lease of {version.id[:8]} is refused: {refused.failure.code}")
 
     def _judge(self, tenant: str, version: Version, begun_s: float, timeout_s: float) -> None:
         took_s = self.loop.time() - begun_s
@@ -222,7 +221,7 @@ class CacheWorld(World):
             try:
                 await self.cache.residents.bring(tenant, version.id, 20.0, urgent=is_urgent)
             except Refused as refused:
-                self.note(f"a prefetch is refused: {code_of(refused.failure)}")
+                self.note(f"a prefetch is refused: {refused.failure.code}")
 
         self._begin(bring(), self.tasks)
 
@@ -237,7 +236,7 @@ class CacheWorld(World):
             try:
                 await self.cache.evict(tier, tenant, None if version is None else version.id)
             except Refused as refused:
-                self.note(f"an eviction is refused: {code_of(refused.failure)}")
+                self.note(f"an eviction is refused: {refused.failure.code}")
 
         self._begin(drop(), self.tasks)
 
@@ -287,7 +286,7 @@ class CacheWorld(World):
         try:
             await self.cache.examiner.examine(tier, tenant, digest)
         except Refused as refused:
-            self.note(f"an examination is refused: {code_of(refused.failure)}")
+            self.note(f"an examination is refused: {refused.failure.code}")
 
     @operation(2)
     async def check_all(self, random: Random) -> None:
@@ -298,7 +297,7 @@ class CacheWorld(World):
         try:
             report = await self.cache.examiner.check()
         except Refused as refused:
-            self.note(f"a check is refused: {code_of(refused.failure)}")
+            self.note(f"a check is refused: {refused.failure.code}")
         else:
             self.contradictions += [each for each in report.contradictions if each.startswith("the index")]
 
@@ -376,8 +375,8 @@ class CacheWorld(World):
                 if _bytes_of(self.cache, arrival.resident) != version.linear:
                     self.bad.append(f"{version.id[:8]} has wrong bytes at rest")
         except Refused as refused:
-            if code_of(refused.failure) != "capacity_exceeded":
-                self.not_leased.append(f"{version.id[:8]}: {code_of(refused.failure)}")
+            if refused.failure.code != "capacity_exceeded":
+                self.not_leased.append(f"{version.id[:8]}: {refused.failure.code}")
 
     async def stop(self) -> None:
         """As an agent ends."""

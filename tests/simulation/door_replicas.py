@@ -9,7 +9,7 @@ from typing import Final, Literal
 from contracts.artifact_errors import ProbeFailed, WeightsDamaged
 from contracts.errors import Failure, InvalidRequest, Unavailable
 from contracts.frames import CONTENT_TYPE, Counts, Frame, FrameKind, encode_frame, failed_frame
-from contracts.problem import openai_error, status_of, to_wire
+from contracts.problem import openai_error, to_wire
 from tests.simulation.network import Asked, Connection
 
 Mood = Literal["well", "slow", "stalls", "rejects", "garbage", "foreign", "breaks", "damaged", "fails"]
@@ -74,7 +74,7 @@ class FakeReplica:
                 del self.running[request_id]
 
     def _refuse(self, connection: Connection, request_id: str, failure: Failure) -> None:
-        connection.respond(status_of(failure), openai_error(failure, request_id))
+        connection.respond(failure.status, openai_error(failure, request_id))
 
     async def _answer(self, asked: Asked, connection: Connection) -> None:
         self.runs += 1

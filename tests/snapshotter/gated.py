@@ -18,7 +18,6 @@ from contracts.control import Registered, TenantLimits, VersionRegistration
 from contracts.errors import Refused
 from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
 from contracts.manifest import decode_manifest
-from contracts.problem import code_of
 from contracts.push import CollectReport
 from contracts.wire import encode
 from service.signing import Signer
@@ -222,7 +221,7 @@ class World:
                 await self.gates.wait()
                 return (await commit(self.pushes, push)).version
             except Refused as refused:
-                if code_of(refused.failure) not in ("conflict", "not_found"):
+                if refused.failure.code not in ("conflict", "not_found"):
                     raise
         raise AssertionError("the push did not come to its end")
 

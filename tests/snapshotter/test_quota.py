@@ -14,7 +14,6 @@ from contracts.artifact_errors import StorageQuotaExceeded
 from contracts.attestation import MAX_BUNDLE_BYTES, ORIGIN
 from contracts.control import TenantLimits
 from contracts.errors import Refused, Unavailable
-from contracts.problem import code_of
 from contracts.push import CommitRequest, Committed, MissingRequest, Plan
 from contracts.traffic_errors import Overloaded
 from kelvin.progress import Progress
@@ -124,7 +123,7 @@ def test_refused_before_any_chunk(tmp_path: Path) -> None:
         assert put.status_code == 409
         with pytest.raises(Refused) as caught:
             push_directory(third.write(tmp_path / "third"), "toy", client, Progress())
-        assert code_of(caught.value.failure) == "storage_quota_exceeded"
+        assert caught.value.failure.code == "storage_quota_exceeded"
         again = push_directory(tmp_path / "0", "toy", client, Progress())
         assert (again.sent_bytes, again.committed.created) == (0, False)
         with house.client("umbrella") as other:

@@ -26,7 +26,6 @@ from blobstore.retrying import RetryBudget, RetryingStore
 from blobstore.store import BlobShort, BlobUnavailable
 from contracts.errors import Refused
 from contracts.manifest import PAGE
-from contracts.problem import code_of
 from tests.weightcache.kit import HUGE, TENANT, put_pack, settings_of
 from weightcache.cache import Cache, open_cache
 from weightcache.policy.healing import Outcome
@@ -285,6 +284,6 @@ class Rig:
             served = await arena.view(reservation.places[body.digest])
             return None if served == body.right else "wrong"
         except Refused as refused:
-            return code_of(refused.failure)
+            return refused.failure.code
         finally:
             arena.unpin(reservation.slabs)

@@ -15,7 +15,6 @@ from blobstore.store import BlobStore, BlobUnavailable
 from contracts.attestation import ORIGIN, SEAL, Claims, Origin, Sealed
 from contracts.errors import Refused
 from contracts.keys import attestation_key, origin_key
-from contracts.problem import code_of
 from contracts.settings import BadSetting
 from contracts.wire import encode
 from service.signing import Signer, ensure_signer
@@ -92,7 +91,7 @@ def sign(store: BlobStore, raw: bytes, version: str = VERSION.id) -> None:
 def refusal(agent: RunningAgent) -> str:
     with pytest.raises(Refused) as caught:
         agent.acquire(VERSION)
-    return f"{code_of(caught.value.failure)}: {caught.value.failure.message}"
+    return f"{caught.value.failure.code}: {caught.value.failure.message}"
 
 
 BY_ROOT = ROOT.attest(VERSION.id, ORIGIN, SAID)

@@ -52,7 +52,6 @@ import json, os, sys, time
 from pathlib import Path
 from blake3 import blake3
 from contracts.errors import Refused
-from contracts.problem import code_of
 from service.unix import SocketDirectory
 from weightcache import libc
 from weightcache.client import acquire
@@ -74,7 +73,7 @@ def leased(version):
             if lease is not None:
                 lease.close()
             # It is dead, or not up yet, or all slabs are lent for a moment.
-            if code_of(refused.failure) not in ("unavailable", "overloaded") or time.monotonic() > limit:
+            if refused.failure.code not in ("unavailable", "overloaded") or time.monotonic() > limit:
                 raise
             time.sleep(0.01)
 """

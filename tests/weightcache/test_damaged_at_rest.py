@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Refused
-from contracts.problem import code_of
 from tests.weightcache.kit import TENANT, RunningAgent, attest, make_version, publish_kept, running, settings_of
 
 VERSION = make_version(seed=1)
@@ -124,7 +123,7 @@ def test_damaged_object_is_refused_by_its_name(tmp_path: Path, kind: str, how: s
             return
         with pytest.raises(Refused) as refused:
             agent.acquire(VERSION)
-        assert code_of(refused.value.failure) == code
+        assert refused.value.failure.code == code
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -138,4 +137,4 @@ def test_damaged_index_of_a_kept_file_harms_its_version_alone(tmp_path: Path, ho
             assert lease.view(0, lease.total_bytes) == VERSION.linear
         with pytest.raises(Refused) as refused:
             agent.acquire(kept)
-        assert code_of(refused.value.failure) == "chunk_missing"
+        assert refused.value.failure.code == "chunk_missing"

@@ -13,7 +13,6 @@ from blobstore.files import FileStore
 from blobstore.packs import FileIndex, decode_file_index
 from blobstore.store import BlobStore
 from contracts.errors import Refused
-from contracts.problem import code_of
 from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.weightcache.kit import TENANT, Version, cached, publish_kept, put_pack, settings_of
 from weightcache.cache import Cache
@@ -38,7 +37,7 @@ async def served(cache: Cache, version: Version) -> bytes | str:
             assert arrival.resident.engines
             return bytes(space)
     except Refused as refused:
-        return code_of(refused.failure)
+        return refused.failure.code
 
 
 async def from_scratch(root: Path, store: BlobStore, version: Version, verify: Verify = is_digest_of) -> bytes | str:

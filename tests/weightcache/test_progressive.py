@@ -13,7 +13,6 @@ import pytest
 
 from blobstore.files import FileStore
 from contracts.errors import Refused, Unavailable
-from contracts.problem import code_of
 from contracts.traffic_errors import DeadlineExceeded
 from tests.weightcache.kit import TIMEOUT_S, HeldStore, RunningAgent, make_version, running, settings_of
 from tests.weightcache.lanes import LANES, LateLane
@@ -110,7 +109,7 @@ def test_what_can_not_be_healed(tmp_path: Path) -> None:
                 lease.until_whole()
             with pytest.raises(Refused) as waited:
                 plain.result(TIMEOUT_S)
-        assert code_of(refused.value.failure) == "chunk_corrupt"
+        assert refused.value.failure.code == "chunk_corrupt"
         assert refused.value.failure == waited.value.failure
         state = agent.wait_for("it is over", lambda state: state.leases == 0 and state.host.loading == 0)
         assert state.leases_refused == {"chunk_corrupt": 2}

@@ -43,7 +43,6 @@ import sys
 from pathlib import Path
 from blake3 import blake3
 from contracts.errors import Refused
-from contracts.problem import code_of
 from service.unix import SocketDirectory
 from weightcache.client import acquire
 
@@ -54,7 +53,7 @@ try:
         print(begin, end, blake3(lease.view(begin, end - begin)).hexdigest(), flush=True)
     print("whole", flush=True)
 except Refused as refused:
-    print(code_of(refused.failure), flush=True)
+    print(refused.failure.code, flush=True)
 sys.stdin.read()
 """
 # Reads what it was not told to be there, as a runtime would that is wrong.

@@ -10,7 +10,6 @@ from typing import Final
 
 from contracts.doubling import is_told
 from contracts.errors import Failure, InvalidRequest, ModelNotFound, NotFound, Refused
-from contracts.problem import is_retryable
 from controlplane.audit import Actor
 from controlplane.clock import Clock
 from controlplane.facts import VersionKey
@@ -214,7 +213,7 @@ class Declarations:
         try:
             await do()
         except Refused as refused:
-            if is_retryable(refused.failure):
+            if refused.failure.retryable:
                 raise
             return done, refused.failure
         return policy.generation_of(obj), None
@@ -236,7 +235,7 @@ class Declarations:
             if delete is not None:
                 await delete()
         except Refused as refused:
-            if is_retryable(refused.failure):
+            if refused.failure.retryable:
                 raise
             if not _is_gone(refused.failure):
                 await self._tell_conditions(obj, policy.done_of(obj), (policy.applied(refused.failure),))

@@ -12,7 +12,6 @@ from typing import Final
 from contracts.control import Feed, ReplicaRow, RestoreFailure
 from contracts.errors import Failure, Internal, Refused, Unavailable
 from contracts.jobs import Bound, RuntimeReport, RuntimeState, Take
-from contracts.problem import code_of
 from contracts.timeline import Span
 from contracts.traffic_errors import StartFailed
 from controlplane.clock import Clock
@@ -172,7 +171,7 @@ class PoolActuator:
         start.attempts += 1
         why = {"version": str(start.key), "why": failure.message, "attempt": start.attempts}
         log.warning("a bind failed", extra=why)
-        was_lost = isinstance(failure, Unavailable) or code_of(failure) == "conflict"
+        was_lost = isinstance(failure, Unavailable) or failure.code == "conflict"
         if not was_ours:
             return  # it was to leave, or is gone: the autoscaler makes up for it
         if was_lost and start.attempts < ATTEMPTS:
