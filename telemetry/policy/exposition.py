@@ -71,4 +71,4 @@ def _labels(family: Family, values: Labels, process: str, **more: str) -> str:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
+    return str(int(value)) if float(value).is_integer() else repr(value)

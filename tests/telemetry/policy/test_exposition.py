@@ -50,6 +50,17 @@ def test_values_of_labels_are_escaped() -> None:
     assert r'name="a\"b\\c\nd"' in render(made.families(), "p")
 
 
+def test_a_value_may_be_no_number() -> None:
+    """It is written as Go reads floats, which is what the format asks."""
+    made = Page("p")
+    made.gauge("k_unknown", "K.", lambda: float("nan"))
+    made.gauge("k_endless", "K.", lambda: float("inf"))
+    text = render(made.families(), "p")
+    assert 'k_unknown{process="p"} nan\n' in text
+    assert 'k_endless{process="p"} inf\n' in text
+    assert merge([text]) == text
+
+
 def test_pages_are_merged() -> None:
     """Families are said once; the same series of two runtimes is added up, that of another process stands beside it."""
     one, two, other = page("runtime"), page("runtime"), page("activator")
