@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Send
 
-from contracts.errors import Failure, Internal, Refused
-from contracts.frames import CONTENT_TYPE, Counts, End, Frame, FrameKind, encode_frame, failed_frame
+from contracts.errors import Failure, Internal, LimitExceeded, Refused
+from contracts.frames import CONTENT_TYPE, MAX_PAYLOAD, Counts, End, Frame, FrameKind, encode_frame, failed_frame
 from contracts.problem import to_wire
 from contracts.timeline import Span, Stage
 from contracts.traffic_errors import Cancelled, DeadlineExceeded
@@ -121,6 +121,8 @@ class Delivery:
                 progress = await progress
             self._exchange.counts = progress.counts
             self._exchange.unfiltered = self._exchange.unfiltered or progress.unfiltered
+            if len(progress.data) > MAX_PAYLOAD:
+                raise Refused(LimitExceeded("answer", len(progress.data), MAX_PAYLOAD, "bytes"))
             frames = b""
             if progress.data:
                 frames = encode_frame(Frame(FrameKind.DATA, progress.counts, progress.data))

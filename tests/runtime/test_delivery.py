@@ -210,3 +210,15 @@ async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypa
             received = await asyncio.to_thread(lambda: b"".join(iter(lambda: client.recv(65536), b"")))
         assert b"HTTP/1.1 200" in received
         assert not received.endswith(b"0\r\n\r\n"), "it must not look complete"
+
+
+async def test_answer_that_no_frame_takes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As too long, not as a fault of ours: tokens of a hundred characters make such an answer of a long context."""
+    for module in ("contracts.frames", "runtime.delivery"):
+        monkeypatch.setattr(f"{module}.MAX_PAYLOAD", 300)
+    async with bench(tmp_path, ScriptedEngine(saying(TEXT * 20))) as each:
+        async with each.open(body={"max_tokens": 500}) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+        assert error["message"].endswith("this model allows at most 300")
+        await each.quiet()
