@@ -219,9 +219,10 @@ class Throttler:
 
     def report_ended(self, replica: Replica) -> None:
         """Forget a replica whose process has ended, before the feed says so. If it was the last one, requests wait for
-        a start.
+        a start. The feed may have another replica of that name by now.
         """
-        self._roster.remove(replica.row.runtime_id)
+        if not replica.gone:
+            self._roster.remove(replica.row.runtime_id)
 
     def report_began(self, replica: Replica, credit: int | None) -> None:
         """Record that the replica began an answer, so it takes requests, and the credit that it told with it."""

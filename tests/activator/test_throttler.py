@@ -167,6 +167,22 @@ async def test_a_lost_replica_rests_for_a_moment() -> None:
     assert here.clock() == 1.0
 
 
+async def test_end_of_a_removed_replica_is_not_that_of_the_next_of_its_name() -> None:
+    """Nobody answered at its place, and by the time that this is known the feed has another one: a pod started again.
+    The control: the end of that one is heard.
+    """
+    here = SlotWorld(replica_row("a"))
+    first = here.replica("a")
+    here.feed(removed_replicas=("a",))
+    here.feed(replica_row("a"))
+    here.throttler.report_ended(first)
+    second = here.replica("a")
+    assert second is not first
+    here.throttler.report_ended(second)
+    here.throttler.check_integrity()
+    assert not here.throttler.slots.line_of(KEY).replicas
+
+
 async def test_the_less_loaded_of_two_is_taken() -> None:
     """Both drawn by the shell; the choice is policy's."""
 
