@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from contracts.control import ReplicaRow, RevisionRow
 from contracts.traffic_errors import StartFailed, StartReason
+from controlplane.facts import VersionKey
 from controlplane.policy.labels import MODEL, STREAMS, TENANT, VERSION, Place
 from controlplane.policy.start_problem import crash_loop
 
@@ -45,19 +46,10 @@ POD_TROUBLES: Final = frozenset({CRASH_LOOP, *_REASONS} - {UNSCHEDULABLE, "Faile
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """A version of a model of a tenant."""
-
-    tenant: str
-    model: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
 class Service:
     """A Knative Service that was made for a version. Revisions are "" before there is one."""
 
-    of: Version
+    of: VersionKey
     max_streams: int
     created: str  # its latest revision
     ready: str  # the latest of them that was ready
@@ -107,7 +99,7 @@ def service_of(obj: Json) -> Service | None:
     ready = condition(obj, "Ready")
     refused = "" if created or ready.get("status") != "False" else str(ready.get("reason") or "Unknown")
     return Service(
-        Version(labels[TENANT], labels[MODEL], notes[VERSION]),
+        VersionKey(labels[TENANT], labels[MODEL], notes[VERSION]),
         _count(notes.get(STREAMS)),
         created,
         status.get("latestReadyRevisionName") or "",

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from contracts.control import ReplicaRow, RevisionRow
-from controlplane.policy.knative_seen import Failed, Pods, Service, Version, replica_row, revision_row
+from controlplane.facts import VersionKey
+from controlplane.policy.knative_seen import Failed, Pods, Service, replica_row, revision_row
 from controlplane.policy.labels import Place
 
 VersionName = tuple[str, str, str]
@@ -22,7 +23,7 @@ class News:
     removed_revisions: tuple[VersionName, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     removed_replicas: tuple[str, ...] = ()
-    failed: tuple[tuple[Version, Failed], ...] = ()
+    failed: tuple[tuple[VersionKey, Failed], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.revisions or self.removed_revisions or self.replicas or self.removed_replicas or self.failed)

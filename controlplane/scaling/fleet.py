@@ -69,7 +69,7 @@ class Fleet:
         self._asked.add(runtime_id)
         try:
             born = await self._zygote.fork(runtime_id, FORK_S)
-            process = self._take_in(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
+            process = self.adopt(Replica(runtime_id, ReplicaState.FORKED, self._now(), born.pid), born.pidfd)
         finally:
             self._asked.discard(runtime_id)
         limit_us = self._now() + int(PARK_S * 1e6)
@@ -88,8 +88,11 @@ class Fleet:
         return runtime_id in self._processes or runtime_id in self._asked
 
     def adopt(self, replica: Replica, pidfd: int) -> Process:
-        """Take in a process that another control plane had. The pidfd is ours from now on."""
-        return self._take_in(replica, pidfd)
+        """Take in a process that was born for us, or for another control plane. The pidfd is ours from now on."""
+        self.table.add(replica)
+        process = Process(self._directory, replica.runtime_id, replica.pid, pidfd, self._lost)
+        self._processes[replica.runtime_id] = process
+        return process
 
     def end(self, process: Process, term_s: float = TERM_S) -> None:
         """Have it dead: SIGTERM, later SIGKILL, in the background. Nothing happens to one that ends already.
@@ -114,12 +117,6 @@ class Fleet:
         self.table.check_integrity()
         assert {replica.runtime_id for replica in self.table} == set(self._processes)
         assert not any(process.is_gone for process in self._processes.values())
-
-    def _take_in(self, replica: Replica, pidfd: int) -> Process:
-        self.table.add(replica)
-        process = Process(self._directory, replica.runtime_id, replica.pid, pidfd, self._lost)
-        self._processes[replica.runtime_id] = process
-        return process
 
     def _lost(self, process: Process) -> None:
         del self._processes[process.runtime_id]

@@ -18,7 +18,6 @@ from controlplane.policy.knative_seen import (
     Failed,
     Pods,
     Service,
-    Version,
     failed_of,
     service_of,
     start_failed,
@@ -65,7 +64,7 @@ class SeenVersions:
         """Return the version's own Service, unless that is being deleted."""
         with suppress(Refused):
             found = self._sight.service_at(place_of(key, self._cluster))
-            if found is not None and not found.is_going and _key(found.of) == key:
+            if found is not None and not found.is_going and found.of == key:
                 return found
         return None
 
@@ -115,7 +114,7 @@ class SeenVersions:
         asked of another tenant's version sent to pods of theirs.
         """
         with suppress(Refused):
-            if found is not None and place == place_of(_key(found.of), self._cluster):
+            if found is not None and place == place_of(found.of, self._cluster):
                 return found
         return None
 
@@ -124,9 +123,9 @@ class SeenVersions:
             return
         # A node may come, and who waits is told when; that none came in time is a failure of its own.
         failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
-        failures = tuple(self._failure(_key(of), start_failed(why.reason)) for of, why in failed)
-        for of, why in failed:
-            log.warning("no replica came up", extra={"version": str(_key(of)), "why": why.reason})
+        failures = tuple(self._failure(key, start_failed(why.reason)) for key, why in failed)
+        for key, why in failed:
+            log.warning("no replica came up", extra={"version": str(key), "why": why.reason})
         self._feed.publish(
             Feed(
                 revisions=news.revisions,
@@ -144,7 +143,7 @@ class SeenVersions:
 
     def _explain(self, service: Service, now: Trouble | None, before: Trouble | None) -> None:
         """Record why pods of a version are not ready. It does not count as a failed start: they may still start."""
-        key = _key(service.of)
+        key = service.of
         if now is not None:
             self._outcomes.set_problem(key, problem_of(start_failed(now.reason, now.exit_status)))
         elif before is not None:
@@ -156,7 +155,3 @@ class SeenVersions:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_us() / 1e6
-
-
-def _key(of: Version) -> VersionKey:
-    return VersionKey(of.tenant, of.model, of.version)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from controlplane.facts import VersionKey
 from controlplane.policy.knative_seen import (
     Failed,
     Pod,
     Pods,
     Service,
-    Version,
     failed_of,
     pods_of,
     replica_row,
@@ -21,7 +21,7 @@ from controlplane.policy.knative_seen import (
 )
 
 DIGEST = "3f" * 32
-OF = Version("acme", "llama", DIGEST)
+OF = VersionKey("acme", "llama", DIGEST)
 RECORDED = Path(__file__).parents[3].parent / "shared" / "knative-recorded"
 
 

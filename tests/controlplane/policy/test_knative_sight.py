@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from contracts.control import ReplicaRow
-from controlplane.policy.knative_seen import Failed, Pod, Pods, Service, Version, failed_of, pods_of, service_of
+from controlplane.facts import VersionKey
+from controlplane.policy.knative_seen import Failed, Pod, Pods, Service, failed_of, pods_of, service_of
 from controlplane.policy.knative_sight import News, Sight
 
-OF = Version("acme", "llama", "3f" * 32)
+OF = VersionKey("acme", "llama", "3f" * 32)
 NAME = ("acme", "llama", "3f" * 32)
 AT = ("kelvin-acme", "llama-3f3f")
 SLICE = ("kelvin-acme", "llama-3f3f-00001-private-x")
