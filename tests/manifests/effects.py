@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from controlplane.cluster_settings import ClusterSettings, read_cluster
-from controlplane.policy.knative_service import CACHE_NODE, Cluster, drain_s
+from controlplane.policy.knative_service import CACHE_NODE, HOST_PATH, Cluster, drain_s
 from controlplane.policy.labels import POOL, RUNTIME
 from controlplane.policy.pool_service import LISTEN_PORT, NAMESPACE
-from tests.manifests.built import Json, find, pod_of
+from tests.manifests.built import Json, find, of_base, pod_of
 from tests.manifests.pods import environment_of
 from tests.manifests.reach import Pod, may
 from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, REPLICA, SNAPSHOTTER, STRANGER
@@ -113,6 +113,7 @@ EFFECTS: Final[tuple[tuple[str, Effect], ...]] = (
     # Queue-proxy's pause and the last records are part of the notice.
     ("spot", lambda o: drain_s(renders(o)) <= 30),
     ("cache-agent", lambda o: renders(o).cache is not None),
+    ("cache-agent", lambda o: renders(o).features == renders(of_base()).features | {HOST_PATH.flag}),
     # On nodes that were said to have one alone, and there replicas go, too; at nobody's cost.
     ("cache-agent", lambda o: pod(o, "cache-agent", AGENTS)["nodeSelector"] == CACHE_NODE),
     ("cache-agent", lambda o: _yields(o, pod(o, "cache-agent", AGENTS)["priorityClassName"])),

@@ -130,10 +130,11 @@ def test_what_a_component_does(name: str, does: Effect) -> None:
 
 
 def test_what_kind_adds() -> None:
-    """A door of the machine, less reserved, and images that were loaded: of replicas, too."""
+    """A door of the machine, less reserved, no more doors for that, and images that were loaded: of replicas, too."""
     objects = _overlay("kind")
     assert find(objects, "Service", "activator")["spec"]["ports"][0]["nodePort"] == 30443
     assert pod(objects, "activator")["containers"][0]["resources"]["requests"]["cpu"] == "100m"
+    assert find(objects, "HorizontalPodAutoscaler", "activator")["spec"]["maxReplicas"] == 2
     images = {each["image"] for each in containers(objects) if VERSIONED.fullmatch(each["image"]) is None}
     skipped = find(knative("kind"), "ConfigMap", "config-deployment")["data"]["registries-skipping-tag-resolving"]
     loaded = {pod(objects, "activator")["containers"][0]["image"], renders(objects).image}

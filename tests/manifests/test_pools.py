@@ -22,6 +22,7 @@ from tests.manifests.test_reach import (
     SNAPSHOTTER,
     STRANGER,
 )
+from tests.manifests.test_together import SECTION
 
 pytestmark = pytest.mark.skipif(kustomize() is None, reason="no kustomize 5: kubectl 1.27 or later has it")
 
@@ -158,6 +159,17 @@ def test_a_pod_that_waits_is_meant() -> None:
     assert port["port"] == told.pools.port
     mounted = {each["secret"]["secretName"] for each in template["spec"]["volumes"] if "secret" in each}
     assert mounted == {find(objects, "Certificate", "kelvin-inner-runtime", NAMESPACE)["spec"]["secretName"]}
+
+
+def test_what_a_pod_that_waits_mounts_is_asked_for() -> None:
+    """The docs name each secret and ConfigMap that an operator puts into its namespace: without one it never starts."""
+    told = settings(built_with("pools", "verify"))
+    volumes = pool_service(told.pools.pools[0], told.pods, 1 << 30)["spec"]["template"]["spec"]["volumes"]
+    named = {each["secret"]["secretName"] for each in volumes if "secret" in each}
+    named |= {each["configMap"]["name"] for each in volumes if "configMap" in each}
+    assert named == {"kelvin-inner-runtime", "kelvin-trust"}
+    words = SECTION.partition("**Pods that wait** ")[2].partition("\n\n")[0]
+    assert all(f"`{each}`" in words for each in named)
 
 
 def _kept(objects: list[Json], namespace: str) -> dict[str, Json]:

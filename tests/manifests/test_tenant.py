@@ -1,7 +1,6 @@
 """The namespace of a tenant: what `kelvin cluster tenant` prints is what the manifests have for `default`."""
 
 import json
-from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -20,10 +19,9 @@ from tests.manifests.built import MANIFESTS, Json, built_with, find, kustomize, 
 from tests.manifests.effects import renders
 from tests.manifests.reach import Pod, may
 from tests.manifests.schemas import problems
-from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, SNAPSHOTTER, STRANGER
+from tests.manifests.test_reach import ACTIVATOR, CONTROLPLANE, OUTSIDE, REPLICA, RUNTIME, SNAPSHOTTER, STRANGER
 
-RUNTIME: Final = {"app.kubernetes.io/managed-by": "kelvin", "app.kubernetes.io/component": "runtime"}
-ACME: Final = Pod("kelvin-acme", RUNTIME)
+ACME = Pod("kelvin-acme", RUNTIME)
 
 
 def printed(*more: str, tenant: str = "acme") -> tuple[list[Json], str]:
@@ -76,8 +74,7 @@ def test_a_printed_namespace_is_closed() -> None:
     assert may(objects, ACTIVATOR, ACME, 8012)
     assert may(objects, ACME, CONTROLPLANE, 7500)
     assert may(objects, ACME, SNAPSHOTTER, 7501)
-    other = Pod("kelvin-default", RUNTIME)
-    for source, target in ((STRANGER, ACME), (other, ACME), (ACME, other)):
+    for source, target in ((STRANGER, ACME), (REPLICA, ACME), (ACME, REPLICA)):
         assert not may(objects, source, target, 8012)
 
 
