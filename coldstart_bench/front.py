@@ -26,9 +26,8 @@ from coldstart_bench.patience import remaining
 from coldstart_bench.processes import processor_us
 from coldstart_bench.programs import PeerFailed, Program
 from coldstart_bench.report import Failed, Figures, Verdict, align, at_least, at_most, cell
-from coldstart_bench.services import activator
 from coldstart_bench.statistics import median_of
-from coldstart_bench.traffic.behind import cores, keys_for
+from coldstart_bench.traffic.behind import MODEL, Behind, cores, keys_for, one_model, standing
 
 UPSTREAM, NGINX, KELVIN = "upstream alone", "nginx", "kelvin"
 SYSTEMS: Final = (UPSTREAM, NGINX, KELVIN, RAY, LITELLM)
@@ -41,6 +40,7 @@ CORE_SHARE: Final = 0.25
 CAME: Final = 0.98
 Loader = Literal["wrk", "own"]
 
+SLOTS: Final = 1024  # of the replica: more than there are connections
 STREAMS: Final = 64
 TOKENS_PER_S: Final = 50.0
 READY_S: Final = 60.0
@@ -207,12 +207,13 @@ class _Run:
     def __init__(self, plan: FrontPlan, wrk: str | None, scratch: Path, stack: ExitStack) -> None:
         self._plan = plan
         self._scratch = scratch
-        self._key = keys_for((KELVIN,))[KELVIN]
         self._front, self._rest = cores()
-        data = scratch / "data"
-        (data / "run").mkdir(parents=True, mode=0o700)
+        keys = keys_for((KELVIN,))
+        self._key = keys[KELVIN]
+        behind = Behind(one_model(keys, SLOTS), token_s=1 / TOKENS_PER_S, keeps_records=False)
+        door = stack.enter_context(standing(scratch, behind))
+        self._pid, self._upstream = door.pid, door.upstream
         with front_tools.on_core(self._rest):
-            self._upstream = stack.enter_context(Program("front_upstream", str(data), self._key, str(TOKENS_PER_S)))
             self._own = stack.enter_context(Program("front_load"))
         alone: int = self._upstream.ask()["port"]
         self._urls = {UPSTREAM: f"http://127.0.0.1:{alone}{_PATH}"}
@@ -226,9 +227,7 @@ class _Run:
                 self._urls[NGINX] = f"https://localhost:{port}{_PATH}"
             else:
                 self._absent.append(Failed(NGINX, "not installed (make bench-tools)"))
-            port = free_port()
-            self._pid = stack.enter_context(activator(data, port))
-            self._urls[KELVIN] = f"https://localhost:{port}{_PATH}"
+            self._urls[KELVIN] = f"https://localhost:{door.port}{_PATH}"
             for system in front_tools.PEERS if plan.peers else ():
                 self._put_in_front(system, alone, stack)
 
@@ -267,9 +266,9 @@ class _Run:
         )
 
     def _take(self, system: str, connections: int, seconds: int) -> Take:
-        body, url = json.dumps({"model": "m", "messages": _MESSAGES}), self._urls[system]
+        body, url = json.dumps({"model": MODEL, "messages": _MESSAGES}), self._urls[system]
         key = self._keys.get(system, self._key)
-        before_us = processor_us(self._pid)
+        before_us = self._processor_us()
         if self._wrk is not None:
             with front_tools.on_core(self._rest):
                 take = front_tools.wrk(self._wrk, self._scratch, url, connections, seconds, body, key)
@@ -278,7 +277,14 @@ class _Run:
             take = front_tools.take_of(said)
         if system != KELVIN:
             return take
-        return msgspec.structs.replace(take, processor_us=processor_us(self._pid) - before_us)
+        return msgspec.structs.replace(take, processor_us=self._processor_us() - before_us)
+
+    def _processor_us(self) -> int:
+        """Of the activator. Raises PeerFailed where it has ended."""
+        try:
+            return processor_us(self._pid)
+        except OSError as error:
+            raise PeerFailed("the activator has ended") from error
 
     def _unrecorded(self) -> int:
         """Of the answers that the activator was given, whether a client stayed for them or not. The last
@@ -287,7 +293,7 @@ class _Run:
 
         def missing() -> int:
             said = self._upstream.ask()
-            return max(0, int(said["asked"]) - int(said["recorded"]))
+            return max(0, int(said["chats"]) - int(said["recorded"]))
 
         return remaining(missing, RECORDED_S)
 
@@ -296,15 +302,15 @@ class _Run:
         seconds = 3 * self._plan.seconds
         self._plan.tell(f"{STREAMS} streams for {seconds} s")
         body = {
-            "model": "m",
+            "model": MODEL,
             "messages": _MESSAGES,
             "stream": True,
             "max_tokens": int((seconds + READY_S) * TOKENS_PER_S),
         }
         self._own.ask(do="open", url=self._urls[KELVIN], streams=STREAMS, body=json.dumps(body), key=self._key)
-        before_us, began = processor_us(self._pid), time.perf_counter()
+        before_us, began = self._processor_us(), time.perf_counter()
         tokens = self._own.ask(do="read", seconds=seconds)["tokens"]
-        spent_us, took_s = processor_us(self._pid) - before_us, time.perf_counter() - began
+        spent_us, took_s = self._processor_us() - before_us, time.perf_counter() - began
         self._own.ask(do="close")
         return Streams(STREAMS, TOKENS_PER_S, took_s, tokens, spent_us / 1e6 / took_s)
 

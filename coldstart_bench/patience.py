@@ -1,4 +1,4 @@
-"""Ask again and again, and more and more seldom, for what tells nobody that it has come to be so."""
+"""Poll for what nobody tells: at once, then after pauses that grow."""
 
 import time
 from collections.abc import Callable
@@ -12,14 +12,14 @@ _SLOWER: Final = 1.25
 
 
 def comes(holds: Callable[[], bool], limit_s: float, seldom_s: float = SELDOM_S) -> bool:
-    """Whether it came to hold within so long. See `remaining`."""
+    """Poll `holds` for `limit_s`, and return whether it came to hold. See `remaining`."""
     return not remaining(lambda: not holds(), limit_s, seldom_s)
 
 
 def remaining(amiss: Callable[[], T], limit_s: float, seldom_s: float = SELDOM_S) -> T:
-    """What is `amiss` still, after so long at the most: asked at once, and until nothing is (what it says is false).
+    """Poll `amiss` until it returns something false, for `limit_s` at the most, and return what it returned last.
 
-    `seldom_s` is the longest pause between two looks. Raises what `amiss` raises, and does not cut it short.
+    `seldom_s` is the longest pause between two calls. Raises what `amiss` raises. A call is not cut short.
     """
     limit, pause_s = time.monotonic() + limit_s, POLL_S
     while (found := amiss()) and time.monotonic() < limit:

@@ -1,8 +1,8 @@
-"""`kelvin bench storm`: many requests for one model at zero, and many models missing at once at several agents.
+"""`kelvin bench storm`: many models missing at once at several cache agents.
 
-The first is an installation as a user runs it. The second is agents alone, each with a directory of its own as if it
-were a node, over one store behind a line of a given rate, first each for itself and then as peers of one another; the
-store counts what it sends to whom.
+Each agent has a directory of its own, as if it were a node. All read one store behind a line of a given rate, first
+each for itself and then as peers of one another. The store counts what it sends to whom. Many requests for one model
+are `kelvin bench burst`.
 """
 
 import contextlib
@@ -21,42 +21,21 @@ import click
 import msgspec
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import free_port, running
-from coldstart_bench.programs import Program, make_model, program_output
-from coldstart_bench.report import Figures, Verdict, at_most, ratio
-from coldstart_bench.room import LEAST_BYTES, shortage
+from coldstart_bench.installation import free_port
+from coldstart_bench.programs import Program, program_output
+from coldstart_bench.report import Figures, Verdict, at_most
+from coldstart_bench.room import shortage
 from coldstart_bench.services import service
 from coldstart_bench.statistics import median_of
-from coldstart_bench.traffic.arrivals import at_once
-from coldstart_bench.traffic.behind import looping
-from coldstart_bench.traffic.exchange import Payload, Plan
 from service.arguments import Number
 
 ONCE: Final = 1.01  # a hedged range may be asked for twice
 ABOUT_ONCE: Final = 1.10
 UNFAIR: Final = 0.20
 TENANT: Final = "default"
-MODEL: Final = "storm"
-PROMPT: Final = "w1 w2 w3 w4"
-TOKENS: Final = 2
 CHUNK_BYTES: Final = 8 << 20
 SLAB_BYTES: Final = 64 << 20
-ANSWER_S: Final = 600.0
 LINE_NOTE: Final = "one store for all agents, on this machine: its line is theirs together, and so is the processor"
-
-
-class Waiters(msgspec.Struct, frozen=True):
-    """Many requests for one model at zero."""
-
-    asked: int
-    answered: int
-    wrong: int
-    leases: int
-    chunk_reads: int
-    chunks: int
-    first_s: float
-    median_s: float
-    last_s: float
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -79,9 +58,8 @@ class Miss(msgspec.Struct, frozen=True):
 
 
 class StormFigures(Figures, frozen=True):
-    """Figures of both parts."""
+    """Figures of both rounds."""
 
-    waiters: Waiters
     miss: Miss  # each agent for itself
     peered: Miss  # the same, of agents that are one another's peers
 
@@ -104,20 +82,15 @@ def unfairness(finished_s: Sequence[float], sizes: Sequence[int]) -> float:
 
 
 def judge(found: StormFigures) -> tuple[Verdict, ...]:
-    """Whether all was answered decides; "at most" says nothing where nothing was read."""
-    waiters, miss = found.waiters, found.miss
+    """Whether each lease was granted decides; "at most" says nothing where nothing was read."""
+    miss = found.miss
     size = miss.model_bytes
     # A node that read nothing is the worst of all: then the line is not measured.
     worst = max((_times(node) for node in miss.nodes), key=lambda times: times or math.inf, default=None)
     in_all = _times(found.peered.store)
     failed = len(miss.failures) + len(found.peered.failures)
     fair = [unfairness(each, [size] * len(each)) for each in miss.finished_s if each and not miss.failures]
-    reads = ratio(waiters.chunk_reads or None, waiters.chunks or None)
-    wrong = waiters.asked - waiters.answered + waiters.wrong
     return (
-        at_most("requests that were not answered right", wrong, 0),
-        at_most("leases for all who waited", waiters.leases or None, 1, decides=False),
-        at_most("reads of a chunk", reads, 1, decides=False),
         at_most("leases that failed", failed, 0, "", size),
         at_most("times that a byte left the store, per node", worst, ONCE, "", size, decides=False),
         at_most("times that a byte left the store in all, with peers", in_all, ABOUT_ONCE, "", size, decides=False),
@@ -132,16 +105,7 @@ def _times(node: Node) -> float | None:
 
 def table(found: StormFigures) -> str:
     """Return the figures as the text that a person reads."""
-    waiters = found.waiters
-    lines = [
-        f"{waiters.asked} waited for one model at zero: {waiters.answered} answered, {waiters.wrong} of them wrong; "
-        f"{waiters.leases} leases, {waiters.chunk_reads} reads of {waiters.chunks} chunks",
-        f"  answered after {waiters.first_s:.2f} s for the first, {waiters.median_s:.2f} s at the median, "
-        f"{waiters.last_s:.2f} s for the last",
-        *_lines(found.miss, "each for itself"),
-        *_lines(found.peered, "peers of one another"),
-    ]
-    return "\n".join(lines)
+    return "\n".join([*_lines(found.miss, "each for itself"), *_lines(found.peered, "peers of one another")])
 
 
 def _lines(miss: Miss, how: str) -> list[str]:
@@ -164,7 +128,6 @@ def _lines(miss: Miss, how: str) -> list[str]:
 class StormPlan(BenchPlan):
     """Options of `kelvin bench storm`."""
 
-    waiters: int
     agents: int
     models: int
     model_bytes: int
@@ -188,43 +151,9 @@ def refusal(plan: StormPlan, free_disk: int, free_memory: int) -> str | None:
 
 def run(plan: StormPlan, scratch: Path) -> StormFigures:
     """Raises InstallationFailed, PeerFailed."""
-    waiters = _waiters(plan, scratch)
     versions = _publish(plan, scratch / "store")
     miss, peered = (_miss(plan, scratch, versions, peered=each) for each in (False, True))
-    return StormFigures(waiters, miss, peered, notes=(LINE_NOTE,))
-
-
-def _waiters(plan: StormPlan, scratch: Path) -> Waiters:
-    plan.tell("making and pushing a model")
-    make_model(scratch / "model", LEAST_BYTES, 1)
-    places = str(max(2048, plan.waiters))
-    settings = {"KELVIN_QUEUE_REQUESTS": places, "KELVIN_QUEUE_REQUESTS_PER_TENANT": places}
-    settings |= {"KELVIN_CHUNK_BYTES": str(1 << 20)}
-    with running(scratch / "data", settings=settings) as kelvin, looping(scratch) as loop:
-        version = kelvin.push(scratch / "model", MODEL, replicas=1)
-        right = kelvin.door.complete(MODEL, PROMPT, TOKENS)
-        for tier in ("host", "nvme"):
-            kelvin.forget(tier)
-        before = kelvin.cache()
-        plan.tell(f"{plan.waiters} ask at once")
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-        asked = (Payload(kelvin.key, "/v1/completions", json.dumps(body)),)
-        arrivals = tuple((at, 0) for at in at_once(plan.waiters))
-        ran = loop.run(Plan(kelvin.port, asked, arrivals, 0, plan.waiters, ANSWER_S))
-        after = kelvin.cache()
-        manifest = json.loads((kelvin.data / "store" / TENANT / "manifests" / version).read_bytes())
-    seconds = [sent.took_s for sent in ran.sent if sent.is_ok]
-    return Waiters(
-        asked=plan.waiters,
-        answered=len(seconds),
-        wrong=sum(sent.is_ok and ran.text(sent) != right for sent in ran.sent),
-        leases=after["leases_granted"] - before["leases_granted"],
-        chunk_reads=sum(after["chunk_reads"].values()) - sum(before["chunk_reads"].values()),
-        chunks=len({chunk["digest"] for chunk in manifest["chunks"]}),
-        first_s=min(seconds, default=0.0),
-        median_s=median_of(seconds).median if seconds else 0.0,
-        last_s=max(seconds, default=0.0),
-    )
+    return StormFigures(miss, peered, notes=(LINE_NOTE,))
 
 
 def _publish(plan: StormPlan, store: Path) -> list[str]:
@@ -303,10 +232,8 @@ def _agent(data: Path, plan: StormPlan, settings: Mapping[str, str]) -> Iterator
 
 BENCH: Final = Bench(
     "storm",
-    """Many requests for a model at zero; many models missing at once: what leaves the store, and who waits how
-    long.""",
+    """Many models missing at once at several agents: what leaves the store, and who waits how long.""",
     (
-        option("--waiters", 1000, click.IntRange(1, 10_000), "For one model."),
         option("--agents", 8, click.IntRange(1, 64), "Each as if it were a node."),
         option("--models", 30, click.IntRange(1, 200), "Missing at once, at each."),
         option("--model-mib", 16, click.IntRange(1, 1024), "Of each.", "model_bytes", convert=lambda mib: mib << 20),

@@ -12,7 +12,7 @@ BENCHES: Final[Mapping[str, str]] = {
     "load": "Bytes until every one was read, beside other loaders",
     "cold": "First token from zero",
     "pool": "First token by the start of a pod, and by one that waited",
-    "storm": "Many requests for a model at zero, many models missing at once",
+    "storm": "Many models missing at once at several cache agents",
     "front": "What the front door adds to a request, beside nginx and others",
     "burst": "A thousand requests at once for a model at zero",
     "flood": "A quiet tenant's wait while another one asks a thousand times",

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import msgspec
 
-from coldstart_bench.fleet.names import EACH
+from coldstart_bench.fleet.names import EACH, feed_of
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import free_port
 from coldstart_bench.processes import pss_of
@@ -16,6 +16,7 @@ from coldstart_bench.programs import PeerFailed, Program
 from coldstart_bench.report import Figures, Verdict, align, at_most, ratio
 from coldstart_bench.services import activator
 from coldstart_bench.statistics import median_of
+from coldstart_bench.traffic.behind import Behind, upstream_of
 
 TICK_S: Final = 0.200  # the most, on one core; every two seconds is one
 LOOKUP_US: Final = 5.0
@@ -114,15 +115,15 @@ def run(plan: FleetPlan, scratch: Path) -> FleetFigures:
 
 def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
     database = str(scratch / "kelvin.db")
-    with Program("fleet_fill", database) as fill:
-        fill.ask(models=models)
-    with Program("fleet_decide", database) as decide:
-        scaled = decide.ask(active=min(plan.active, models), ticks=plan.ticks)
+    with Program("fleet_registry", database) as registry:
+        registry.ask(fill=models)
+    with Program("fleet_registry", database) as registry:  # one that has not filled it
+        scaled = registry.ask(active=min(plan.active, models), ticks=plan.ticks)
     if scaled["decided"] != min(plan.active, models):
         raise PeerFailed(f"of {min(plan.active, models)} models in use the scaler decided {scaled['decided']}")
     with Program("fleet_route") as route:
         routed = route.ask(models=models, lookups=LOOKUPS)
-    start_s, activator_bytes = _activator(scratch / f"data-{models}", models)
+    start_s, activator_bytes = _activator(scratch / f"of-{models}", models)
     return Size(
         models=scaled["models"],
         load_s=scaled["load_s"],
@@ -137,12 +138,12 @@ def _measured(plan: FleetPlan, scratch: Path, models: int) -> Size:
     )
 
 
-def _activator(data: Path, models: int) -> tuple[float, int]:
+def _activator(scratch: Path, models: int) -> tuple[float, int]:
     """Seconds until it is ready, as its clients see it, and its memory then."""
-    (data / "run").mkdir(parents=True, mode=0o700)
-    with Program("fleet_feed", str(data), str(models)):
+    scratch.mkdir()
+    with upstream_of(scratch, Behind(feed_of(models))):
         began = time.perf_counter()
-        with activator(data, free_port()) as pid:
+        with activator(scratch / "data", free_port()) as pid:
             return time.perf_counter() - began, pss_of(pid)
 
 

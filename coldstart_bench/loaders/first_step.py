@@ -5,15 +5,13 @@ Argument: the run directory of the installation that has the version. A line of 
 served here, and no setting takes the probe out of what is: this is the engine alone, as a runtime composes it.
 """
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from coldstart_bench.loaders.lines import answer_lines, in_a_fork
 from runtime import preload
 from runtime.engine.core import ModelEngine
 from runtime.engine.interface import Generated, GenerationRequest, Sampling
@@ -45,31 +43,12 @@ def first_step(directory: SocketDirectory, tenant: str, version: str, ids: list[
     raise RuntimeError("the engine made no token")
 
 
-def in_a_child(directory: SocketDirectory, question: dict[str, Any]) -> str:
-    """The answer, as a line."""
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            answer = {"seconds": first_step(directory, **question)}
-        except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:2_000]}  # type: ignore[dict-item]
-        os.write(write, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(write)
-    with open(read) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said or json.dumps({"error": "the process of the step ended"})
-
-
 def main() -> None:
-    """`ready`, then an answer for each line."""
+    """Until stdin ends."""
     directory = SocketDirectory(Path(sys.argv[1]))
     preload.load()
     torch.set_num_threads(1)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(in_a_child(directory, json.loads(line)), flush=True)
+    answer_lines(lambda **asked: in_a_fork(lambda: {"seconds": first_step(directory, **asked)}))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 `{"models": N, "lookups": L}` is answered with seconds of a processor, `lookup_s` and `key_s` of one of them.
 """
 
-import json
 import random
-import sys
 import time
 from typing import Any
 
 from activator.policy.traffic import resolve, which_model
 from activator.table import Table
 from coldstart_bench.fleet.names import feed_of, key_of, model_of, tenant_of, version_of
+from coldstart_bench.loaders.lines import answer_lines
 from contracts.control import Feed
 from contracts.wire import decoder, encode
 
@@ -45,6 +44,4 @@ def measured(models: int, lookups: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("ready", flush=True)
-    for question in sys.stdin:
-        print(json.dumps(measured(**json.loads(question))), flush=True)
+    answer_lines(measured)

@@ -6,14 +6,15 @@ with the tokens that came in them; then `close`. Certificates are not looked at:
 """
 
 import asyncio
-import json
 import ssl
-import sys
 import time
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import uvloop
+
+from coldstart_bench.loaders.lines import answer_lines
+from coldstart_bench.traffic.exchange import Payload
 
 TOKEN = b"data: {"
 PATIENCE_S = 30.0
@@ -26,10 +27,9 @@ def context() -> ssl.SSLContext:
     return made
 
 
-def request(url: str, body: str, key: str) -> bytes:
+def request_of(asked: dict[str, Any]) -> bytes:
     """The bytes of a POST."""
-    head = f"POST {urlsplit(url).path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
-    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+    return Payload(asked["key"], urlsplit(asked["url"]).path, asked["body"]).request()
 
 
 class Loop(asyncio.Protocol):
@@ -106,7 +106,7 @@ class Loader:
             case "load":
                 return await self._load(asked)
             case "open":
-                payload = request(asked["url"], asked["body"], asked["key"])
+                payload = request_of(asked)
                 made = [self._connect(asked["url"], lambda: Stream(payload)) for _ in range(asked["streams"])]
                 self._streams = await asyncio.gather(*made)
                 await asyncio.wait_for(asyncio.gather(*(stream.first for stream in self._streams)), PATIENCE_S)
@@ -122,7 +122,7 @@ class Loader:
     async def _load(self, asked: dict[str, Any]) -> dict[str, object]:
         took_us: list[int] = []
         bad: list[bytes] = []
-        payload = request(asked["url"], asked["body"], asked["key"])
+        payload = request_of(asked)
         made = [self._connect(asked["url"], lambda: Loop(payload, took_us, bad)) for _ in range(asked["connections"])]
         loops = await asyncio.wait_for(asyncio.gather(*made), PATIENCE_S)
         began = time.perf_counter()
@@ -157,12 +157,7 @@ def main() -> None:
     """Until stdin ends."""
     loader = Loader()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print("ready", flush=True)
-        for line in sys.stdin:
-            try:
-                print(json.dumps(runner.run(loader.answer(json.loads(line)))), flush=True)
-            except (OSError, TimeoutError) as error:
-                print(json.dumps({"error": repr(error)}), flush=True)
+        answer_lines(lambda **asked: runner.run(loader.answer(asked)))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ A line of JSON in, {"runs": [run directories], "tenant", "versions": [digests]},
 thread of its own; the answer holds for each [agent's number, version's number, seconds, or the failure's words].
 """
 
-import json
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from coldstart_bench.loaders.lines import answer_lines
 from contracts.errors import Refused
 from contracts.manifest import Manifest
 from contracts.wire import decoder
@@ -33,6 +32,8 @@ def storm(runs: list[str], tenant: str, versions: list[str]) -> list[list[Any]]:
             end: float | str = time.perf_counter() - began[0]
         except Refused as refused:
             end = refused.failure.message
+        except Exception as error:  # a lease that is not there is a failure, whatever became of it
+            end = f"{type(error).__name__}: {error}"
         with lock:
             ends.append([node, number, end])
 
@@ -54,9 +55,7 @@ def main() -> None:
     """Until stdin ends."""
     for kind in (LeaseReply, Layout, Manifest):
         decoder(kind)  # made here, so that no reader's time has it in it
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(json.dumps({"ends": storm(**json.loads(line))}), flush=True)
+    answer_lines(lambda **asked: {"ends": storm(**asked)})
 
 
 if __name__ == "__main__":

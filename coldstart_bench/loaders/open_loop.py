@@ -6,10 +6,8 @@ ended or the plan's patience has; what came of them is in the second file (`cold
 
 import asyncio
 import gc
-import json
 import os
 import socket
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -19,8 +17,9 @@ import msgspec
 import uvloop
 
 from coldstart_bench.loaders.front_load import context
+from coldstart_bench.loaders.lines import answer_lines
 from coldstart_bench.processes import load_of, try_spent
-from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Answer, Payload, Plan, Ran, Reader, Sent, said
+from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Answer, Plan, Ran, Reader, Sent, said
 from contracts.wire import decoder
 
 OPENING: Final = 32  # connections at once: a handshake takes a millisecond of the door's processor
@@ -30,15 +29,6 @@ TICK_S: Final = 0.001
 SILENT_S: Final = 10.0  # after which nobody waits any more for who reads nothing
 SMALL_BYTES: Final = 4096
 FIRST: Final = b"data: {"
-
-
-def payload_bytes(payload: Payload) -> bytes:
-    """The whole request."""
-    body = payload.body.encode()
-    lines = [f"POST {payload.path} HTTP/1.1", "host: localhost", f"authorization: Bearer {payload.key}"]
-    lines += [f"{name}: {value}" for name, value in payload.headers.items()]
-    lines += ["content-type: application/json", f"content-length: {len(body)}"]
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class Ticket:
@@ -105,7 +95,7 @@ class OpenLoop:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._requests = [payload_bytes(payload) for payload in plan.payloads]
+        self._requests = [payload.request() for payload in plan.payloads]
         self._tls = context()
         self._free: list[Connection] = []
         self._open: set[Connection] = set()
@@ -268,24 +258,18 @@ class OpenLoop:
                 group.create_task(one())
 
 
-def answer(runner: asyncio.Runner, asked: dict[str, str]) -> dict[str, object]:
-    """One line."""
-    plan = decoder(Plan).decode(Path(asked["plan"]).read_bytes())
-    Path(asked["into"]).write_bytes(msgspec.json.encode(runner.run(OpenLoop(plan).run())))
-    return {}
-
-
 def main() -> None:
     """Until stdin ends."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)  # a look at all that waits takes as long as many requests
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print("ready", flush=True)
-        for line in sys.stdin:
-            try:
-                print(json.dumps(answer(runner, json.loads(line))), flush=True)
-            except* OSError as errors:
-                print(json.dumps({"error": repr(errors.exceptions[0])}), flush=True)
+
+        def answer(plan: str, into: str) -> dict[str, object]:
+            ran = runner.run(OpenLoop(decoder(Plan).decode(Path(plan).read_bytes())).run())
+            Path(into).write_bytes(msgspec.json.encode(ran))
+            return {}
+
+        answer_lines(answer)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ key of who asked, and for `all`, how many bytes of packs left and how many of th
 signature is checked.
 """
 
-import json
 import re
 import sys
 import threading
@@ -15,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from coldstart_bench.loaders.lines import answer_lines
 
 ALL = "all"  # of the counts: whoever asked
 PIECE = 64 << 10
@@ -139,10 +140,12 @@ def main() -> None:
     Handler.counts = defaultdict(Count)
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    print("ready", flush=True)
-    for _ in sys.stdin:
+
+    def counted() -> dict[str, object]:
         counts = {name: [count.sent, len(count.seen) * BLOCK] for name, count in list(Handler.counts.items())}
-        print(json.dumps({"port": server.server_port, "counts": counts}), flush=True)
+        return {"port": server.server_port, "counts": counts}
+
+    answer_lines(counted)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,20 @@ none what another left behind. Timed is the load, until the tensors are there, a
 of Kelvin.
 """
 
-import json
-import os
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from coldstart_bench.loaders.lines import answer_lines, in_a_fork
+
 Tensors = Mapping[str, torch.Tensor]
 Load = Callable[[dict[str, Any], ExitStack], Tensors]
-WORD, TRUNCATED = 8, 2_000
+WORD = 8
 
 
 def serve(
@@ -29,38 +27,16 @@ def serve(
     prepare: Callable[[torch.device], None] = lambda device: None,
     facts: Callable[[], dict[str, Any]] = dict,
 ) -> None:
-    """`ready`, then for each line of JSON one load. `load` takes the question and what must stay open while the tensors
+    """Answer each line of JSON by one load. `load` takes the question and what must stay open while the tensors
     are read; its `path` is what to load, its `device` where to. `prepare` is what a process does that waits for work
     on a device that is no CPU, and not timed; `facts` are added to the answer.
     """
     torch.set_num_threads(1)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(_in_a_child(partial(_measured, load, prepare, facts, json.loads(line))), flush=True)
 
+    def measured(**question: Any) -> dict[str, Any]:
+        return in_a_fork(lambda: {**_timed(load, prepare, question), **facts()})
 
-def _measured(
-    load: Load, prepare: Callable[[torch.device], None], facts: Callable[[], dict[str, Any]], question: dict[str, Any]
-) -> dict[str, Any]:
-    return {**_timed(load, prepare, question), **facts()}
-
-
-def _in_a_child(measure: Callable[[], dict[str, Any]]) -> str:
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        os.close(read)
-        os.dup2(2, 1)  # what a library prints is no answer
-        try:
-            answer = measure()
-        except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:TRUNCATED]}
-        os.write(write, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(write)
-    with open(read) as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return said or json.dumps({"error": f"the process of the load ended with {os.waitstatus_to_exitcode(status)}"})
+    answer_lines(measured)
 
 
 def _timed(load: Load, prepare: Callable[[torch.device], None], question: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """One activator as it is run, replicas of a fixed speed behind it, and the open loop before it: each on its core."""
 
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +11,19 @@ from typing import Final
 import msgspec
 
 from coldstart_bench.front_tools import on_core
-from coldstart_bench.installation import free_port
+from coldstart_bench.installation import InstallationFailed, free_port
 from coldstart_bench.patience import comes
 from coldstart_bench.programs import Program
 from coldstart_bench.services import activator
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran
+from contracts.control import Feed, KeyRow, ModelRow, ReplicaRow, Scope, TenantRow, VersionRow
+from contracts.manifest import Limits
 from contracts.usage import RequestRecord
-from contracts.wire import decoder
+from contracts.wire import decoder, encode
 
 MODEL: Final = "m"
+VERSION: Final = "be" * 32
+_LIMITS: Final = Limits(1 << 20, 1 << 20, 4096, 8 << 20)
 PATIENT: Final = {"KELVIN_HEAD_S": "60"}  # connections that are open before the beginning say nothing for a while
 RECORDED_S: Final = 20.0
 BEYOND_S: Final = 120.0  # what the open loop takes beside the plan: connections, and the report
@@ -27,13 +32,15 @@ ONE_CORE_NOTE: Final = "one core for all: times say nothing"
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """What is behind the activator: `slots` at once, each taken for `slot_s` and so much for each token."""
+    """What is behind the activator: all that its control plane tells it, and for how long a completion takes a slot:
+    `slot_s`, and so much for each token. See `loaders/upstream.py`.
+    """
 
-    keys: dict[str, str]  # of each tenant; the first owns the model
-    slots: int
-    slot_s: float
+    feed: Feed
+    slot_s: float = 0.0
     prompt_token_s: float = 0.0
-    token_s: float = 0.0
+    token_s: float = 0.0  # of a chat's stream, too
+    keeps_records: bool = True  # else they are only counted
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -47,6 +54,31 @@ class Seen(msgspec.Struct, frozen=True):
 def keys_for(tenants: Sequence[str]) -> dict[str, str]:
     """One for each, as they look."""
     return {tenant: f"kv-benchbenchbe-{secrets.token_hex(21)}" for tenant in tenants}
+
+
+def one_model(keys: Mapping[str, str], slots: int) -> Feed:
+    """A model with one replica of so many slots. `keys` are by tenant: the first owns it, the others are guests."""
+    owner, *guests = keys
+    digests = {tenant: hashlib.sha256(key.encode()).hexdigest() for tenant, key in keys.items()}
+    replica = ReplicaRow(
+        runtime_id="slots",
+        tenant=owner,
+        model=MODEL,
+        version=VERSION,
+        address="rt-slots.sock",
+        max_streams=slots,
+        draining=False,
+        restore=(),
+    )
+    return Feed(
+        revision=1,
+        full=True,
+        tenants=tuple(TenantRow(each, suspended=False) for each in keys),
+        keys=tuple(KeyRow(each, digest, each, (Scope.INFER,)) for each, digest in digests.items()),
+        models=(ModelRow(owner, MODEL, {"prod": VERSION}, 1, grantees=tuple(guests)),),
+        versions=(VersionRow(owner, MODEL, VERSION, _LIMITS, 1),),
+        replicas=(replica,),
+    )
 
 
 def room_for(requests: int) -> dict[str, str]:
@@ -67,33 +99,41 @@ def cores_note() -> str:
 
 
 class Door:
-    """An activator that is ready; `pid` is its process."""
+    """An activator that is ready, and what is behind it; `pid` is the activator's process."""
 
     def __init__(self, scratch: Path, port: int, pid: int, upstream: Program) -> None:
-        self.port, self.pid = port, pid
-        self._scratch, self._upstream = scratch, upstream
+        self.port, self.pid, self.upstream = port, pid, upstream
+        self._scratch = scratch
 
     def seen(self, records: int) -> Seen:
         """Once so many records were shipped; the last of them are given time."""
-        comes(lambda: int(self._upstream.ask()["records"]) >= records, RECORDED_S)
+        comes(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
         into = self._scratch / "seen"
-        self._upstream.ask(into=str(into))
+        self.upstream.ask(into=str(into))
         return decoder(Seen).decode(into.read_bytes())
 
 
 @contextmanager
-def standing(scratch: Path, behind: Behind, settings: Mapping[str, str]) -> Iterator[Door]:
+def standing(scratch: Path, behind: Behind, settings: Mapping[str, str] | None = None) -> Iterator[Door]:
     """Until the block ends. Raises InstallationFailed, PeerFailed."""
-    data, (front, rest), port = scratch / "data", cores(), free_port()
-    (data / "run").mkdir(parents=True, mode=0o700)
-    (scratch / "behind").touch(mode=0o600)
-    (scratch / "behind").write_bytes(msgspec.json.encode(behind))
-    with ExitStack() as stack:
-        with on_core(rest):
-            upstream = stack.enter_context(Program("slotted_upstream", str(data), str(scratch / "behind")))
-        with on_core(front):
-            pid = stack.enter_context(activator(data, port, settings))
+    port = free_port()
+    with upstream_of(scratch, behind) as upstream, ExitStack() as stack:
+        with on_core(cores()[0]):
+            pid = stack.enter_context(activator(scratch / "data", port, settings))
         yield Door(scratch, port, pid, upstream)
+
+
+@contextmanager
+def upstream_of(scratch: Path, behind: Behind) -> Iterator[Program]:
+    """What an activator with the data directory `scratch/data` finds there, until the block ends. Raises PeerFailed."""
+    data, told = scratch / "data", scratch / "behind"
+    (data / "run").mkdir(parents=True, mode=0o700)
+    told.touch(mode=0o600)
+    told.write_bytes(encode(behind))
+    with on_core(cores()[1]):
+        program = Program("upstream", str(data), str(told))
+    with program:
+        yield program
 
 
 class Loop:
@@ -117,10 +157,22 @@ class Loop:
         self._program.ask(plan=str(asked), into=str(into))
         return decoder(Ran).decode(into.read_bytes())
 
+    def baseline(self, port: int, payloads: Sequence[Payload], patience_s: float) -> list[str]:
+        """Return what each is answered by itself. Raises InstallationFailed where one is not answered."""
+        return texts_of(self.alone(port, payloads, patience_s))
+
     def alone(self, port: int, payloads: Sequence[Payload], patience_s: float) -> Ran:
         """Each by itself: one after another, on one connection, by a client that reads at once."""
         quick = tuple(Payload(each.key, each.path, each.body, each.headers) for each in payloads)
         return self.run(Plan(port, quick, tuple((0, number) for number in range(len(quick))), 0, 1, patience_s))
+
+
+def texts_of(ran: Ran) -> list[str]:
+    """Return the text of each answer. Raises InstallationFailed where one is missing or empty."""
+    texts = ran.answers()
+    if lacking := [text for sent, text in zip(ran.sent, texts, strict=True) if not sent.is_ok or not text]:
+        raise InstallationFailed(f"before the load, {len(lacking)} of {len(texts)} had no answer: {lacking[0]}")
+    return texts
 
 
 @contextmanager

@@ -15,6 +15,8 @@ CUT: Final = "cut"  # the connection ended before the answer did
 NO_DOOR: Final = "no_door"  # nobody took the connection
 NO_END: Final = "no_end"  # it was still waiting when the patience was over
 _END = b"\r\n\r\n"
+# What reading raises of an answer that has another form than the door's: a proxy's, or one that was cut.
+NOT_OURS: Final = (msgspec.DecodeError, AttributeError, LookupError, TypeError)
 
 
 class Reader(StrEnum):
@@ -34,6 +36,14 @@ class Payload(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
     reader: Reader = Reader.QUICK
     who: str = ""  # for who reads the report
+
+    def request(self) -> bytes:
+        """Return the whole request."""
+        body = self.body.encode()
+        lines = [f"POST {self.path} HTTP/1.1", "host: localhost", f"authorization: Bearer {self.key}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        lines += ["content-type: application/json", f"content-length: {len(body)}"]
+        return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -164,11 +174,11 @@ def said(answer: Answer) -> tuple[str, str, bool]:
         return _of_events(bytes(answer.body).split(b"\n\n"))
     try:
         found = msgspec.json.decode(bytes(answer.body))
-    except msgspec.DecodeError:
+        if answer.status != 200:
+            return "", str(found["error"]["code"]), True
+        return _text(found), "", True
+    except NOT_OURS:
         return "", "", False
-    if answer.status != 200:
-        return "", str(found["error"]["code"]), True
-    return _text(found), "", True
 
 
 def _of_events(events: Iterable[bytes]) -> tuple[str, str, bool]:
@@ -176,15 +186,15 @@ def _of_events(events: Iterable[bytes]) -> tuple[str, str, bool]:
     for event in events:
         lines = event.split(b"\n")
         data = next((line[6:] for line in lines if line.startswith(b"data: ")), b"")
-        if b"event: error" in lines and data:
-            failed = str(msgspec.json.decode(data)["error"]["code"])
-        elif data == b"[DONE]":
-            whole = True
-        elif data.startswith(b"{"):
-            try:
+        try:
+            if b"event: error" in lines and data:
+                failed = str(msgspec.json.decode(data)["error"]["code"])
+            elif data == b"[DONE]":
+                whole = True
+            elif data.startswith(b"{"):
                 pieces.append(_text(msgspec.json.decode(data)))
-            except msgspec.DecodeError:  # cut in the middle of it
-                break
+        except NOT_OURS:  # or cut in the middle of it
+            break
     return "".join(pieces), failed, whole or bool(failed)
 
 

@@ -14,7 +14,7 @@ from coldstart_bench.processes import Memory, memory_line, memory_of, watching
 from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, recorded_once
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import at_once, constant
-from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, room_for, standing
+from coldstart_bench.traffic.behind import MODEL, Behind, cores_note, keys_for, looping, one_model, room_for, standing
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
 from contracts.usage import RequestRecord
 from service.arguments import Number
@@ -112,7 +112,7 @@ def run(plan: FloodPlan, scratch: Path) -> FloodFigures:
     quiet = [int(FROM_S * 1e6) + at for at in constant(1 / (APART * plan.slot_s), lasts_s)]
     arrivals = sorted([*((at, 0) for at in at_once(plan.requests)), *((at, 1) for at in quiet)])
     with (
-        standing(scratch, Behind(keys, plan.slots, plan.slot_s), room_for(2 * plan.requests + 1024)) as door,
+        standing(scratch, Behind(one_model(keys, plan.slots), plan.slot_s), room_for(2 * plan.requests + 1024)) as door,
         looping(scratch) as loop,
     ):
         plan.tell(f"{plan.requests} of one tenant at once, {len(quiet)} of another one, for {lasts_s:.1f} s")

@@ -15,9 +15,21 @@ import msgspec
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.processes import MIB, Load, Sample, load_within, wait_for_sample, watching
 from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, cell, ratio, recorded_once
+from coldstart_bench.room import shortage
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic.arrivals import constant
-from coldstart_bench.traffic.behind import MODEL, PATIENT, Behind, Door, Loop, cores_note, keys_for, looping, standing
+from coldstart_bench.traffic.behind import (
+    MODEL,
+    PATIENT,
+    Behind,
+    Door,
+    Loop,
+    cores_note,
+    keys_for,
+    looping,
+    one_model,
+    standing,
+)
 from coldstart_bench.traffic.exchange import Payload, Plan, Sent, held_up_s, lags_s
 from service.arguments import Number
 
@@ -29,6 +41,7 @@ FLAT: Final = 0.05  # by which memory may grow between the middle and the last t
 KEEPS_UP_S: Final = 0.05  # the loop's own lag up to which a step is what it says
 OTHERS: Final = 0.1  # of a step, from which on it is said that others had the core
 SETTLED: Final = 0.2  # of a step, before its figures count
+REQUEST_BYTES: Final = 1_000  # of memory, of this process and of the loop's
 TENANT: Final = "loud"
 TOKENS: Final = 16
 MOST_CONNECTIONS: Final = 2048  # twice those that may wait; all are open before a step begins, and none after it has
@@ -233,10 +246,16 @@ def times_of(words: str) -> tuple[float, ...]:
     return tuple(found)
 
 
+def refusal(plan: OverloadPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for the requests of the largest step."""
+    requests = max(plan.times) * plan.slots / plan.slot_s * plan.seconds
+    return shortage(0, int(requests) * REQUEST_BYTES, free_disk, free_memory)
+
+
 def run(plan: OverloadPlan, scratch: Path) -> OverloadFigures:
     """Raises InstallationFailed, PeerFailed."""
     keys = keys_for((TENANT,))
-    behind = Behind(keys, plan.slots, plan.slot_s)
+    behind = Behind(one_model(keys, plan.slots), plan.slot_s)
     with standing(scratch, behind, PATIENT) as door, looping(scratch) as loop, watching(door.pid) as samples:
         before = samples[0].pss if samples else None
         steps = [_step(plan, times, door, loop, keys[TENANT], samples) for times in plan.times]
@@ -292,4 +311,5 @@ BENCH: Final = Bench(
     run,
     table,
     judge,
+    refusal,
 )  # fmt: skip

@@ -22,7 +22,17 @@ from coldstart_bench.report import BenchFailed
 from coldstart_bench.statistics import quantile_of
 from coldstart_bench.traffic import trace_fit
 from coldstart_bench.traffic.arrivals import renewal, replayed
-from coldstart_bench.traffic.behind import MODEL, PATIENT, Behind, Seen, cores_note, keys_for, looping, standing
+from coldstart_bench.traffic.behind import (
+    MODEL,
+    PATIENT,
+    Behind,
+    Seen,
+    cores_note,
+    keys_for,
+    looping,
+    one_model,
+    standing,
+)
 from coldstart_bench.traffic.exchange import Payload, Plan, Ran, lags_s
 from coldstart_bench.traffic.trace_fit import Came, Fit, Pair, TraceFigures
 from service.arguments import Number
@@ -174,7 +184,7 @@ def plan_of(file: Path, clients: Sequence[Path], at_s: float, **options: Any) ->
 def _read(file: Path, parse: Callable[[str], list[T]]) -> list[T]:
     try:
         return parse(file.read_text())
-    except (BadTrace, UnicodeDecodeError) as error:
+    except (BadTrace, UnicodeDecodeError, csv.Error) as error:
         raise BadTrace(f"{file}: {error}") from None
 
 
@@ -192,7 +202,7 @@ def run(plan: TracePlan, scratch: Path) -> TraceFigures:
     keys = keys_for(tenants)
     prompts = [words(each, number, plan.shared) for number, each in enumerate(due)]
     payloads = tuple(_payload(each, prompt, tenants, keys) for each, prompt in zip(due, prompts, strict=True))
-    behind = Behind(keys, plan.slots, 0.0, PROMPT_TOKEN_S, TOKEN_S)
+    behind = Behind(one_model(keys, plan.slots), 0.0, PROMPT_TOKEN_S, TOKEN_S)
     with standing(scratch, behind, PATIENT) as door, looping(scratch) as loop:
         lasts_s = due[-1].at_us / 1e6 if due else 0.0
         plan.tell(f"{len(due)} requests of {len(tenants)} tenants in {lasts_s:.0f} s")

@@ -17,6 +17,7 @@ from coldstart_bench.processes import (
     load_of,
     memory_line,
     memory_of,
+    pss_outside_slabs,
     try_sample,
     try_spent,
     wait_for_sample,
@@ -107,3 +108,20 @@ def test_processor_time_of_a_process_that_is_not_there() -> None:
     assert load_of(None, Spent(1, 1), 1, 1.0) is None
     assert load_of(Spent(0, 0), Spent(1, 1), 0, 1.0) is None
     assert load_of(Spent(0, 0), Spent(2_000_000, 500_000_000), 4, 1.0) == Load(500.0, 0.5)
+
+
+SMAPS = """7f0000000000-7f0010000000 r--s 00000000 00:01 12 /memfd:kelvin-slab (deleted)
+Size:             262144 kB
+Pss:              131072 kB
+Pss_Dirty:             0 kB
+7f1000000000-7f1000001000 rw-p 00000000 00:00 0
+Pss:                   4 kB
+7f2000000000-7f2000003000 r-xp 00000000 fe:00 77 /usr/lib/libc.so.6
+Pss:                   3 kB
+VmFlags: rd ex
+"""
+
+
+def test_slabs_are_left_out_of_a_process_own_memory() -> None:
+    """Everything else counts."""
+    assert pss_outside_slabs(SMAPS) == 7 * 1024

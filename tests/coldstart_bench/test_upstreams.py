@@ -4,11 +4,9 @@ import http.client
 import socket
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from coldstart_bench.programs import Program
-from coldstart_bench.traffic.behind import Behind, Seen
+from coldstart_bench.traffic.behind import Behind, Seen, one_model, upstream_of
 from contracts.control import RequestBatch
 from contracts.wire import decode, encode
 from service.unix import SocketDirectory
@@ -17,43 +15,45 @@ from tests.controlplane.usage_records import request_record
 ONE, TWO = request_record(1), request_record(2)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    (tmp_path / "run").mkdir(mode=0o700)
-    return tmp_path
+FEED = one_model({"acme": "key"}, slots=1)
 
 
-def post(data: Path, name: str, path: str, body: bytes) -> None:
-    """To one of its sockets."""
+def post(scratch: Path, name: str, path: str, body: bytes) -> bytes:
+    """What one of its sockets answers."""
     connection = http.client.HTTPConnection("localhost")
-    connection.sock = SocketDirectory(data / "run").connect(name, socket.SOCK_STREAM)
+    connection.sock = SocketDirectory(scratch / "data" / "run").connect(name, socket.SOCK_STREAM)
     connection.request("POST", path, body)
-    assert connection.getresponse().read() is not None
+    said = connection.getresponse().read()
     connection.close()
+    return said
 
 
-def ship_twice(data: Path) -> None:
+def ship_twice(scratch: Path) -> None:
     """The second time with one more, as a shipper does that was told nothing."""
     for records in ((ONE,), (ONE, TWO)):
-        post(data, "control.sock", "/internal/v1/usage/requests", encode(RequestBatch(records=records)))
+        post(scratch, "control.sock", "/internal/v1/usage/requests", encode(RequestBatch(records=records)))
 
 
-def test_front(data: Path) -> None:
-    """Of three answers two have a record, whoever stayed to hear them: one went unrecorded."""
-    with Program("front_upstream", str(data), "key", "50") as upstream:
+@pytest.mark.parametrize(("keeps_records", "kept"), [(True, ["req-1", "req-2"]), (False, [])])
+def test_each_record_is_counted_once(tmp_path: Path, keeps_records: bool, kept: list[str]) -> None:
+    """Of three answers two have a record, whoever stayed to hear them. Records are kept for who reads them alone."""
+    into = tmp_path / "seen"
+    with upstream_of(tmp_path, Behind(FEED, keeps_records=keeps_records)) as upstream:
         for _ in range(3):
-            post(data, "rt-front.sock", "/v1/chat/completions", b"{}")
-        ship_twice(data)
-        assert (said := upstream.ask())["asked"] == 3
-        assert said["recorded"] == 2
-
-
-def test_slotted(data: Path) -> None:
-    """Two records, in what it says and in what it writes."""
-    behind, into = data / "behind", data / "seen"
-    behind.write_bytes(msgspec.json.encode(Behind({"acme": "key"}, slots=1, slot_s=0.01)))
-    with Program("slotted_upstream", str(data), str(behind)) as upstream:
-        ship_twice(data)
-        assert upstream.ask(into=str(into)) == {"records": 2}
+            post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}")
+        ship_twice(tmp_path)
+        said = upstream.ask(into=str(into))
+    assert (said["chats"], said["recorded"]) == (3, 2)
     seen = decode(into.read_bytes(), Seen, what="what was seen")
-    assert [record.request_id for record in seen.records] == ["req-1", "req-2"]
+    assert [record.request_id for record in seen.records] == kept
+
+
+def test_completion_takes_its_slot_and_says_whose_it_is(tmp_path: Path) -> None:
+    """Its text is how long prompt and answer are. A chat takes no slot."""
+    into = tmp_path / "seen"
+    with upstream_of(tmp_path, Behind(FEED, slot_s=0.01)) as upstream:
+        post(tmp_path, "rt-slots.sock", "/v1/chat/completions", b"{}")
+        assert b'"3 5"' in post(tmp_path, "rt-slots.sock", "/v1/completions", b'{"prompt":"a b c","max_tokens":5}')
+        upstream.ask(into=str(into))
+    seen = decode(into.read_bytes(), Seen, what="what was seen")
+    assert (seen.answered, seen.most_inside) == (1, 1)

@@ -14,12 +14,10 @@ pytestmark = pytest.mark.deep
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_small_storm(tmp_path: Path) -> None:
-    """All are answered after one lease; each version arrives at each agent, for which each byte left the store once."""
-    words = ["--waiters", "40", "--agents", "2", "--models", "4", "--model-mib", "2", "--line", "0.1"]
+    """Each version arrives at each agent, for which each byte left the store once."""
+    words = ["--agents", "2", "--models", "4", "--model-mib", "2", "--line", "0.1"]
     found, _ = benches.passed(tmp_path, "storm", *words)
-    waiters, miss = found["waiters"], found["miss"]
-    assert (waiters["answered"], waiters["wrong"], waiters["leases"]) == (40, 0, 1)
-    assert waiters["chunk_reads"] == waiters["chunks"] > 1
+    miss = found["miss"]
     assert [len(ends) for ends in miss["finished_s"]] == [4, 4]
     assert miss["failures"] == []
     assert [len(ends) for ends in found["peered"]["finished_s"]] == [4, 4]

@@ -57,13 +57,14 @@ def test_a_small_fleet(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_small_burst(tmp_path: Path) -> None:
-    """Every request of both tenants has the text that it has by itself, after one start."""
+    """Every request of both tenants has the text that it has by itself, after one start that reads each chunk once."""
     found = bench(tmp_path, "burst", "--requests", "30")
     assert [(one["tenant"], one["right"], one["wrong"]) for one in found["served"]] == [
         ("default", 15, 0),
         ("guest", 15, 0),
     ]
     assert found["starts"] == 1
+    assert found["chunk_reads"] == found["chunks"] > 1
     assert found["memory"]["peak_pss"] > 0
     assert found["fairness"] is not None
 

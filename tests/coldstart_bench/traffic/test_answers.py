@@ -42,6 +42,19 @@ def test_an_answer(wire: bytes, size: int, want: tuple[str, str, bool]) -> None:
     assert answer.retry_after == (wire is REFUSED)
 
 
+@pytest.mark.parametrize("body", [b"[]", b"7", b'{"error":"no"}', b'{"detail":"gone"}', b"<html>"])
+@pytest.mark.parametrize("status", [b"200 OK", b"502 Bad Gateway"])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+def test_answer_of_another_form_says_nothing(body: bytes, status: bytes, kind: bytes) -> None:
+    """As a proxy's may be. It is read to its end, and no request is lost for it."""
+    if kind == b"text/event-stream":
+        body = b"event: error\ndata: " + body + b"\n\n"
+    answer = Answer()
+    head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (status, kind, len(body))
+    assert answer.feed(head + body)
+    assert said(answer)[:2] == ("", "")
+
+
 @pytest.mark.parametrize(
     "wire", [PLAIN[:-1], WHOLE[: WHOLE.index(b"[DONE]")], LOST[: LOST.index(b"event")], b"HT", b""]
 )

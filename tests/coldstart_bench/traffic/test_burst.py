@@ -1,8 +1,10 @@
 """The lines of a burst are red where they should be: one served before the other, one out of turn, one lost."""
 
+import msgspec
 import pytest
 
 from coldstart_bench.processes import Memory
+from coldstart_bench.report import Report
 from coldstart_bench.traffic.burst import EACH_BYTES, BurstFigures, Served, fairness, inversions, judge, served
 
 SLOTS = 2
@@ -48,21 +50,35 @@ def test_fairness() -> None:
     assert fairness([], TENANTS) is None
 
 
+LOST = tuple(both(IN_ORDER[:-1], {"overloaded": 1}))
+WRONG = (served("a", len(IN_ORDER), IN_ORDER[:-1], 1, {}, SLOTS),)
+GOOD = BurstFigures(tuple(both(IN_ORDER)), 1.0, None, memory(0), starts=1, chunk_reads=40, chunks=40)
+
+
 @pytest.mark.parametrize(
-    ("each", "fair", "grown", "starts", "want"),
+    ("changed", "want", "passed"),
     [
-        pytest.param(both(IN_ORDER), 1.0, 0, 1, [], id="all holds"),
-        pytest.param(both(IN_ORDER[:-1], {"overloaded": 1}), 1.0, 0, 1, ["requests that were not"], id="one is lost"),
-        pytest.param(both(IN_ORDER), 0.5, 0, 1, ["fairness between"], id="one tenant first"),
-        pytest.param(both(IN_ORDER[::-1]), 1.0, 0, 1, ["pairs of a tenant"], id="the last first"),
-        pytest.param(both(IN_ORDER), 1.0, 12 * EACH_BYTES + 12, 1, ["bytes of the activator"], id="too much memory"),
-        pytest.param(both(IN_ORDER), 1.0, 0, 2, ["starts of the model"], id="started twice"),
-        pytest.param(both(IN_ORDER), 1.0, 0, 0, ["starts of the model"], id="it was not at zero"),
+        pytest.param({}, [], True, id="all holds"),
+        pytest.param({"served": LOST}, ["requests that were not"], False, id="one is lost"),
+        pytest.param({"served": WRONG}, ["requests that were not"], False, id="one is wrong"),
+        pytest.param({"fairness": 0.5}, ["fairness between"], False, id="one tenant first"),
+        pytest.param({"served": tuple(both(IN_ORDER[::-1]))}, ["pairs of a tenant"], False, id="the last first"),
+        pytest.param({"memory": memory(12 * EACH_BYTES + 12)}, ["bytes of the activator"], False, id="too much memory"),
+        pytest.param({"starts": 2}, ["starts of the model"], False, id="started twice"),
+        pytest.param({"starts": 0}, ["starts of the model"], False, id="it was not at zero"),
+        pytest.param({"chunk_reads": 41}, ["reads of a chunk"], True, id="a chunk was read twice: it is only printed"),
     ],
 )
-def test_what_is_red(each: list[Served], fair: float, grown: int, starts: int, want: list[str]) -> None:
-    """That line and no other."""
-    figures = BurstFigures(tuple(each), fair, None, memory(grown), starts)
+def test_what_is_red(changed: dict[str, object], want: list[str], passed: bool) -> None:
+    """That line and no other; which of them the exit says."""
+    figures = msgspec.structs.replace(GOOD, **changed)
     found = [one.claim for one in judge(figures) if one.passed is False]
     assert len(found) == len(want)
     assert all(claim.startswith(start) for claim, start in zip(found, want, strict=True))
+    assert Report(figures, judge(figures), {}, 0.0, None).passed is passed
+
+
+def test_chunks_that_were_not_read_hold_no_line() -> None:
+    """At most once is no praise for nothing at all."""
+    reads = judge(msgspec.structs.replace(GOOD, chunk_reads=0))[-1]
+    assert (reads.claim, reads.value, reads.passed) == ("reads of a chunk", None, None)

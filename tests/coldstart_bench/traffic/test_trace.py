@@ -1,6 +1,7 @@
 """Traces are read as they are published; what is none is refused by line; a load of one has its lengths and shares."""
 
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from coldstart_bench.traffic.trace import (
     Window,
     as_recorded,
     by_clients,
+    plan_of,
     rows_of,
     window_at,
     windows_of,
@@ -72,6 +74,14 @@ def test_no_windows(text: str, why: str) -> None:
     """Likewise."""
     with pytest.raises(BadTrace, match=why):
         windows_of(text)
+
+
+def test_file_that_is_no_csv_is_named(tmp_path: Path) -> None:
+    """Also where the reader of CSV itself gives up."""
+    file = tmp_path / "trace.csv"
+    file.write_text(f"{HEAD}{'9' * 200_000},1,2\n")
+    with pytest.raises(BadTrace, match=r"trace\.csv: field larger"):
+        plan_of(file, (), 0.0)
 
 
 def test_clients_have_their_shares_and_both_lengths_of_one_row() -> None:

@@ -1,13 +1,13 @@
-"""The control plane's registry, feed and autoscaler over a fleet, with replicas that are only counted: what memory and
-a tick take. Argument: the database. Says `ready`; one line `{"active": A, "ticks": T}` is answered.
+"""The control plane's registry, feed and autoscaler over a fleet, in the database of the argument.
 
-The `active` first models have a replica each and are asked for all the time; each second is reported as an activator
-reports it. Time is virtual, and what is measured is time of a processor.
+`{"fill": N}` registers models until there are N, each as a push would have it written; the answer comes when all are
+durable. `{"active": A, "ticks": T}` is answered with what memory and a tick take, once a process: memory that was let
+go of would be in the next figures. The first A models have a replica each, which is only counted, and are asked for all
+the time; each second is reported as an activator reports it. Time is virtual, and what is measured is a processor's.
 """
 
 import asyncio
 import gc
-import json
 import os
 import sys
 import time
@@ -16,9 +16,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from coldstart_bench.fleet.names import model_of, tenant_of, version_of
+from coldstart_bench.fleet.names import CREATED_S, model_of, registration_of, tenant_of, tenants_of, version_of
+from coldstart_bench.loaders.lines import answer_lines
 from coldstart_bench.processes import pss_of
 from contracts.control import ConcurrencyStat, Stats
+from controlplane.audit import INSTALLATION
 from controlplane.autoscaler import Autoscaler
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.feed import FeedHub
@@ -27,6 +29,20 @@ from controlplane.policy.kpa import TICK_S
 from controlplane.registry import Registry
 from controlplane.store import Database, open_database
 from controlplane.tasks import Tasks
+from controlplane.tenants import TenantStore
+
+
+async def register(database: Database, models: int) -> None:
+    """Up to so many; what is there stays."""
+    feed = FeedHub()
+    tenants, registry = TenantStore(database, feed), Registry(database, feed)
+    await registry.load()
+    known = {tenant.tenant for tenant in await tenants.all(CREATED_S)}
+    for tenant in tenants_of(models):
+        if tenant not in known:
+            await tenants.create(INSTALLATION, tenant, CREATED_S)
+    for number in range(len(registry.every_model()), models):
+        await registry.register(registration_of(number), CREATED_S)
 
 
 class Counted:
@@ -112,11 +128,16 @@ async def measured(database: Database, active: int, ticks: int) -> dict[str, Any
 
 
 def main(path: Path) -> None:
-    """One measurement: memory that was let go of would be in the next one."""
+    """Until stdin ends."""
     with closing(open_database(path)) as database:
-        print("ready", flush=True)
-        asked = json.loads(sys.stdin.readline())
-        print(json.dumps(asyncio.run(measured(database, asked["active"], asked["ticks"]))), flush=True)
+
+        def answer(fill: int | None = None, active: int = 0, ticks: int = 0) -> dict[str, Any]:
+            if fill is None:
+                return asyncio.run(measured(database, active, ticks))
+            asyncio.run(register(database, fill))
+            return {"models": fill}
+
+        answer_lines(answer)
 
 
 if __name__ == "__main__":
