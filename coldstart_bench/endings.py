@@ -75,6 +75,9 @@ class Totals:
     ok: int = 0
     tokens: int = 0
 
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.requests + other.requests, self.ok + other.ok, self.tokens + other.tokens)
+
 
 def bounds_of(ending: Ending) -> Bounds:
     """Exact for every request whose client heard its end. Otherwise what metering's page allows, and no more."""

@@ -115,8 +115,14 @@ def machine() -> dict[str, object]:
         "memory_bytes": memory_kb * 1024,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "gpu": None,
+        "gpu": ", ".join(gpus()) or None,
     }
+
+
+def gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Their models, as NVIDIA's driver has them."""
+    lines = [line for place in sorted(drivers.glob("*/information")) for line in place.read_text().splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def load_1m() -> float:
@@ -131,13 +137,10 @@ def free_memory_bytes() -> int:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, with `+` where it was changed; None outside a checkout."""
-    here = Path(__file__).parent
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The commit of the source tree, with `+` where it was changed; None outside a checkout, or without git."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
     return found.stdout.strip() or None

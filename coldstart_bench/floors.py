@@ -18,6 +18,7 @@ from coldstart_bench.environment import drop_page_cache, warm_page_cache
 from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.programs import PeerFailed, Program
 from coldstart_bench.report import BenchFailed, Failed, Figures, align
+from coldstart_bench.room import shortage
 from coldstart_bench.statistics import median_of
 from coldstart_bench.tally import Tally
 from service.arguments import Number
@@ -86,6 +87,11 @@ def floors_of(total_bytes: int) -> tuple[Floor, ...]:
         Floor("pinned memory to device", "floor_device", {"bytes": total_bytes}),
         Floor("fork of a process with torch", "floor_fork"),
     )
+
+
+def refusal(plan: FloorPlan, free_disk: int, free_memory: int) -> str | None:
+    """Why there is no room for the file that is made."""
+    return shortage(0 if plan.files else plan.size_bytes, 0, free_disk, free_memory)
 
 
 def run(plan: FloorPlan, scratch: Path) -> FloorFigures:
@@ -178,4 +184,5 @@ BENCH: Final = Bench(
     FloorPlan,
     run,
     table,
+    refusal=refusal,
 )

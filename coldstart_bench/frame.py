@@ -3,6 +3,7 @@
 One report as JSON, text and pictures, and one exit code, by `report.py`. Which benches there are is in `__main__.py`.
 """
 
+import os
 import shutil
 import sys
 import tempfile
@@ -19,8 +20,19 @@ from coldstart_bench.environment import commit, free_memory_bytes, load_1m, mach
 from coldstart_bench.report import BenchFailed, Figures, Report, Verdict
 from coldstart_bench.room import LARGE_BYTES, sizes_of
 
+
+def _writable(ctx: click.Context, param: click.Parameter, file: Path | None) -> Path | None:
+    """Refuse, before anything is measured, a file whose directory is not there, or can't be written to."""
+    if file is not None and not os.access(file.parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{file}: must be in a directory that can be written to", ctx, param)
+    return file
+
+
 _JSON: Final = click.Option(
-    ["--json", "json_file"], type=click.Path(path_type=Path, dir_okay=False), help="Also write the report here."
+    ["--json", "json_file"],
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    callback=_writable,
+    help="Also write the report here.",
 )
 _PLOTS: Final = click.Option(
     ["--plots", "pictures"],

@@ -21,8 +21,10 @@ from typing import IO, Any, Final
 from coldstart_bench.patience import comes
 from coldstart_bench.processes import Rest, children, cpu_ticks, runtimes_below
 from coldstart_bench.report import BenchFailed
+from controlplane.policy.month import month_after, month_of
 
 READY_S: Final = 120.0
+HOUR_S: Final = 3600.0
 ATTEMPTS: Final = 3
 TAKEN: Final = "Address already in use"
 FIRST_PORT: Final = 15_000
@@ -49,6 +51,27 @@ def free_port() -> int:
             return int(probe.getsockname()[1])
 
 
+@contextlib.contextmanager
+def calling(connection: http.client.HTTPConnection, what: str) -> Iterator[None]:
+    """Close a connection over which a call fails: nothing of it is gone on with. Raises InstallationFailed in the place
+    of what the connection raises.
+    """
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        raise InstallationFailed(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def run_command(data: Path, *words: str, limit_s: float | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run `kelvin WORDS --data DATA` to its end. Raises InstallationFailed where that takes longer than `limit_s`."""
+    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise InstallationFailed(f"kelvin {' '.join(words)} did not end within {error.timeout:g} s") from error
+
+
 class Door:
     """One kept-alive TLS connection to the activator."""
 
@@ -67,22 +90,20 @@ class Door:
         return self._read("GET", path, None).decode()
 
     def _read(self, method: str, path: str, payload: str | None) -> bytes:
-        try:
-            answer = self._ask(method, path, payload)
-        except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):  # closed while it was idle
-            answer = self._ask(method, path, payload)
-        raw = answer.read()
+        with calling(self._connection, f"{method} {path}"):
+            try:
+                answer = self._ask(method, path, payload)
+            except (ssl.SSLError, ConnectionError):  # closed while it was idle
+                self._connection.close()
+                answer = self._ask(method, path, payload)
+            raw = answer.read()
         if answer.status >= 400:
             raise InstallationFailed(f"{method} {path}: {answer.status} {raw.decode(errors='replace')}")
         return raw
 
     def _ask(self, method: str, path: str, payload: str | None) -> http.client.HTTPResponse:
-        try:
-            self._connection.request(method, path, payload, self._headers)
-            return self._connection.getresponse()
-        except BaseException:
-            self._connection.close()  # what was begun on it is not gone on with
-            raise
+        self._connection.request(method, path, payload, self._headers)
+        return self._connection.getresponse()
 
     def complete(self, model: str, prompt: str, max_tokens: int) -> str:
         """The text of a completion, without chance. Raises InstallationFailed with the text of an error."""
@@ -90,21 +111,24 @@ class Door:
         return str(self.request("POST", "/v1/completions", body)["choices"][0]["text"])
 
     def first_token(self, model: str, prompt: str) -> float:
-        """Seconds from the request to the first event with text; the rest of the stream is read."""
+        """Seconds from the request to the first event with text; the rest of the stream is read. Raises
+        InstallationFailed.
+        """
         return self.start(model, prompt)[0]
 
     def start(self, model: str, prompt: str) -> tuple[float, str]:
         """As `first_token`, with the request's id."""
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}
         self.request("GET", "/v1/models")  # the connection is there: the handshake is not part of a cold start
-        began = time.perf_counter()
-        answer = self._ask("POST", "/v1/completions", json.dumps(body))
         first: float | None = None
-        for line in answer:
-            if first is None and line.startswith(b"data: {"):
-                first = time.perf_counter() - began
-            if line.startswith(b"event: error") or (first is None and answer.status >= 400):
-                raise InstallationFailed(f"{model}: {answer.status} {answer.read().decode(errors='replace')}")
+        with calling(self._connection, model):
+            began = time.perf_counter()
+            answer = self._ask("POST", "/v1/completions", json.dumps(body))
+            for line in answer:
+                if first is None and line.startswith(b"data: {"):
+                    first = time.perf_counter() - began
+                if line.startswith(b"event: error") or (first is None and answer.status >= 400):
+                    raise InstallationFailed(f"{model}: {answer.status} {answer.read().decode(errors='replace')}")
         if first is None:
             raise InstallationFailed(f"{model}: the stream held no token")
         return first, answer.headers["x-request-id"]
@@ -119,6 +143,7 @@ class Installation:
 
     def __init__(self, data: Path, port: int, pid: int = 0) -> None:
         self.data, self.port, self.pid = data, port, pid
+        self.began_s = time.time()
         self.door = Door(port, data / "ca.pem", data / "default.key")
         self.admin = Door(port, data / "ca.pem", data / "admin.key")
 
@@ -129,18 +154,7 @@ class Installation:
 
     def push(self, directory: Path, name: str, *, replicas: int | None = None) -> str:
         """Push as a user does; the version. `replicas` is the most that may run of it."""
-        command = [
-            sys.executable,
-            "-m",
-            "kelvin.main",
-            "push",
-            str(directory),
-            "--name",
-            name,
-            "--data",
-            str(self.data),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_command(self.data, "push", str(directory), "--name", name)
         if done.returncode != 0:
             raise InstallationFailed(f"push {name}: {done.stderr.strip()}")
         if replicas is not None:
@@ -154,6 +168,16 @@ class Installation:
     def model(self, name: str) -> Any:
         """What the admin API says of a model."""
         return self.admin.request("GET", f"/admin/v1/models/{name}")
+
+    def bills(self, since_s: float) -> list[Any]:
+        """The tenant's bill of each month from then (as `time.time`) until now. An hour more is taken at both ends: the
+        installation's clock may be stepped, and a request is in the month of its end.
+        """
+        last = month_of(int(time.time() + HOUR_S) * 1_000_000)
+        months = [month_of(int(since_s - HOUR_S) * 1_000_000)]
+        while months[-1] < last:
+            months.append(month_after(months[-1]))
+        return [self.admin.request("GET", f"/admin/v1/billing/report?month={month}") for month in months]
 
     def to_zero(self, name: str) -> None:
         """Stop a model, and wait until nothing of it runs and a standby is parked again."""

@@ -21,6 +21,7 @@ from coldstart_bench.frame import Bench, BenchPlan, option
 from coldstart_bench.installation import Installation, InstallationFailed, running
 from coldstart_bench.programs import Program, make_model
 from coldstart_bench.report import Figures, Verdict, align, at_least, at_most, ratio
+from coldstart_bench.room import Need, refusal
 from coldstart_bench.statistics import median_of
 from service.arguments import Number
 
@@ -34,6 +35,7 @@ AT_ONCE: Final = 20
 HEALED_SHARE: Final = 0.8
 PATIENCE: Final = 60  # seconds for which a breaker may be open
 RATES: Final = 5
+NEED: Final = Need(disk_times=4.0, memory_times=3.0)
 HOST_NOTE: Final = "host memory is sealed against every process but the agent: nothing is injected there"
 
 
@@ -331,4 +333,5 @@ BENCH: Final = Bench(
     run,
     table,
     judge,
+    lambda plan, disk, memory: refusal([plan.size_bytes], NEED, disk, memory),
 )

@@ -9,8 +9,6 @@ ledger.
 import asyncio
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from typing import Any, Final
 import click
 
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, run_command, running
 from coldstart_bench.processes import peak_of, sampling
 from coldstart_bench.report import BenchFailed, Figures, align
 from coldstart_bench.room import shortage
@@ -317,10 +315,9 @@ def _check(report: Any, expected: Expected) -> None:
 
 def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
     """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
-    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)]
     peaks, began = [0], time.perf_counter()
     with sampling(lambda: peaks.append(peak_of("controlplane.examine")), EXAMINE_EVERY_S):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=READ_S)
+        done = run_command(kelvin.data, *words, limit_s=READ_S)
     if done.returncode != 0:
         raise BenchFailed(f"kelvin {' '.join(words)}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
     return time.perf_counter() - began, max(peaks)

@@ -50,7 +50,7 @@ TAGS_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan(BenchPlan):
-    """Options of `kelvin bench load`."""
+    """Options of `kelvin bench load`. `known` is called after each size."""
 
     sizes_bytes: Sequence[int]
     repeats: int
@@ -67,20 +67,25 @@ class _Run:
         self.takes: Tally[Take] = Tally(plan.tell)
         self.floors: Tally[float] = Tally(plan.tell)
 
+    def figures(self) -> LoadFigures:
+        """Return those of the sizes until now."""
+        absent = [Failed(each.name, "not installed") for each in self.plan.contenders if not each.installed]
+        return LoadFigures(
+            rows_of(self.takes.figures, self.floors.figures),
+            self.plan.device,
+            failures=(*absent, *self.takes.failures, *self.floors.failures),
+            notes=(HYPERVISOR_NOTE, CONSUMER_NOTE, TAGS_NOTE),
+        )
+
 
 def run(plan: LoadPlan, scratch: Path) -> LoadFigures:
-    """Raises InstallationFailed, PeerFailed."""
+    """Raises InstallationFailed, PeerFailed; what is known by then of smaller sizes is in the report."""
     so_far = _Run(plan)
     for size_bytes in plan.sizes_bytes:
         with scratch_directory(scratch) as place:
             _measure_size(so_far, place, size_bytes)
-    absent = [Failed(each.name, "not installed") for each in plan.contenders if not each.installed]
-    return LoadFigures(
-        rows_of(so_far.takes.figures, so_far.floors.figures),
-        plan.device,
-        failures=(*absent, *so_far.takes.failures, *so_far.floors.failures),
-        notes=(HYPERVISOR_NOTE, CONSUMER_NOTE, TAGS_NOTE),
-    )
+        plan.known(so_far.figures())
+    return so_far.figures()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ import click
 from coldstart_bench.certificates import make_inner
 from coldstart_bench.environment import load_1m
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import InstallationFailed, free_port, running
+from coldstart_bench.installation import InstallationFailed, calling, free_port, running
 from coldstart_bench.patience import comes
 from coldstart_bench.processes import Rest, children, cpu_ticks
 from coldstart_bench.programs import make_model
@@ -43,7 +43,6 @@ HOST: Final = "127.0.0.1"
 PROBE: Final = {"k-network-probe": "queue"}
 BODY: Final = {"prompt": [1, 2, 3, 4], "max_tokens": 1, "temperature": 0, "stream": True}
 CALL_S: Final = 120.0
-NOT_THERE: Final = (OSError, http.client.HTTPException, InstallationFailed)
 NEED: Final = Need(disk_times=5.0, memory_times=4.0)
 TENANT, MODEL = "default", "bench"
 PARK_S: Final = 60.0
@@ -82,7 +81,7 @@ class PodGround:
 def own_pod(ground: PodGround, version: str, name: str) -> Iterator[int]:
     """The port of a pod that serves the version, from when it takes requests on. Nothing of it is left."""
     port = free_port()
-    words = [version, "--tenant", "default", "--model", "bench"]
+    words = [version, "--tenant", TENANT, "--model", MODEL]
     with _pod(ground, words, name, port, {}, lambda: _takes_requests(port)):
         yield port
 
@@ -108,7 +107,7 @@ class ParkedPod:
         """Whether it takes an order now."""
         try:
             return bool(json.loads(self._order("GET", "/control/state"))["state"] == "standby")
-        except NOT_THERE:
+        except InstallationFailed:
             return False
 
     def _order(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -146,14 +145,14 @@ def _takes_requests(port: int) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
     try:
         return _ask(connection, "GET", "/healthz", None, PROBE) == b"queue"
-    except NOT_THERE:
+    except InstallationFailed:
         return False
 
 
 def first_token(port: int) -> tuple[float, str]:
     """When it came, on `time.perf_counter`, and its text. The answer is read to its end. Raises InstallationFailed."""
     connection = http.client.HTTPConnection(HOST, port, timeout=CALL_S)
-    try:
+    with closing(connection), calling(connection, "a completion of a pod"):
         connection.request("POST", "/v1/completions", json.dumps(BODY), {"x-kelvin-request-id": "bench"})
         answer, frames, came_s, text = connection.getresponse(), FrameDecoder(), 0.0, ""
         while part := answer.read1():
@@ -163,8 +162,6 @@ def first_token(port: int) -> tuple[float, str]:
         if not came_s:
             raise InstallationFailed(f"a pod answered {answer.status} without a token")
         return came_s, text
-    finally:
-        connection.close()
 
 
 def _text(payload: bytes) -> str:
@@ -179,12 +176,10 @@ def _ask(
     body: bytes | None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    try:
+    with closing(connection), calling(connection, f"{method} {path}"):
         connection.request(method, path, body, dict(headers or {}))
         answer = connection.getresponse()
         raw = answer.read()
-    finally:
-        connection.close()
     if answer.status >= 400:
         raise InstallationFailed(f"{method} {path}: {answer.status} {raw.decode(errors='replace')[:500]}")
     return raw

@@ -9,19 +9,18 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
+from coldstart_bench.endings import Totals, totals_of
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Door, Installation, InstallationFailed, running
+from coldstart_bench.installation import Door, Installation, InstallationFailed, run_command, running
 from coldstart_bench.programs import make_model
 from coldstart_bench.report import Figures, Verdict, at_most, cell
 from spool.home import has_owner
@@ -115,6 +114,7 @@ class Client:
     """Asks, and counts for itself: an answer of the tiny tokenizer has a word for each token."""
 
     model: str
+    began_s: float = field(default_factory=time.time)
     answered: int = 0
     tokens: int = 0
     text: str = ""
@@ -217,8 +217,7 @@ def _worked(kelvin: Installation, place: Path, client: Client, requests: int) ->
 
 def _restored(place: Path, data: Path, seen: Before, case: Case) -> bool:
     """Run the command, and compare the ends of the chains with those of before. False where nothing was restored."""
-    command = [sys.executable, "-m", "kelvin.main", "restore", str(place), "--data", str(data), "--replace", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_command(data, "restore", str(place), "--replace", "--json")
     if done.returncode != 0:
         case.failures.append(f"kelvin restore exited with {done.returncode}: {done.stderr.strip()}")
     if not done.stdout:
@@ -251,19 +250,17 @@ def _same_answer(kelvin: Installation, client: Client, key: str, case: Case) -> 
 def _compare(kelvin: Installation, client: Client, case: Case) -> None:
     """The bill with the client's own count, and the ledger with itself."""
     with contextlib.suppress(InstallationFailed):  # what is missing is judged
-        kelvin.wait(lambda: _billed(kelvin)[0] >= client.answered, "the bill has every request", SETTLE_S)
+        kelvin.wait(lambda: _billed(kelvin, client).requests >= client.answered, "the bill has every request", SETTLE_S)
     case.answered, case.tokens_answered = client.answered, client.tokens
-    case.billed, case.tokens_billed = _billed(kelvin)
+    billed = _billed(kelvin, client)
+    case.billed, case.tokens_billed = billed.requests, billed.tokens
     if not _verified(kelvin)["sound"]:
         case.failures.append("the ledger's chain does not hold")
 
 
-def _billed(kelvin: Installation) -> tuple[int, int]:
+def _billed(kelvin: Installation, client: Client) -> Totals:
     """Of the months in which the drill ran."""
-    now = time.time()
-    months = {time.strftime("%Y-%m", time.gmtime(at)) for at in (now, now - 3600)}
-    bills = [kelvin.admin.request("GET", f"/admin/v1/billing/report?month={month}") for month in months]
-    return sum(sum(bill["requests"].values()) for bill in bills), sum(bill["completion_tokens"] for bill in bills)
+    return sum(map(totals_of, kelvin.bills(client.began_s)), Totals())
 
 
 def _verified(kelvin: Installation) -> Any:

@@ -30,12 +30,12 @@ class Need:
 def sizes_of(words: str) -> list[int]:
     """Bytes, from GB separated by commas, in order. Raises ValueError naming what is none."""
     try:
-        sizes = [float(word) for word in words.split(",")]
+        sizes = [float(word) * 1e9 for word in words.split(",")]
     except ValueError:
         sizes = [math.nan]
     if not all(map(math.isfinite, sizes)):
         raise ValueError(f"{words}: must be numbers of GB separated by commas")
-    found = sorted({int(size * 1e9) for size in sizes})
+    found = sorted({int(size) for size in sizes})
     if found[0] < LEAST_BYTES:
         raise ValueError(f"{words}: each must be {LEAST_BYTES / 1e9:g} or more")
     return found

@@ -1,12 +1,10 @@
 """What a soak does to an installation while it is under load, and how it sees that all of it is ready again."""
 
 import contextlib
-import http.client
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +22,6 @@ from coldstart_bench.services import service
 STEP_S: Final = 600
 WHOLE_S: Final = 60.0
 POLL_S: Final = 0.05  # how exactly it is known when all are ready again
-AWAY: Final = (OSError, http.client.HTTPException, InstallationFailed)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -118,7 +115,7 @@ class Faults:
             done = time.monotonic()
             try:
                 do()
-            except AWAY as error:
+            except (InstallationFailed, OSError) as error:
                 what = f"{what}: {error}"
             found.append(Event(done - began, what, self.whole_after(done, is_over)))
         return found
@@ -131,8 +128,7 @@ class Faults:
         """Whether every process says so."""
         try:
             found = self._kelvin.admin.request("GET", "/admin/v1/status")
-        except AWAY:
-            self._kelvin.admin.close()  # what was begun on it is not gone on with
+        except InstallationFailed:
             return False
         return all(row["healthy"] and row["ready"] for row in found["processes"])
 
@@ -140,7 +136,7 @@ class Faults:
         """Whether the model has another replica than those that were killed, too. Somebody asks for it meanwhile."""
         try:
             return self.is_whole() and bool(self._replicas() - self._killed)
-        except AWAY:
+        except InstallationFailed:
             return False
 
     def _replicas(self) -> set[int]:
@@ -156,11 +152,3 @@ class Faults:
             raise InstallationFailed("none is ready")
         self._killed.add(pid := min(pids))
         os.kill(pid, signal.SIGKILL)
-
-
-def run_to_end(command: list[str]) -> str | None:
-    """What is wrong with a command's end; None where it ends with 0."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * WHOLE_S)
-    return (
-        None if done.returncode == 0 else f"ends with {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
-    )

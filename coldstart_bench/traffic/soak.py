@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +28,15 @@ from coldstart_bench.endings import (
     totals_of,
 )
 from coldstart_bench.frame import Bench, BenchPlan, option
-from coldstart_bench.installation import Installation, InstallationFailed, ended, running, stray_sockets, unfinished
+from coldstart_bench.installation import (
+    Installation,
+    InstallationFailed,
+    ended,
+    run_command,
+    running,
+    stray_sockets,
+    unfinished,
+)
 from coldstart_bench.patience import remaining
 from coldstart_bench.processes import Memory, Sample, memory_line, memory_of, try_sample
 from coldstart_bench.programs import make_model
@@ -40,7 +47,7 @@ from coldstart_bench.traffic.arrivals import poisson
 from coldstart_bench.traffic.behind import Loop, looping
 from coldstart_bench.traffic.exchange import CUT as WAS_CUT
 from coldstart_bench.traffic.exchange import NO_DOOR, NO_END, Payload, Plan, Ran, Reader, Sent
-from coldstart_bench.traffic.faults import AWAY, WHOLE_S, Event, Faults, redis_for, run_to_end
+from coldstart_bench.traffic.faults import WHOLE_S, Event, Faults, redis_for
 from service.arguments import Number
 
 WORD: Final = re.compile(r"w\d+|<s>|</s>|<unk>")
@@ -63,6 +70,7 @@ SHORT, LONG = 12, 120  # tokens
 MIX: Final = ((Reader.QUICK, SHORT, 80), (Reader.QUICK, LONG, 8), (Reader.SLOW, SHORT, 8), (Reader.SILENT, LONG, 4))
 SETTLED_S: Final = 60.0
 PATIENCE_S: Final = 60.0
+COMMAND_S: Final = 3600.0  # for a command that reads all that a long soak has left
 NO_REDIS_NOTE: Final = "redis-server is not installed: it was not killed, and limits were not shared"
 
 
@@ -180,7 +188,7 @@ def run(plan: SoakPlan, scratch: Path) -> SoakFigures:
         with running(data, settings=settings) as kelvin:
             kelvin.push(scratch / "model", MODEL, replicas=1)
             payloads = _payloads(kelvin)
-            right = baseline_of(loop.alone(kelvin.port, payloads, PATIENCE_S))
+            right = loop.baseline(kelvin.port, payloads, PATIENCE_S)
             before = _settled(kelvin)
             samples = _sampled(kelvin)
             faults = Faults(kelvin, MODEL, redis, clock)
@@ -223,14 +231,6 @@ def _payloads(kelvin: Installation) -> tuple[Payload, ...]:
     return tuple(found)
 
 
-def baseline_of(ran: Ran) -> list[str]:
-    """What each is answered while nothing is done to it. Raises InstallationFailed where one is not answered."""
-    texts = ran.answers()
-    if lacking := [text for sent, text in zip(ran.sent, texts, strict=True) if not sent.is_ok or not text]:
-        raise InstallationFailed(f"before the first fault, {len(lacking)} of {len(texts)} had no answer: {lacking[0]}")
-    return texts
-
-
 def _under_fire(
     plan: SoakPlan, kelvin: Installation, loop: Loop, payloads: Sequence[Payload], faults: Faults
 ) -> tuple[Ran, list[Event]]:
@@ -255,15 +255,15 @@ def _bounds(ran: Ran, payloads: Sequence[Payload], reader: Reader | None = None)
     return found
 
 
-def _bill(kelvin: Installation) -> Any:
-    month = time.strftime("%Y-%m", time.gmtime())
-    return kelvin.admin.request("GET", f"/admin/v1/billing/report?month={month}")
+def billed(kelvin: Installation) -> Totals:
+    """What is on the bills of all months since it began: a soak may be one of two months."""
+    return sum(map(totals_of, kelvin.bills(kelvin.began_s)), Totals())
 
 
 def _settled(kelvin: Installation) -> Totals:
     """What is on the bill once what was asked so far is."""
-    kelvin.wait(lambda: totals_of(_bill(kelvin)).requests >= len(MIX), "what was asked is on the bill")
-    return totals_of(_bill(kelvin))
+    kelvin.wait(lambda: billed(kelvin).requests >= len(MIX), "what was asked is on the bill")
+    return billed(kelvin)
 
 
 def _differences(kelvin: Installation, before: Totals, bounds: Bounds) -> list[str]:
@@ -271,8 +271,8 @@ def _differences(kelvin: Installation, before: Totals, bounds: Bounds) -> list[s
 
     def wrong() -> list[str]:
         try:
-            return differences(before, totals_of(_bill(kelvin)), bounds)
-        except AWAY as away:
+            return differences(before, billed(kelvin), bounds)
+        except InstallationFailed as away:
             return [f"the bill can't be asked for: {away}"]
 
     return remaining(wrong, SETTLED_S)
@@ -281,13 +281,28 @@ def _differences(kelvin: Installation, before: Totals, bounds: Bounds) -> list[s
 def _closing(kelvin: Installation) -> list[str]:
     """What the commands find that check bill, ledger and store, once nothing runs."""
     kelvin.to_zero(MODEL)
-    kelvin.wait(lambda: not _bill(kelvin)["open_runtimes"], "every life is recorded", WHOLE_S)
-    found = []
-    for words in (["billing", "report"], ["billing", "verify"], ["fsck"]):
-        command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)]
-        why = remaining(partial(run_to_end, command), SETTLED_S)  # what a replica wrote at its end comes by itself
-        found += [] if why is None else [f"kelvin {' '.join(words)} {why}"]
+
+    def is_closed() -> bool:
+        return not any(bill["open_runtimes"] for bill in kelvin.bills(kelvin.began_s))
+
+    kelvin.wait(is_closed, "every life is recorded", WHOLE_S)
+    found: list[str] = []
+    for words in (("billing", "report"), ("billing", "verify"), ("fsck",)):
+        # What a replica wrote at its end comes by itself.
+        found += filter(None, [remaining(partial(wrong_command, kelvin.data, *words), SETTLED_S)])
     return found
+
+
+def wrong_command(data: Path, *words: str, limit_s: float = COMMAND_S) -> str | None:
+    """What is wrong with a command's end; None where it ends with 0."""
+    try:
+        done = run_command(data, *words, limit_s=limit_s)
+    except InstallationFailed as failed:
+        return str(failed)
+    if done.returncode == 0:
+        return None
+    said = (done.stderr or done.stdout).strip()[-300:]
+    return f"kelvin {' '.join(words)} ends with {done.returncode}: {said}"
 
 
 def _sampled(kelvin: Installation) -> list[Sample]:

@@ -10,6 +10,7 @@ from coldstart_bench.environment import (
     _residency,
     commit,
     drop_page_cache,
+    gpus,
     machine,
     make,
     warm_page_cache,
@@ -69,3 +70,18 @@ def test_the_machine_is_described() -> None:
     """A report without its hardware says nothing."""
     assert machine()["cores"]
     assert commit() is None or len(commit() or "") >= 7
+
+
+def test_without_git_a_commit_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image: the figures are written all the same."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() is None
+
+
+def test_gpus_are_named_by_their_driver(tmp_path: Path) -> None:
+    """In the order of their addresses; without a driver there are none."""
+    for address, model in (("0000:09:00.0", "NVIDIA L4"), ("0000:01:00.0", "NVIDIA H200")):
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t 42\n")
+    assert gpus(tmp_path) == ["NVIDIA H200", "NVIDIA L4"]
+    assert gpus(tmp_path / "none") == []

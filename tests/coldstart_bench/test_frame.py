@@ -101,6 +101,14 @@ def test_wrong_usage(words: list[str]) -> None:
     assert "counting" not in done.output
 
 
+def test_a_report_that_can_not_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    """Before anything is measured: a run may take an hour."""
+    done = invoked("--json", str(tmp_path / "none" / "report.json"))
+    assert (done.exit_code, "counting" in done.output) == (2, False)
+    assert "--json" in done.output
+    assert "none/report.json: must be in a directory" in "".join(done.output.replace("│", "").split("\n"))
+
+
 def failing(plan: Counting, scratch: Path) -> Count:
     """Some figures are known before it ends."""
     plan.known(Count(1))

@@ -3,14 +3,18 @@
 import os
 import secrets
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
+from coldstart_bench.certificates import make_certificate
 from coldstart_bench.installation import (
     FIRST_PORT,
+    Door,
     InstallationFailed,
     ended,
     free_port,
@@ -18,6 +22,7 @@ from coldstart_bench.installation import (
     stray_sockets,
     unfinished,
 )
+from tests.loops import answering
 
 
 def test_a_port_is_none_that_a_connection_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +44,33 @@ def test_what_it_says_of_itself_stops_nobody(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(InstallationFailed, match=r"(?s)not today.*the reason"):
         running(tmp_path, program="kelvin_noisy").__enter__()
+
+
+def test_lost_connection_is_a_failure_of_the_installation(tmp_path: Path) -> None:
+    """Also in the middle of a stream, and where nobody listens. The next call has a connection of its own."""
+    certificate, private = make_certificate(tmp_path / "tls")
+    (tmp_path / "key").write_text("k")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, private)
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.json_response({"models": []})
+        stream = web.StreamResponse(headers={"content-length": "9"})
+        await stream.prepare(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return stream
+
+    with answering(answer, tls) as port:
+        door = Door(port, certificate, tmp_path / "key")
+        for call in (lambda: door.start("m", "w1"), lambda: door.complete("m", "w1", 1)):
+            with pytest.raises(InstallationFailed):
+                call()
+            assert door.request("GET", "/v1/models") == {"models": []}
+        door.close()
+    with pytest.raises(InstallationFailed, match="GET /v1/models: ConnectionRefusedError"):
+        door.request("GET", "/v1/models")
 
 
 def test_nothing(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """A run that does not fit is refused before anything is made, with what would."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
+from coldstart_bench import floors, integrity
 from coldstart_bench.__main__ import main
 from coldstart_bench.frame import with_sizes
 from coldstart_bench.room import Need, refusal, sizes_of
@@ -24,6 +27,7 @@ def test_sizes() -> None:
         pytest.param("1,", "1,: must be numbers of GB", id="nothing behind a comma"),
         pytest.param("0.01", "0.01: each must be 0.05 or more", id="too small"),
         pytest.param("nan", "nan: must be", id="not a number"),
+        pytest.param("1e300", "1e300: must be", id="more bytes than a number has"),
     ],
 )
 def test_bad_sizes_are_refused(words: str, said: str) -> None:
@@ -53,12 +57,33 @@ def test_a_run_that_does_not_fit_is_refused(bench: str) -> None:
     assert (wrong.exit_code, "big: must be numbers of GB" in wrong.output) == (2, True)
 
 
-def test_a_storm_that_does_not_fit_is_refused() -> None:
-    """200 models of a gigabyte at 64 agents."""
-    words = ["storm", "--models", "200", "--model-mib", "1024", "--agents", "64"]
-    refused = CliRunner().invoke(main, words)
-    assert refused.exit_code == 1
-    assert "this takes 13961 GB of disk below $TMPDIR" in refused.output
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(
+            "storm --models 200 --model-mib 1024 --agents 64",
+            "this takes 13961 GB of disk below $TMPDIR",
+            id="200 models of a gigabyte at 64 agents",
+        ),
+        pytest.param(
+            "overload --times 1,100 --slots 1024 --slot-ms 1 --seconds 3600",
+            "this takes 368640 GB of memory",
+            id="a hundred million requests a second for an hour",
+        ),
+    ],
+)
+def test_a_load_that_does_not_fit_is_refused(words: str, said: str) -> None:
+    """Before anything is made."""
+    refused = CliRunner().invoke(main, words.split())
+    assert (refused.exit_code, said in refused.output) == (1, True)
+
+
+def test_what_is_made_has_to_fit() -> None:
+    """A file of the caller's takes no room."""
+    made, given = (floors.FloorPlan(files, GB, 1, tell=print) for files in ((), (Path("x"),)))
+    assert floors.BENCH.refusal(made, GB - 1, 0) is not None
+    assert (floors.BENCH.refusal(made, GB, 0), floors.BENCH.refusal(given, 0, 0)) == (None, None)
+    assert "1 GB: this takes" in str(integrity.BENCH.refusal(integrity.IntegrityPlan(GB, 5, tell=print), GB, 9 * GB))
 
 
 def test_an_unknown_loader_is_wrong_usage() -> None:

@@ -1,12 +1,26 @@
 """A request of a soak that ended as nothing may is found, and so is a bill that is not what clients counted."""
 
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
 from coldstart_bench.endings import Bounds, Totals, differences
-from coldstart_bench.installation import InstallationFailed
+from coldstart_bench.installation import Installation, InstallationFailed
+from coldstart_bench.traffic.behind import texts_of
 from coldstart_bench.traffic.exchange import CUT, NO_DOOR, NO_END, Ran, Reader, Sent
 from coldstart_bench.traffic.faults import Event
-from coldstart_bench.traffic.soak import SoakFigures, baseline_of, bounds_for, figures_of, judge, wrong_with
+from coldstart_bench.traffic.soak import (
+    SoakFigures,
+    billed,
+    bounds_for,
+    figures_of,
+    judge,
+    wrong_command,
+    wrong_with,
+)
 
 RIGHT = "w1 w2 w3 w4"
 LIMIT = 4
@@ -104,10 +118,37 @@ def test_what_is_counted_of_the_requests() -> None:
     assert (found.sent, found.answered, found.told) == (10, 9, {"overloaded": 1})
 
 
+class Billed:
+    """An installation that began in one month and is asked in the next one."""
+
+    began_s = datetime(2026, 10, 31, 23, tzinfo=UTC).timestamp()
+    bills = Installation.bills
+
+    def __init__(self) -> None:
+        self.admin = self
+
+    def request(self, method: str, path: str) -> Any:
+        requests = {"2026-10": 3, "2026-11": 2}[path.partition("month=")[2]]
+        return {"requests": {"ok": requests}, "completion_tokens": 4 * requests}
+
+
+def test_bill_is_that_of_all_months_of_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked before a month's end is not missed after it."""
+    monkeypatch.setattr(time, "time", lambda: datetime(2026, 11, 1, 2, tzinfo=UTC).timestamp())
+    assert billed(cast(Installation, Billed())) == Totals(5, 5, 20)
+
+
+def test_command_that_does_not_end_is_wrong(tmp_path: Path) -> None:
+    """It is said as what any command does that fails, and the report is written all the same."""
+    assert "fsck did not end within 0.01 s" in str(wrong_command(tmp_path, "fsck", limit_s=0.01))
+    assert "fsck ends with" in str(wrong_command(tmp_path, "fsck"))
+    assert wrong_command(tmp_path, "fsck", "--help") is None
+
+
 def test_without_answers_beforehand_there_is_no_soak() -> None:
     """A door that refuses all from the beginning would agree with itself to the end."""
-    assert baseline_of(Ran(0, (sent(),), (RIGHT,))) == [RIGHT]
+    assert texts_of(Ran(0, (sent(),), (RIGHT,))) == [RIGHT]
     with pytest.raises(InstallationFailed, match="1 of 2 had no answer: not answered: breaker_open"):
-        baseline_of(Ran(0, (sent(), sent(503, "breaker_open")), (RIGHT,)))
+        texts_of(Ran(0, (sent(), sent(503, "breaker_open")), (RIGHT,)))
     with pytest.raises(InstallationFailed, match="1 of 1 had no answer"):
-        baseline_of(Ran(0, (sent(),), ("",)))
+        texts_of(Ran(0, (sent(),), ("",)))
