@@ -13,8 +13,7 @@ from controlplane.policy.tenant_space import ENFORCE, RESTRICTED, Needs, render_
 from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.door import Door, knocking, program
-from tests.controlplane.test_internal_api import FeedReader
+from tests.controlplane.door import Door, FeedReader, knocking, program
 from tests.eventually import eventually
 
 SERVING: Final = "serving.knative.dev/v1"

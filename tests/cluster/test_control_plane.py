@@ -30,10 +30,9 @@ from tests.cluster.answers import Json
 from tests.cluster.playing import FEATURES, IMAGE, NAMESPACE, SETTINGS, Knative, inside, register, running, until
 from tests.controlplane.builders import digest, registration
 from tests.controlplane.cluster_world import otherwise
-from tests.controlplane.door import Door, program
+from tests.controlplane.door import Door, feed, program
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.probing import probing
-from tests.controlplane.test_internal_api import feed
 from tests.eventually import eventually
 
 CLUSTER: Final = Cluster(

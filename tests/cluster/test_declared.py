@@ -10,7 +10,7 @@ from tests.cluster.answers import Json
 from tests.cluster.api_server import ApiServer
 from tests.cluster.playing import NAMESPACE, Knative, inside, register, running, until
 from tests.controlplane.builders import digest
-from tests.controlplane.test_internal_api import feed
+from tests.controlplane.door import feed
 from tests.eventually import eventually
 
 OURS: Final = "kelvin.dev/v1alpha1"
@@ -55,7 +55,6 @@ async def test_what_is_declared_is_served(declaring: ApiServer, knative: Knative
     """A model that is declared before it is pushed scales as its object says, which tells how it fares; what the admin
     API changes then holds, too, and is told.
     """
-
     with running(tmp_path):
         async with inside(tmp_path) as door:
             declare(declaring, "Model", "m", tenant="default", scale={"min": 1, "max": 3})
@@ -100,7 +99,6 @@ async def test_a_backlog_is_declared_and_activators_hear_of_it(
     declaring: ApiServer, knative: Knative, tmp_path: Path
 ) -> None:
     """What is weighed, they weigh: nothing of it is in a Service, which a change of it leaves as it is."""
-
     with running(tmp_path):
         async with inside(tmp_path) as door, feed(door) as reader:
             with pytest.raises(Exception, match="backlogSeconds"):
@@ -117,7 +115,6 @@ async def test_a_backlog_is_declared_and_activators_hear_of_it(
 
 async def test_a_tenant_is_made_and_goes(declaring: ApiServer, tmp_path: Path) -> None:
     """With its object, as that says."""
-
     with running(tmp_path):
         async with inside(tmp_path):
             made = declare(declaring, "Tenant", "acme", limits={"rpm": 60}, deletionPolicy="Delete")
@@ -128,7 +125,6 @@ async def test_a_tenant_is_made_and_goes(declaring: ApiServer, tmp_path: Path) -
 
 async def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> None:
     """Serves all the same."""
-
     with running(tmp_path):
         async with inside(tmp_path) as door:
             await register(door)
@@ -137,7 +133,6 @@ async def test_a_cluster_without_our_kinds(knative: Knative, tmp_path: Path) -> 
 
 async def test_events_tell_how_it_fares(declaring: ApiServer, knative: Knative, tmp_path: Path) -> None:
     """Of what came to be so, once: a model that is refused, and one that is ready, with its version."""
-
     with running(tmp_path):
         async with inside(tmp_path) as door:
             declare(declaring, "Model", "m", tenant="default", prod="c" * 12)

@@ -20,8 +20,7 @@ from controlplane.policy.pending import GUESS_S, START_GUESS_S
 from tests.cluster.answers import Json
 from tests.cluster.playing import NAMESPACE, Knative, inside, register, running
 from tests.controlplane.builders import digest
-from tests.controlplane.door import Door
-from tests.controlplane.test_internal_api import FeedReader, feed
+from tests.controlplane.door import Door, FeedReader, feed
 from tests.eventually import eventually
 
 SPOT = {

@@ -27,8 +27,7 @@ from service.inner import serve_by_role
 from service.listener import listen
 from tests.cluster.playing import IMAGE, SERVING, SETTINGS, SLICES, Knative, equip, inside, register, until
 from tests.controlplane.builders import key, stats
-from tests.controlplane.door import program
-from tests.controlplane.test_internal_api import feed
+from tests.controlplane.door import feed, program
 from tests.eventually import eventually
 from tests.service.pki import Authority, write
 

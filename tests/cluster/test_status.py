@@ -15,8 +15,8 @@ from coldstart_bench.installation import free_port
 from tests.cluster.playing import Knative, inside, register, running
 from tests.cluster.test_pending import SPOT, Scene, unscheduled
 from tests.controlplane.builders import digest
+from tests.controlplane.door import feed
 from tests.controlplane.ground import ROOT
-from tests.controlplane.test_internal_api import feed
 from tests.eventually import eventually
 from tests.kelvin.test_recovery import kelvin
 

@@ -2,21 +2,34 @@
 
 from collections.abc import Sequence
 from datetime import date
+from pathlib import Path
+from typing import Any
 
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, insert, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.pool import StaticPool
 
-from contracts.billing import BillingReport
+from contracts.billing import BillingReport, ClosingReport, ReconcileReport, VerifyReport
+from contracts.control import RequestBatch
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from controlplane.billing import billing_report
-from controlplane.ledger import append_lifetimes, append_requests
+from controlplane.accounts import Surroundings
+from controlplane.billing import LATE_US, billing_report, close_month
+from controlplane.ledger import Ledger, append_lifetimes, append_requests
 from controlplane.ledger_migrations import ensure_ledger
+from controlplane.ledger_schema import request_records
+from controlplane.migrations import migrate
+from controlplane.policy.findings import Waiting
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import DevicePrices, PriceBook, Prices
+from controlplane.reconcile import reconcile
+from controlplane.schema import models, tenants, versions
+from controlplane.verify import verify_ledger
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
 Record = RequestRecord | LifetimeRecord
+
+# Made by the program that had schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.
+GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_1.sql"
 
 
 def prices(since: date, *, prompt: int = 1_000) -> Prices:
@@ -31,6 +44,7 @@ def prices(since: date, *, prompt: int = 1_000) -> Prices:
     )
 
 
+POSITIONS = 1000  # tokens that a request of the registered version can have
 ORPHANED = request_record(
     2, origin=Origin.ORPHAN, source="rt-1", sequence=1, outcome="cancelled", status=499, completion_tokens=64
 )
@@ -38,8 +52,27 @@ BOOK = PriceBook("EUR", (prices(date(2026, 1, 1)),))
 
 
 def fresh_engine() -> Engine:
+    """A ledger in memory."""
     made = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     ensure_ledger(made)
+    return made
+
+
+def whole_engine(made: Engine | None = None) -> Engine:
+    """A ledger beside a registry that knows the version of its records; in memory, where no other is given."""
+    made = made or fresh_engine()
+    migrate(made)
+    with made.begin() as connection:
+        connection.execute(insert(tenants).values(tenant="acme", created_at_s=0, state="active"))
+        model = {"tenant": "acme", "model": "m"}
+        connection.execute(insert(models).values(**model, created_at_s=0))
+        figures = dict.fromkeys(("weight_bytes", "total_bytes", "kv_bytes_per_token", "created_at_s"), 0)
+        connection.execute(
+            insert(versions).values(
+                **model, **figures, version="f" * 64, state="ready", fault=None, limits="{}", architecture="a",
+                max_positions=POSITIONS, kind="generate",
+            )
+        )  # fmt: skip
     return made
 
 
@@ -62,6 +95,32 @@ def report(
         return billing_report(connection, book, tenant, month, live=live, now_us=now_us)
 
 
+def close(engine: Engine) -> ClosingReport:
+    """The month of the tests, an hour after its end."""
+    with engine.begin() as connection:
+        return close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+
+
+def verify(engine: Engine, tenant: str = "acme", month: str | None = None) -> VerifyReport:
+    """All months, or one."""
+    with engine.connect() as connection:
+        return verify_ledger(connection, tenant, month)
+
+
+def reconciled(
+    engine: Engine,
+    month: str | None = None,
+    *,
+    tenant: str = "acme",
+    live: set[str] | None = None,
+    now_us: int = END_US,
+    spools: dict[str, Waiting] | None = None,
+) -> ReconcileReport:
+    """All months, or one."""
+    with engine.connect() as connection:
+        return reconcile(connection, tenant, month, Surroundings(BOOK, live or set(), now_us, spools or {}))
+
+
 def good_month() -> list[Record]:
     """Two replicas that served two requests each, one that was shed, one orphan's record beside an activator's."""
     return [
@@ -75,3 +134,19 @@ def good_month() -> list[Record]:
         lifetime_record(1, runtime_id="rt-1", requests=2),
         lifetime_record(2, runtime_id="rt-2", requests=2, device_class="cpu-2"),
     ]  # fmt: skip
+
+
+def requests(*records: RequestRecord) -> RequestBatch:
+    return RequestBatch(records=records)
+
+
+async def rows(ledger: Ledger, table: Any) -> list[dict[str, Any]]:
+    return await ledger.database.read(
+        lambda connection: [dict(row) for row in connection.execute(select(table)).mappings()]
+    )
+
+
+async def charged(ledger: Ledger) -> dict[str, tuple[str, int]]:
+    """What stands: (origin, completion tokens) by request."""
+    found = await rows(ledger, request_records)
+    return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}

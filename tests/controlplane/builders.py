@@ -1,17 +1,32 @@
-"""Facts that several tests need, with the least said."""
+"""Facts that several tests need, with the least said, and the stores of a control plane over a database."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
-from contracts.control import ConcurrencyStat, Stats, VersionRegistration
+import pytest
+
+from contracts.backup import RestoreReport
+from contracts.control import ConcurrencyStat, RequestBatch, Stats, VersionRegistration
+from contracts.errors import Failure, Refused
 from contracts.manifest import Limits
 from controlplane.audit import Actor
+from controlplane.backup_place import claim_place, write_backup
+from controlplane.backup_schedule import BackupLoop
+from controlplane.backups import Backups
+from controlplane.clock import Clock, SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
+from controlplane.journal import LedgerJournal
 from controlplane.keys import KeyStore
+from controlplane.ledger import Ledger
 from controlplane.registry import Registry
+from controlplane.restore import restore
+from controlplane.tenants import TenantStore
+from spool.disk import Disk
 from tests.controlplane.backends import database as opened_database
+from tests.controlplane.usage_records import request_record
 
 TENANT = "default"
 NOW_S = 1_700_000_000
@@ -53,15 +68,106 @@ def stats(which: VersionKey, concurrency: float = 1.0, requests: int = 1) -> Sta
     return Stats(activator="activator-0", stats=(stat,))
 
 
+class World:
+    """The stores of a control plane over the database of a data directory, open; with `has_journal`, a journal, too."""
+
+    def __init__(
+        self,
+        data: Path,
+        place: Path | None = None,
+        *,
+        has_journal: bool = False,
+        feed: FeedHub | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self.data, self.place, self.has_journal = data, place or data.with_name("place"), has_journal
+        self.feed = feed or FeedHub()
+        self._disk = disk
+        self.open()
+
+    def open(self) -> None:
+        """As at a start."""
+        self.database = opened_database(self.data)
+        self.journal = LedgerJournal(self.place, disk=self._disk) if self.has_journal else None
+        self.ledger = Ledger(self.database, self.journal)
+        self.backups = Backups(self.data, self.database, self.journal)
+        self.keys, self.tenants = KeyStore(self.database, self.feed), TenantStore(self.database, self.feed)
+        self.registry = Registry(self.database, self.feed)
+
+    async def load(self) -> None:
+        """The first keys, where there are none yet, and all models."""
+        await self.keys.bootstrap(self.data, NOW_S)
+        await self.registry.load()
+
+    async def enter(self, *numbers: int) -> None:
+        """A request record each, in one batch."""
+        await self.ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in numbers)))
+
+    async def back_up(self, path: Path) -> Path:
+        """Write a backup as the socket gives it."""
+        moment = await self.backups.begin()
+        write_backup(path, self.backups.pieces(moment, self.data))
+        return path
+
+    def backup_loop(self, *, every_s: float = 60.0, clock: Clock | None = None) -> BackupLoop:
+        """A schedule of backups in `place`."""
+        assert self.journal is not None
+        return BackupLoop(
+            self.backups, self.database, self.journal, self.place,
+            every_s=every_s, keep_days=7, clock=clock or SystemClock(),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+        self.database.close()
+
+
 @asynccontextmanager
 async def opened_registry(data: Path, feed: FeedHub | None = None) -> AsyncIterator[Registry]:
     """A registry over a real file, with the default tenant, loaded."""
-    feed = feed or FeedHub()
-    database = opened_database(data)
-    try:
-        await KeyStore(database, feed).bootstrap(data, NOW_S)
-        registry = Registry(database, feed)
-        await registry.load()
-        yield registry
-    finally:
-        database.close()
+    with closing(World(data, feed=feed)) as world:
+        await world.load()
+        yield world.registry
+
+
+@asynccontextmanager
+async def installed(root: Path, *, has_journal: bool = True) -> AsyncIterator[World]:
+    """The data directory `root`/data with keys, a version, a CA and a ledger, and `root`/place for its backups."""
+    data, place = root / "data", root / "place"
+    data.mkdir()
+    for name in ("ca.pem", "tls/ca.key", "attest.key", "once.key"):
+        (data / name).parent.mkdir(exist_ok=True)
+        (data / name).write_text(f"the {name}")
+    claim_place(place, data)
+    with closing(World(data, place, has_journal=has_journal)) as world:
+        await world.load()
+        await world.registry.register(registration(), NOW_S)
+        yield world
+
+
+async def back_up_and_enter_one(root: Path) -> Path:
+    """Return a backup's file. The journal beside it has one entry more."""
+    async with installed(root) as world:
+        made = await world.backup_loop().once()
+        assert made is not None
+        await world.enter(1)
+    return made
+
+
+def ids(database: Path) -> list[str]:
+    """Requests in a ledger."""
+    with closing(sqlite3.connect(database)) as connection:
+        return [row[0] for row in connection.execute("SELECT request_id FROM ledger_requests ORDER BY sequence")]
+
+
+def back(source: Path, data: Path, *, replace: bool = False, accept_unsound: bool = False) -> RestoreReport:
+    """Restored, with the options that are given."""
+    return restore(source, data, replace=replace, accept_unsound=accept_unsound)
+
+
+async def refusal(work: Awaitable[object]) -> Failure:
+    """Why it is refused, as it must be."""
+    with pytest.raises(Refused) as refused:
+        await work
+    return refused.value.failure

@@ -1,14 +1,19 @@
 """The ground of scenarios: a run directory with a fake zygote in it, and the databases that stores run on."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 import controlplane.postgres
 import controlplane.silence
+from controlplane.ledger import Ledger
 from controlplane.postgres_place import PostgresPlace
 from tests.controlplane.backends import POSTGRESQL, SQLITE, Backend, backends
+from tests.controlplane.billing_ground import whole_engine
+from tests.controlplane.builders import World
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.postgres_server import PostgresServer, waiting_for_locks
 
@@ -63,3 +68,18 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Every test that asks for it runs on each."""
     with backends(request.param, lambda: request.getfixturevalue("postgres")) as made:
         yield made
+
+
+@pytest.fixture
+def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
+    """A ledger beside a registry that knows the version of its records; SQLite's is in memory."""
+    made = whole_engine(None if backend.name == SQLITE else backend.engine(tmp_path, migrated=True))
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Over the test's database. `usefixtures("backend")` makes it that of either kind."""
+    with closing(World(tmp_path)) as world:
+        yield world.ledger

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,19 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from contracts.control import Feed
 from controlplane.app import run
 from controlplane.settings import Settings, load
 from service.unix import SocketDirectory
 from tests.controlplane import backends
-from tests.controlplane.builders import key, registration, stats
+from tests.controlplane.builders import TENANT, key, registration, stats
 from tests.controlplane.ground import ROOT
-from tests.eventually import eventually
+from tests.eventually import PATIENCE_S, eventually
 
 ADMIN = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "default", "scopes": ["admin", "operator"]})}
+
+OPERATOR = {"x-kelvin-principal": json.dumps({"key_id": "oper", "tenant": "default", "scopes": ["operator"]})}
+ACME = {"x-kelvin-principal": json.dumps({"key_id": "acme-k", "tenant": "acme", "scopes": ["admin"]})}
 
 
 class Door:
@@ -42,6 +46,13 @@ class Door:
     async def admin(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """As an operator of the default tenant."""
         return await self.ask(method, f"/admin/v1{path}", body, ADMIN)
+
+    async def until(self, path: str, holds: Callable[[Any], object]) -> Any:
+        """What an operator is answered there, once it `holds`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (found := await self.admin("GET", path))[0] != 200 or not holds(found[1]):
+                await asyncio.sleep(0.005)
+        return found[1]
 
 
 @asynccontextmanager
@@ -92,8 +103,49 @@ def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(60)
 
 
-async def push(door: Door, model: str = "m", letter: str = "a") -> None:
-    body = msgspec.to_builtins(registration(model, letter))
+async def ready(data: Path) -> None:
+    """Until it answers so."""
+    await eventually(lambda: (data / "run" / "control.sock").exists())
+    async with knocking(data) as door:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    if (await door.ask("GET", "/readyz"))[0] == 200:
+                        return
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.005)
+
+
+class FeedReader:
+    """Lines of a feed as they come."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    async def line(self) -> Feed:
+        async with asyncio.timeout(30):
+            return msgspec.json.decode(await self._content.readline(), type=Feed)
+
+
+@asynccontextmanager
+async def feed(door: Door) -> AsyncIterator[FeedReader]:
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with door.session.get("http://control/internal/v1/feed", timeout=timeout) as answer:
+        assert answer.status == 200
+        assert answer.content_type == "application/x-ndjson"
+        yield FeedReader(answer.content)
+
+
+async def ask(
+    door: Door, who: dict[str, str], method: str, path: str, body: object = None, *, status: int = 200
+) -> Any:
+    got, found = await door.ask(method, f"/admin/v1{path}", body, who)
+    assert got == status, found
+    return found
+
+
+async def push(door: Door, model: str = "m", letter: str = "a", tenant: str = TENANT) -> None:
+    body = msgspec.to_builtins(registration(model, letter, tenant=tenant))
     status, _ = await door.ask("POST", "/internal/v1/versions", body)
     assert status in (200, 201)
 
@@ -111,7 +163,4 @@ async def shown(door: Door, model: str = "m") -> Any:
 
 async def becomes(door: Door, state: str, model: str = "m") -> Any:
     """Ask until the model is in that state."""
-    async with asyncio.timeout(20):
-        while (found := await shown(door, model))["state"] != state:
-            await asyncio.sleep(0.005)
-    return found
+    return await door.until(f"/models/{model}", lambda found: found["state"] == state)

@@ -1,10 +1,12 @@
 """The routes that the application really has, for tests that must not forget one."""
 
+import re
+from types import SimpleNamespace
 from typing import Any, cast
 
-from fastapi.routing import APIRoute
-
-from controlplane import access_api, admin_api, audit_api, billing_api, machine_api
+from controlplane import machine_api
+from controlplane.app import compose
+from tests.controlplane.builders import digest
 
 
 class Nothing:
@@ -14,22 +16,34 @@ class Nothing:
         return self
 
 
+def application() -> Any:
+    """One machine's, put together. That touches nothing: what its routes act on is needed only when one is called."""
+    nothing = cast(Any, Nothing())
+    running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "jobs", "alive"), nothing))
+    running.routers = (machine_api.router(*[nothing] * 3),)
+    return compose(nothing, cast(Any, running), nothing)
+
+
+def routes_in(app: Any) -> set[tuple[str, str]]:
+    """(method, path) of all that an application or router has mounted; HEAD comes with GET."""
+    found: set[tuple[str, str]] = set()
+    for mounted in app.routes:
+        if (inner := getattr(mounted, "original_router", None)) is not None:  # newer FastAPIs include without copying
+            found |= routes_in(inner)
+        else:
+            found |= {(method, mounted.path) for method in mounted.methods if method != "HEAD"}
+    return found
+
+
 def admin_routes() -> set[tuple[str, str]]:
     """(method, path below /admin/v1) of every route of an operator."""
-    # Building routers touches nothing: what they act on is needed only when one is called.
-    nothing = cast(Any, Nothing())
-    routers = (
-        admin_api.router(*[nothing] * 4),
-        machine_api.router(*[nothing] * 3),
-        access_api.router(*[nothing] * 4),
-        access_api.grants_router(*[nothing] * 4),
-        audit_api.router(nothing, nothing, nothing),
-        billing_api.router(nothing, nothing, nothing),
+    prefix = "/admin/v1"
+    return {(method, path.removeprefix(prefix)) for method, path in routes_in(application()) if path.startswith(prefix)}
+
+
+def admin_calls() -> list[tuple[str, str]]:
+    """(method, path) of a call of each route, by names of what a test has pushed."""
+    names = {"model": "m", "version": digest("a"), "tenant": "default"}
+    return sorted(
+        (method, re.sub(r"{(\w+)}", lambda name: names.get(name[1], "x"), path)) for method, path in admin_routes()
     )
-    return {
-        (method, route.path.removeprefix("/admin/v1"))
-        for router in routers
-        for route in router.routes
-        if isinstance(route, APIRoute) and route.path.startswith("/admin/v1")
-        for method in route.methods or ()
-    }

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,13 +11,12 @@ import pytest
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.registry import Registry
 from tests.controlplane.builders import digest
-from tests.controlplane.door import ADMIN, becomes, opened, poke, push, shown
-from tests.controlplane.test_internal_api import feed
+from tests.controlplane.door import ADMIN, Door, becomes, feed, opened, poke, push, shown
+from tests.controlplane.ground import Run
 
 
 async def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
     """Pushed, at zero, restoring, ready with the spans of its restore, stopped: each as it happens."""
-
     async with opened(data) as door:
         await push(door, "held")
         found = await shown(door, "held")
@@ -38,15 +38,12 @@ async def test_a_models_life_as_an_operator_sees_it(data: Path) -> None:
 
 async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> None:
     """The reason is in the model's status, the version is faulty, and no deploy moves to it."""
-
     async with opened(data) as door:
         await push(door, "corrupt", "b")
         await push(door, "corrupt", "a")
         await poke(door, "corrupt")
-        async with asyncio.timeout(20):
-            while (await shown(door, "corrupt"))["versions"][1]["health"] != "faulty":
-                await asyncio.sleep(0.005)
-        version = (await shown(door, "corrupt"))["versions"][1]
+        found = await door.until("/models/corrupt", lambda found: found["versions"][1]["health"] == "faulty")
+        version = found["versions"][1]
         assert (version["version"], version["fault"]) == (digest("a"), "chunk_corrupt")
         assert version["last_restore"]["failure_code"] == "chunk_corrupt"
         status, problem = await door.admin("POST", "/models/corrupt/deploy", {"version": digest("a")})
@@ -55,7 +52,6 @@ async def test_a_failed_restore_is_shown_and_marks_the_version(data: Path) -> No
 
 async def test_deploy_moves_prod(data: Path) -> None:
     """By twelve digits or more; the answer and the feed say the whole digest."""
-
     async with opened(data) as door:
         await push(door, letter="a")
         await push(door, letter="b")
@@ -68,7 +64,6 @@ async def test_deploy_moves_prod(data: Path) -> None:
 
 async def test_scale_changes_what_is_given(data: Path) -> None:
     """Each setting by itself; a minimum brings a replica without any traffic."""
-
     async with opened(data) as door:
         await push(door)
         defaults = msgspec.to_builtins(ScaleSettings())
@@ -123,7 +118,6 @@ async def test_scale_changes_what_is_given(data: Path) -> None:
 )
 async def test_refusals(data: Path, method: str, path: str, body: object, status: int, says: str) -> None:
     """Problem details that name the value and the rule; nothing has changed."""
-
     async with opened(data) as door:
         await push(door)
         before = await shown(door)
@@ -138,7 +132,6 @@ async def test_a_model_that_is_deleted(data: Path) -> None:
     """Refused while it serves or is named; asked for all the same, it is gone with its replicas, activators hear it,
     the audit has it, a restart does not bring it back; pushed again it is a new one.
     """
-
     async with opened(data) as door, feed(door) as reader:
         await push(door)
         await push(door, letter="b")
@@ -159,9 +152,7 @@ async def test_a_model_that_is_deleted(data: Path) -> None:
             removed = set(line.removed_models)
         assert removed == {("default", "m")}
         assert {version for _, _, version in line.removed_versions} == {digest("a"), digest("b")}
-        async with asyncio.timeout(20):
-            while (await door.admin("GET", "/status"))[1]["device"]["held"]:
-                await asyncio.sleep(0.005)
+        await door.until("/status", lambda found: not found["device"]["held"])
         status, named = await door.ask("GET", "/internal/v1/versions?tenant=default")
         assert named == {"versions": []}
         (event,) = [e for e in (await door.admin("GET", "/audit"))[1]["events"] if e["action"] == "model.deleted"]
@@ -185,3 +176,56 @@ async def test_an_unforeseen_error_leaks_nothing(data: Path, monkeypatch: pytest
         assert (status, problem["code"]) == (500, "internal")
         assert "secret" not in json.dumps(problem)
         monkeypatch.undo()
+
+
+async def _restart(door: Door, method: str = "GET", model: str = "m") -> tuple[int, Any]:
+    return await door.admin(method, f"/models/{model}/restart")
+
+
+async def _ended(door: Door, model: str = "m") -> Any:
+    return await door.until(f"/models/{model}/restart", lambda found: found["state"] != "running")
+
+
+async def _noted(door: Door) -> int:
+    """Entries of the audit about restarts."""
+    _, found = await door.admin("GET", "/audit")
+    return sum(each["action"] == "model.restarted" for each in found["events"])
+
+
+async def test_an_order_as_an_operator_sees_it(data: Path) -> None:
+    """None, accepted, running and refused twice, done; of a model at zero done at once, of no model 404."""
+    async with opened(data) as door:
+        await push(door)
+        assert (await _restart(door))[1]["state"] == "none"
+        _, nothing = await _restart(door, "POST")
+        assert nothing["replicas"] == 0
+        assert (await _ended(door))["state"] == "done"
+        await poke(door)
+        before = await becomes(door, "ready")
+        status, ordered = await _restart(door, "POST")
+        assert (status, ordered["state"], ordered["replicas"], ordered["replaced"]) == (202, "running", 1, 0)
+        status, problem = await _restart(door, "POST")
+        assert (status, problem["code"]) == (409, "conflict")
+        assert "0 of 1 replicas are replaced" in problem["detail"]
+        assert await _ended(door) == {**ordered, "state": "done", "replaced": 1}
+        after = await becomes(door, "ready")
+        (old,), (new,) = (found["versions"][0]["replicas"] for found in (before, after))
+        assert old["runtime_id"] != new["runtime_id"]
+        for method in ("GET", "POST"):
+            assert (await _restart(door, method, "nothing"))[0] == 404
+
+
+async def test_the_audit_has_the_orders_that_were_taken(data: Path) -> None:
+    """Of several at once one is, and has its entry; those that are refused have none."""
+    run = Run(data / "run")
+    async with opened(data) as door:
+        await push(door, "held")
+        run.tell("release")
+        await poke(door, "held")
+        await becomes(door, "ready", "held")
+        (run.path / "release").unlink()  # the new replica is not there before it is let go
+        answers = await asyncio.gather(*(_restart(door, "POST", "held") for _ in range(4)))
+        assert sorted(status for status, _ in answers) == [202, 409, 409, 409]
+        assert await _noted(door) == 1
+        run.tell("release")
+        assert (await _ended(door, "held"))["state"] == "done"

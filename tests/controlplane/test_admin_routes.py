@@ -1,48 +1,12 @@
 """Who may call the admin API's routes, and of whose models they speak."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.controlplane.door import opened, push
-from tests.controlplane.routes_of import admin_routes
-
-ROUTES = [
-    ("GET", "/status"),
-    ("GET", "/models"),
-    ("GET", "/models/m"),
-    *(("GET", f"/models/m/{what}") for what in ("idle", "starts", "restart")),
-    *(("POST", f"/models/m/{what}") for what in ("deploy", "stop", "restart")),
-    ("PUT", "/models/m/split"),
-    ("PUT", "/models/m/ladder"),
-    ("DELETE", "/models/m"),
-    ("DELETE", "/models/m/versions/aaaaaaaaaaaa"),
-    ("PUT", "/models/m/scale"),
-    ("GET", "/cache"),
-    ("POST", "/cache/evict"),
-    ("POST", "/cache/check"),
-    ("GET", "/metrics"),
-    ("GET", "/billing/report"),
-    ("POST", "/billing/close"),
-    ("GET", "/billing/verify"),
-    ("GET", "/billing/reconcile"),
-    ("GET", "/tenants"),
-    ("POST", "/tenants"),
-    ("POST", "/tenants/t/suspend"),
-    ("POST", "/tenants/t/resume"),
-    ("PUT", "/tenants/t/limits"),
-    ("DELETE", "/tenants/t"),
-    ("GET", "/grants"),
-    *((method, "/models/m/grants/g") for method in ("PUT", "DELETE")),
-    ("GET", "/keys"),
-    ("POST", "/keys"),
-    ("POST", "/keys/k/rotate"),
-    ("POST", "/keys/k/revoke"),
-    *(("GET", f"/audit{rest}") for rest in ("", "/verify", "/windows")),
-    *(("PUT", "/audit/windows"), ("POST", "/audit/expire")),
-]
+from tests.controlplane.routes_of import admin_calls
 
 
 @pytest.mark.parametrize(
@@ -55,26 +19,18 @@ ROUTES = [
 )
 async def test_every_route_asks_who_you_are(data: Path, principal: object, status: int, code: str) -> None:
     """Without the scope `admin` nothing is shown and nothing changes, whatever the route."""
-
     headers = {} if principal is None else {"x-kelvin-principal": json.dumps(principal)}
+    calls = admin_calls()
+    assert {("GET", "/status"), ("DELETE", "/tenants/default"), ("POST", "/audit/expire")} <= {*calls}
     async with opened(data) as door:
-        for method, path in ROUTES:
+        for method, path in calls:
             got, problem = await door.ask(method, f"/admin/v1{path}", {}, headers)
             assert (path, got, problem["code"]) == (path, status, code)
-
-
-def test_the_list_of_routes_is_complete() -> None:
-    """A route that is added under `/admin/v1` must be asked above, too: this fails until it is."""
-    named = {
-        (method, re.sub(r"\{(\w)\w*\}", r"\1", path.replace("{version}", "a" * 12))) for method, path in admin_routes()
-    }
-    assert named == set(ROUTES)
 
 
 async def test_tenants_do_not_see_each_other(data: Path) -> None:
     """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
     other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
-
     async with opened(data) as door:
         await push(door)
         assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}

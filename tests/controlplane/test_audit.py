@@ -1,6 +1,7 @@
 """The trail in its database: what is chained, what is refused, what expires, and what a forger's hand leaves behind."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from contracts.audit import AuditChain
 from contracts.control import Principal, Scope
+from controlplane import trail
 from controlplane.audit import (
     ALL,
     Actor,
@@ -25,6 +27,7 @@ from controlplane.audit_migration import GUARDS
 from controlplane.clock import SystemClock
 from controlplane.migrations import STEPS, migrate
 from controlplane.policy.trail import DAY_S, Action
+from controlplane.trail import EXPIRE_S, Trail
 from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.backends import database as opened
 
@@ -287,39 +290,43 @@ def test_rows_of_before_are_chained(backend: Backend, tmp_path: Path) -> None:
         connection.execute(text("UPDATE audit SET detail = '' WHERE sequence = 1"))
 
 
-async def test_a_loop_expires(tmp_path: Path) -> None:
-    """The control plane's own, after an hour, and again after another."""
-    from controlplane.trail import EXPIRE_S, Trail
+class HourlyClock:
+    """Ends the loop where it would sleep once more. By the wall it is ahead by so much in each hour."""
 
-    class Clock:
-        now_s = NOW_S
-        waits: list[float] = []  # noqa: RUF012
+    def __init__(self, *ahead_s: int) -> None:
+        self._ahead_s = ahead_s
+        self.hours = 0
 
-        def monotonic_us(self) -> int:
-            return self.now_s * 1_000_000
+    def monotonic_us(self) -> int:
+        return self.hours * 3600 * 1_000_000
 
-        def wall_s(self) -> int:
-            return self.now_s
+    def wall_s(self) -> int:
+        return NOW_S + self.hours * 3600 + self._ahead_s[self.hours]
 
-        async def sleep(self, seconds: float) -> None:
-            self.waits.append(seconds)
-            if len(self.waits) == 2:
-                raise asyncio.CancelledError
-            self.now_s += 400 * DAY_S
+    async def sleep(self, seconds: float) -> None:
+        assert seconds == EXPIRE_S == 3600
+        if self.hours + 1 == len(self._ahead_s):
+            raise asyncio.CancelledError
+        self.hours += 1
 
-    database, clock = opened(tmp_path), Clock()
-    try:
-        note(database.engine, Action.KEY_CREATED)
+
+async def expires(path: Path, at_s: int, clock: HourlyClock) -> bool:
+    """Whether the control plane's own loop lets an entry of then go."""
+    with closing(opened(path)) as database:
+        note(database.engine, Action.KEY_CREATED, at_s=at_s)
         with pytest.raises(asyncio.CancelledError):
             await Trail(database, clock).run()
-        assert clock.waits == [EXPIRE_S, EXPIRE_S]
-        assert [each.expired for each in shown(database.engine)] == [False, True]
-    finally:
-        database.close()
+        return any(each.expired for each in shown(database.engine))
+
+
+@pytest.mark.parametrize(("hours", "is_gone"), [(1, False), (2, True)])
+async def test_a_loop_expires(tmp_path: Path, hours: int, is_gone: bool) -> None:
+    """After an hour for the first time."""
+    assert await expires(tmp_path, NOW_S - 400 * DAY_S, HourlyClock(*[0] * hours)) is is_gone
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "expires"),
+    ("ahead_s", "is_gone"),
     [
         pytest.param((20 * YEAR_S, 0, 0, 0), False, id="at the start"),
         pytest.param((0, 20 * YEAR_S, 0, 0), False, id="for an hour"),
@@ -327,40 +334,14 @@ async def test_a_loop_expires(tmp_path: Path) -> None:
     ],
 )
 async def test_clock_that_is_ahead_for_a_while_expires_nothing(
-    tmp_path: Path, ahead_s: tuple[int, ...], expires: bool
+    tmp_path: Path, ahead_s: tuple[int, ...], is_gone: bool
 ) -> None:
-    """What is let go would be gone for good. `ahead_s` are of each hour."""
-    from controlplane.trail import Trail
-
-    class Clock:
-        hours = 0
-
-        def monotonic_us(self) -> int:
-            return self.hours * 3600 * 1_000_000
-
-        def wall_s(self) -> int:
-            return NOW_S + self.hours * 3600 + ahead_s[self.hours]
-
-        async def sleep(self, seconds: float) -> None:
-            assert seconds == 3600
-            if self.hours + 1 == len(ahead_s):
-                raise asyncio.CancelledError
-            self.hours += 1
-
-    database = opened(tmp_path)
-    try:
-        note(database.engine, Action.KEY_CREATED)
-        with pytest.raises(asyncio.CancelledError):
-            await Trail(database, Clock()).run()
-        assert any(each.expired for each in shown(database.engine)) is expires
-    finally:
-        database.close()
+    """What is let go would be gone for good."""
+    assert await expires(tmp_path, NOW_S, HourlyClock(*ahead_s)) is is_gone
 
 
 async def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of the tenants behind it go all the same. Asked for that tenant alone, the error is told."""
-    from controlplane import trail
-
     seen: list[str] = []
 
     def broken(connection: Connection, by: Actor, tenant: str, now_s: int) -> int:
@@ -371,13 +352,9 @@ async def test_one_tenants_defect_stops_no_other_expiry(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(trail, "expire", broken)
     monkeypatch.setattr(trail, "tenants_of", lambda _: ["", "default"])
-
-    database = opened(tmp_path)
-    try:
+    with closing(opened(tmp_path)) as database:
         note(database.engine, Action.KEY_CREATED)
-        await trail.Trail(database, SystemClock()).expire()
+        await Trail(database, SystemClock()).expire()
         assert len(seen) > 1
         with pytest.raises(ZeroDivisionError):
-            await trail.Trail(database, SystemClock()).expire(tenant="")
-    finally:
-        database.close()
+            await Trail(database, SystemClock()).expire(tenant="")

@@ -3,7 +3,6 @@
 A new one fails here until it is in the table, and in the table until it leaves its entry.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,8 @@ from controlplane import audit
 from controlplane.audit import ALL, verify_audit
 from controlplane.store import disposing, reading_engine, snapshot
 from tests.controlplane.builders import digest, registration
-from tests.controlplane.door import ADMIN, Door, opened, push
+from tests.controlplane.door import ACME, ADMIN, OPERATOR, Door, opened, push
 from tests.controlplane.routes_of import admin_routes
-from tests.controlplane.test_access_api import ACME, OPERATOR
 
 WHO = {**ADMIN, "x-request-id": "req_0123456789"}
 Before = Callable[[Door], Awaitable[object]]
@@ -162,26 +160,25 @@ async def driven(data: Path, route: tuple[str, str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("route", ACTS, ids=" ".join)
-def test_a_change_leaves_its_entry(data: Path, route: tuple[str, str]) -> None:
+async def test_a_change_leaves_its_entry(data: Path, route: tuple[str, str]) -> None:
     """One, with who asked, by which request, and the fields that are another now; and every chain holds."""
-    *refusals, entry = asyncio.run(driven(data, route))
+    *refusals, entry = await driven(data, route)
     assert tuple(each["detail"] for each in refusals) == ACTS[route].refused
     assert (entry["actor"], entry["request_id"], entry["tenant"]) == ("k", "req_0123456789", ACTS[route].tenant)
     if (changed := ACTS[route].changed) is not None:
         assert entry["changed"] == changed
 
 
-def test_a_change_without_its_entry_is_missed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_without_its_entry_is_missed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: with a `record` that writes nothing the test above has nothing to find."""
     monkeypatch.setattr(audit, "record", lambda *_, **__: None)
-    assert asyncio.run(driven(data, ("PUT", "/tenants/{tenant}/limits"))) == []
+    assert await driven(data, ("PUT", "/tenants/{tenant}/limits")) == []
 
 
 async def test_a_push_is_in_the_trail(data: Path) -> None:
     """With the key that the snapshotter names; and what the installation charges is in its own. All chains hold, as the
     route that reads them says.
     """
-
     async with opened(data) as door:
         await push(door)
         await push(door)  # again changes nothing
@@ -200,7 +197,6 @@ async def test_a_push_is_in_the_trail(data: Path) -> None:
 
 async def test_an_operators_look_is_the_tenants_to_see(data: Path) -> None:
     """At keys, grants and the audit itself; one's own are not written, nor any where they are kept for no time."""
-
     async with opened(data) as door:
         await ACME_IS(door)
         for path in ("/keys", "/grants", "/audit"):
@@ -219,7 +215,6 @@ async def test_an_operators_look_is_the_tenants_to_see(data: Path) -> None:
 
 async def test_windows_over_the_socket(data: Path) -> None:
     """A tenant reads its own and sets none; what can't be set is named."""
-
     async with opened(data) as door:
         await ACME_IS(door)
         status, found = await door.ask("GET", "/admin/v1/audit/windows", None, ACME)

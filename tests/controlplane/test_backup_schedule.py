@@ -22,16 +22,16 @@ from controlplane.ledger import Ledger
 from controlplane.policy.retention import DAY_S, NEWEST
 from controlplane.store import open_database
 from service.loops import LoopHealth, Loops
-from tests.controlplane.test_restore import World, back, ids, in_world
+from tests.controlplane.builders import back, ids, installed
 from tests.controlplane.usage_records import request_record
 from tests.controlplane.virtual_time import VirtualClock
+from tests.eventually import eventually
 
 
-def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
+async def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
     """Nothing new, no new file; but whoever watches the newest one's age sees that it is true still."""
-
-    async def scenario(world: World) -> None:
-        loop = world.loop()
+    async with installed(tmp_path) as world:
+        loop = world.backup_loop()
         assert await loop.once() is not None
         ((_, newest),) = backups_in(world.place)
         os.utime(newest, (1, 1))
@@ -41,14 +41,11 @@ def test_a_schedule_writes_only_what_is_new(tmp_path: Path) -> None:
         await world.enter(1)
         assert await loop.once() is not None
 
-    in_world(tmp_path, scenario)
 
-
-def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
+async def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
     """The journal goes back to the third newest; of the others what the retention says."""
-
-    async def scenario(world: World) -> None:
-        loop = world.loop()
+    async with installed(tmp_path) as world:
+        loop = world.backup_loop()
         for moment in range(1000, 1000 + 2 * NEWEST):
             (world.place / name_of(moment)).touch()
         for number in range(1, NEWEST + 1):
@@ -56,19 +53,16 @@ def test_a_schedule_thins_backups_and_journal(tmp_path: Path) -> None:
             await loop.once()
         assert extent_of(world.place).trimmed == 1
         assert len(backups_in(world.place)) <= NEWEST + NEWEST  # several may be of one second, and one file
-
-    in_world(tmp_path, scenario)
     assert ids(tmp_path / "data" / "kelvin.db") == ["req-1", "req-2", "req-3"]
     assert back(tmp_path / "place", tmp_path / "new").missing == 0
 
 
-def test_old_backup_that_cannot_be_removed_costs_only_itself(
+async def test_old_backup_that_cannot_be_removed_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is named in the log. Other old ones go, and so does the journal behind the newest."""
-
-    async def scenario(world: World) -> None:
-        loop = world.loop()
+    async with installed(tmp_path) as world:
+        loop = world.backup_loop()
         stuck = world.place / name_of(1000)
         unlink = Path.unlink
 
@@ -87,11 +81,9 @@ def test_old_backup_that_cannot_be_removed_costs_only_itself(
         assert len(backups_in(world.place)) <= NEWEST + NEWEST
         assert any(stuck.name in str(each.__dict__) for each in caplog.records)
 
-    in_world(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("is_ahead_at_start", [False, True], ids=["for a while", "at the start"])
-def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ahead_at_start: bool) -> None:
+async def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ahead_at_start: bool) -> None:
     """By it all others would be too old. The control: after an hour it is believed, and the newest stay."""
 
     class Clock(SystemClock):
@@ -105,13 +97,12 @@ def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ah
 
     now_s, clock = int(time.time()), Clock()
     years_s = 4 * 365 * DAY_S
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         old = [world.place / name_of(now_s - day * DAY_S) for day in range(1, 7)]
         for path in old:
             path.touch()
         clock.ahead_s = years_s if is_ahead_at_start else 0
-        loop = world.loop(clock=clock)
+        loop = world.backup_loop(clock=clock)
         for number, ahead_s in enumerate((clock.ahead_s, years_s, 0, years_s), 1):
             clock.ahead_s = ahead_s
             await world.enter(number)
@@ -122,73 +113,61 @@ def test_clock_that_is_ahead_for_a_while_removes_no_backup(tmp_path: Path, is_ah
         await loop.once()
         assert not any(path.exists() for path in old[NEWEST:])
 
-    in_world(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("is_older_program", [False, True], ids=["this program's", "an older program's"])
-def test_the_newest_is_the_last_one_made(
+async def test_the_newest_is_the_last_one_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_older_program: bool
 ) -> None:
     """Also where the clock was in 2030 for a while: what was made then is not restored for ever."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1)
         monkeypatch.setattr(time, "time_ns", lambda: 1_900_000_000 * 10**9)
-        in_2030 = await world.loop().once()
+        in_2030 = await world.backup_loop().once()
         monkeypatch.undo()
         assert in_2030 is not None
         if is_older_program:
             in_2030.rename(in_2030.with_name(name_of(1_900_000_000)))
         await world.enter(2)
-        assert await world.loop().once() == backups_in(world.place)[-1][1]
+        assert await world.backup_loop().once() == backups_in(world.place)[-1][1]
         assert len(backups_in(world.place)) == 2
-
-    in_world(tmp_path, scenario)
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.replayed, report.missing) == (0, 0)
     assert report.made_at_us < 1_900_000_000 * 10**6
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
 
 
-def test_short_lives_trim_the_journal(tmp_path: Path) -> None:
+async def test_short_lives_trim_the_journal(tmp_path: Path) -> None:
     """Each process makes one backup: what the three newest do not need is let go of."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         for number in range(1, NEWEST + 2):
             await world.enter(number)
-            await world.loop().once()
+            await world.backup_loop().once()
         assert extent_of(world.place).trimmed == 2
-
-    in_world(tmp_path, scenario)
     newest = backups_in(tmp_path / "place")[-1][1]
     newest.write_bytes(b"damaged")
     assert back(tmp_path / "place", tmp_path / "new").missing == 0
     assert len(ids(tmp_path / "new" / "kelvin.db")) == NEWEST + 1
 
 
-def test_a_damaged_backup_keeps_the_journal(tmp_path: Path) -> None:
+async def test_a_damaged_backup_keeps_the_journal(tmp_path: Path) -> None:
     """Nobody knows from where it would go on. It is not among the newest for ever."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         for number in range(1, NEWEST + 1):
             await world.enter(number)
-            made = await world.loop().once()
+            made = await world.backup_loop().once()
             if number == 1:
                 assert made is not None
                 made.write_bytes(b"damaged")
         assert extent_of(world.place).trimmed == 0
         await world.enter(9)
-        await world.loop().once()
+        await world.backup_loop().once()
         assert extent_of(world.place).trimmed == 2
-
-    in_world(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("fails", [True, False], ids=["fails", "without a CA"])
-def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
+async def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
     """A full disk, or a certificate authority that never comes, costs an hour a few backups more than the schedule."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         clock, moments = VirtualClock(), list[float]()
         if not fails:
             (world.data / "ca.pem").unlink()
@@ -198,7 +177,7 @@ def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
             if fails:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        loop = world.loop(every_s=60.0, clock=clock)
+        loop = world.backup_loop(every_s=60.0, clock=clock)
         loop.once = once  # type: ignore[method-assign]
         running = asyncio.create_task(loop.run())
         await clock.advance(3600)
@@ -206,55 +185,44 @@ def test_retries_back_off_to_the_interval(tmp_path: Path, fails: bool) -> None:
         assert moments[:6] == [0, 5, 15, 35, 75, 135]
         assert len(moments) <= 4 + 3600 / 60
 
-    in_world(tmp_path, scenario)
 
-
-def test_a_lost_journal_goes_on_behind_its_backups(tmp_path: Path) -> None:
+async def test_a_lost_journal_goes_on_behind_its_backups(tmp_path: Path) -> None:
     """Its directory is gone, the backups beside it are not: what comes next is restored, and the loss is told."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         for number in range(1, 4):
             await world.enter(number)
-        await world.loop().once()
-
-    in_world(tmp_path, scenario)
+        await world.backup_loop().once()
     data, place = tmp_path / "data", tmp_path / "place"
     shutil.rmtree(place / "journal")
-
-    async def more() -> None:
-        async with AsyncExitStack() as ladder:
-            database = ladder.enter_context(closing(open_database(data / "kelvin.db")))
-            ledger = Ledger(database, await open_backups(ladder, data, place))
-            await ledger.settle_journal()
-            await ledger.append_requests(RequestBatch(records=(request_record(4), request_record(5))))
-
-    asyncio.run(more())
+    async with AsyncExitStack() as ladder:
+        database = ladder.enter_context(closing(open_database(data / "kelvin.db")))
+        ledger = Ledger(database, await open_backups(ladder, data, place))
+        await ledger.settle_journal()
+        await ledger.append_requests(RequestBatch(records=(request_record(4), request_record(5))))
     report = back(place, tmp_path / "new")
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3", "req-4", "req-5"]
     assert (report.replayed, report.missing) == (2, 1)
 
 
-def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> None:
+async def test_foreign_entries_of_a_place_are_passed_over(tmp_path: Path) -> None:
     """Directories and files whose names are like those of backups are neither restored nor removed."""
     foreign = ("lost+found", "kelvin-20990101T000000Z.backup", "kelvin-a.backup", "kelvin-20261399T000000Z-9.backup")
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         for name in foreign:
             (world.place / name / "a" / "b" / "c").mkdir(parents=True)
         (world.place / "kelvin-stray.backup").touch()
         claim_place(world.place, world.data)
         await world.enter(1)
         for _ in range(NEWEST):
-            await world.loop().once()
-
-    in_world(tmp_path, scenario)
+            await world.backup_loop().once()
     assert back(tmp_path / "place", tmp_path / "new").missing == 0
     assert all((tmp_path / "place" / name).is_dir() for name in foreign)
 
 
-def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
+async def test_a_place_belongs_to_one_installation(tmp_path: Path) -> None:
     """A fresh data directory would thin out the backups of the lost one: it is refused, by setting and rule."""
-    in_world(tmp_path, lambda world: world.enter(1))
+    async with installed(tmp_path):
+        pass
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=.*holds the backups of another installation"):
@@ -275,11 +243,10 @@ def test_a_damaged_name_is_refused(tmp_path: Path, damaged: str, content: bytes)
     assert path.read_bytes() == content
 
 
-def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
+async def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
     """An error that no disk and no database makes ends the run. Its loop counts that, and begins again."""
-
-    async def scenario(world: World) -> None:
-        health, loop = LoopHealth(), world.loop()
+    async with installed(tmp_path) as world:
+        health, loop = LoopHealth(), world.backup_loop()
         pieces = world.backups.pieces
 
         def defective(*given: Any) -> Any:
@@ -290,12 +257,8 @@ def test_defect_of_a_backup_is_the_loops_to_count(tmp_path: Path) -> None:
         world.backups.pieces = defective  # type: ignore[method-assign, assignment]
         async with Loops(health) as loops:
             loops.start("backups", loop.run)
-            async with asyncio.timeout(20.0):
-                while not backups_in(world.place):
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: backups_in(world.place), "a backup is made")
         assert health.errors == {"backups": 1}
-
-    in_world(tmp_path, scenario)
 
 
 def test_full_disk_of_a_copy_is_no_defect(tmp_path: Path) -> None:

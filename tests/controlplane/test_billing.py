@@ -1,7 +1,7 @@
 """A month's bill is exact, and it balances if and only if no record is lost, double or contradicting."""
 
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -17,17 +17,8 @@ from controlplane.billing import LATE_US, MAX_PROBLEMS, billing_report, close_mo
 from controlplane.policy.findings import SETTLE_US, Kind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import PriceBook
-from tests.controlplane.backends import SQLITE, Backend
 from tests.controlplane.billing_ground import BOOK, ORPHANED, Record, enter, fresh_engine, good_month, prices, report
 from tests.controlplane.usage_records import BEGIN_US, END_US, HOUR_US, MONTH, lifetime_record, request_record
-
-
-@pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
-    """A ledger of each test's own; SQLite's is in memory."""
-    made = fresh_engine() if backend.name == SQLITE else backend.engine(tmp_path, migrated=True)
-    yield made
-    made.dispose()
 
 
 def test_a_good_month(engine: Engine) -> None:

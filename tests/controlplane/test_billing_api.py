@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -10,56 +12,55 @@ import pytest
 from fastapi import FastAPI
 
 from contracts.billing import BillingReport, ReconcileReport, VerifyReport
-from contracts.control import Principal, RequestBatch, Scope
+from contracts.control import Principal, Scope
 from contracts.wire import decode, encode
 from controlplane import billing_api
 from controlplane.billing import billing_report
 from controlplane.billing_api import router
 from controlplane.examiner import Examiner
-from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
 from service.failures import install_failure_handlers
 from service.principal import HEADER
 from tests.controlplane import backends
-from tests.controlplane.usage_records import END_US, MONTH, request_record
+from tests.controlplane.builders import World
+from tests.controlplane.usage_records import END_US, MONTH
 from tests.eventually import PATIENCE_S
 
 ADMIN = Principal(key_id="k", tenant="acme", scopes=(Scope.ADMIN,))
 READER = Principal(key_id="k", tenant="acme", scopes=(Scope.INFER,))
 
 
-def ask(path: Path, params: dict[str, str], principal: Principal | None, route: str = "report") -> httpx.Response:
-    """Ask the route until it answers, with a ledger that holds one request of a replica that is gone."""
+@asynccontextmanager
+async def billing(path: Path, principal: Principal | None = ADMIN) -> AsyncIterator[tuple[World, httpx.AsyncClient]]:
+    """The routes, over a ledger that holds one request of a replica that is gone."""
+    app, examiner = FastAPI(), Examiner(backends.place(path), path / "spool")
+    install_failure_handlers(app)
+    headers = {} if principal is None else {HEADER: encode(principal).decode()}
+    transport = httpx.ASGITransport(app=app)
+    with closing(World(path)) as world:
+        await world.enter(1)
+        book = default_price_book()
+        routes = router(world.ledger, book, examiner, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US)
+        app.include_router(routes)
+        async with httpx.AsyncClient(transport=transport, base_url="http://control", headers=headers) as client:
+            yield world, client
+        await examiner.close()
 
-    async def scenario() -> httpx.Response:
-        database = backends.database(path)
-        try:
-            ledger = Ledger(database)
-            await ledger.append_requests(RequestBatch(records=(request_record(1),)))
-            app = FastAPI()
-            install_failure_handlers(app)
-            book = default_price_book()
-            examiner = Examiner(backends.place(path), path / "spool")
-            app.include_router(router(ledger, book, examiner, live_runtimes=lambda: {"rt-7"}, wall_us=lambda: END_US))
-            headers = {} if principal is None else {HEADER: encode(principal).decode()}
-            transport = httpx.ASGITransport(app=app)
-            async with (
-                httpx.AsyncClient(transport=transport, base_url="http://control", headers=headers) as client,
-                asyncio.timeout(PATIENCE_S),
-            ):
-                while (answer := await client.get(f"/admin/v1/billing/{route}", params=params)).status_code == 202:
-                    pass  # it still reads
-                return answer
-        finally:
-            database.close()
 
-    return asyncio.run(scenario())
+async def ask(
+    path: Path, params: dict[str, str], principal: Principal | None = ADMIN, route: str = "report"
+) -> httpx.Response:
+    """Ask the route until it answers."""
+    async with billing(path, principal) as (_, client), asyncio.timeout(PATIENCE_S):
+        while (answer := await client.get(f"/admin/v1/billing/{route}", params=params)).status_code == 202:
+            pass  # it still reads
+        return answer
 
 
 @pytest.mark.parametrize("params", [{"month": MONTH}, {"month": MONTH, "tenant": "acme"}])
-def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, str]) -> None:
+async def test_an_administrator_sees_the_own_bill(tmp_path: Path, params: dict[str, str]) -> None:
     """The tenant may be named, or is that of the key."""
-    answer = ask(tmp_path, params, ADMIN)
+    answer = await ask(tmp_path, params, ADMIN)
     assert answer.status_code == 200
     report = decode(answer.content, BillingReport)
     assert (report.tenant, report.requests, report.currency) == ("acme", {"ok": 1}, "USD")
@@ -75,40 +76,29 @@ async def test_reports_of_one_tenant_leave_others_a_reader(tmp_path: Path, monke
         return billing_report(*arguments, **named)
 
     monkeypatch.setattr(billing_api, "billing_report", slow)
-
-    database = backends.database(tmp_path)
-    try:
-        app = FastAPI()
-        install_failure_handlers(app)
-        examiner = Examiner(backends.place(tmp_path), tmp_path / "spool")
-        app.include_router(router(Ledger(database), default_price_book(), examiner))
-        headers = {HEADER: encode(ADMIN).decode()}
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://control", headers=headers) as client:
-            url = f"/admin/v1/billing/report?month={MONTH}"
-            asking = [asyncio.create_task(client.get(url)) for _ in range(billing_api.WAITING_LIMIT + 1)]
-            try:
-                done, _ = await asyncio.wait(asking, timeout=30, return_when=asyncio.FIRST_COMPLETED)
-                assert [task.result().status_code for task in done] == [503]
-                assert await asyncio.wait_for(database.read(lambda connection: True), 30)
-            finally:
-                going_on.set()
-                answers = await asyncio.gather(*asking)
-            assert [each.status_code for each in answers].count(200) == billing_api.WAITING_LIMIT
-            assert (await client.get(url)).status_code == 200
-    finally:
-        database.close()
+    async with billing(tmp_path) as (world, client):
+        url = f"/admin/v1/billing/report?month={MONTH}"
+        asking = [asyncio.create_task(client.get(url)) for _ in range(billing_api.WAITING_LIMIT + 1)]
+        try:
+            done, _ = await asyncio.wait(asking, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.result().status_code for task in done] == [503]
+            assert await asyncio.wait_for(world.database.read(lambda connection: True), 30)
+        finally:
+            going_on.set()
+            answers = await asyncio.gather(*asking)
+        assert [each.status_code for each in answers].count(200) == billing_api.WAITING_LIMIT
+        assert (await client.get(url)).status_code == 200
 
 
 @pytest.mark.usefixtures("backend")
-def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
+async def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
     """Verified and reconciled, of all months or one; another tenant and no month are refused as with the bill."""
-    verified = decode(ask(tmp_path, {"month": MONTH}, ADMIN, "verify").content, VerifyReport)
+    verified = decode((await ask(tmp_path, {"month": MONTH}, ADMIN, "verify")).content, VerifyReport)
     assert (verified.sound, [each.links for each in verified.months]) == (True, [1])
-    found = decode(ask(tmp_path, {"tenant": "acme"}, ADMIN, "reconcile").content, ReconcileReport)
+    found = decode((await ask(tmp_path, {"tenant": "acme"}, ADMIN, "reconcile")).content, ReconcileReport)
     assert [(each.kind, each.subject) for each in found.differences] == [("lifetime_missing", "rt-1")]
-    assert ask(tmp_path, {"tenant": "other"}, ADMIN, "reconcile").status_code == 404
-    assert ask(tmp_path, {"month": "2026-13"}, ADMIN, "verify").status_code == 400
+    assert (await ask(tmp_path, {"tenant": "other"}, ADMIN, "reconcile")).status_code == 404
+    assert (await ask(tmp_path, {"month": "2026-13"}, ADMIN, "verify")).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -121,7 +111,9 @@ def test_the_ledger_is_read_for_its_tenant(tmp_path: Path) -> None:
         pytest.param({}, ADMIN, 400, "invalid_request", id="no month"),
     ],
 )
-def test_refusals(tmp_path: Path, params: dict[str, str], principal: Principal | None, status: int, code: str) -> None:
+async def test_refusals(
+    tmp_path: Path, params: dict[str, str], principal: Principal | None, status: int, code: str
+) -> None:
     """As problem details."""
-    answer = ask(tmp_path, params, principal)
+    answer = await ask(tmp_path, params, principal)
     assert (answer.status_code, answer.json()["code"]) == (status, code)

@@ -1,6 +1,5 @@
 """What the control plane depends on is taken away: what has no test in the file of who asks for it."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from controlplane.policy.replica_life import ReplicaState
 from controlplane.scaling import drain, process, sleep
 from tests.controlplane.builders import key
 from tests.controlplane.door import becomes, opened, poke, push
-from tests.controlplane.ground import Local, Run, fake_zygote, local
+from tests.controlplane.ground import Local, Run, local
 from tests.eventually import eventually
 from tests.stopping import stop
 
@@ -70,18 +69,12 @@ async def test_a_replica_that_can_t_be_told_to_sleep_is_ended(run: Run) -> None:
         await gone_and_another(it, "m")
 
 
-def test_without_a_cache_agent_models_start(tmp_path: Path) -> None:
+async def test_without_a_cache_agent_models_start(data: Path) -> None:
     """What an operator asks of it is unavailable, and its state; a model at zero wakes."""
-    data = tmp_path / "data"
-
-    async def main() -> None:
-        async with opened(data) as door:
-            for method, path in (("POST", "/cache/evict"), ("POST", "/cache/check"), ("GET", "/cache")):
-                status, problem = await door.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)
-                assert (status, problem["code"]) == (503, "unavailable"), path
-            await push(door)
-            await poke(door)
-            await becomes(door, "ready")
-
-    with fake_zygote(Run(data / "run")):
-        asyncio.run(main())
+    async with opened(data) as door:
+        for method, path in (("POST", "/cache/evict"), ("POST", "/cache/check"), ("GET", "/cache")):
+            status, problem = await door.admin(method, path, {"tier": "host"} if path.endswith("evict") else None)
+            assert (status, problem["code"]) == (503, "unavailable"), path
+        await push(door)
+        await poke(door)
+        await becomes(door, "ready")

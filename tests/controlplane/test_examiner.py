@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
@@ -15,9 +15,10 @@ from contracts.traffic_errors import Overloaded
 from controlplane import examiner as subject
 from controlplane.examine import Order
 from controlplane.examiner import RUNNING_LIMIT, Examiner
-from controlplane.store import Database, snapshot, sqlite_engine
+from controlplane.store import snapshot, sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.billing_ground import BOOK, enter, good_month
+from tests.controlplane.builders import World
 from tests.controlplane.usage_records import END_US
 from tests.eventually import eventually
 
@@ -43,14 +44,13 @@ def order(kind: str = "verify", tenant: str = "acme", month: str | None = None) 
 @asynccontextmanager
 async def examining(path: Path, program: tuple[str, ...] = subject.PROGRAM) -> AsyncIterator[Examiner]:
     """Over a good month."""
-    database = Database(sqlite_engine(path / "kelvin.db"))
-    enter(database.engine, good_month())
-    it = Examiner(path / "kelvin.db", path / "spool", program)
-    try:
-        yield it
-    finally:
-        await it.close()
-        database.close()
+    with closing(World(path)) as world:
+        enter(world.database.engine, good_month())
+        it = Examiner(path / "kelvin.db", path / "spool", program)
+        try:
+            yield it
+        finally:
+            await it.close()
 
 
 def is_alive(pid: int) -> bool:
@@ -75,9 +75,7 @@ async def pid_of(it: Examiner, what: Order) -> int:
 @pytest.mark.deep
 async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as here; and whoever is not patient is told to ask again."""
-
     monkeypatch.setattr(subject, "WAIT_S", 120.0)
-
     async with examining(tmp_path) as it:
         raw = await it.answer(order())
         assert isinstance(raw, bytes)
@@ -94,7 +92,6 @@ async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, mon
 async def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process, too; as does what runs at the end."""
     monkeypatch.setattr(subject, "WAIT_S", 0.05)
-
     async with examining(tmp_path, ENDLESS) as it:
         monkeypatch.setattr(subject, "ABANDONED_S", 60.0)
         left = await pid_of(it, order("reconcile"))
@@ -108,7 +105,6 @@ async def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: p
 async def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third one of the tenant is refused for a while. Another tenant has its own all the same."""
     monkeypatch.setattr(subject, "WAIT_S", 0.01)
-
     async with examining(tmp_path, ENDLESS) as it:
         for month in ("2026-10", "2026-11"):
             assert isinstance(await it.answer(order(month=month)), Examining)
@@ -124,7 +120,6 @@ async def test_two_at_once_and_the_same_is_one(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("program", [BROKEN, CUT], ids=["at once", "in the middle of it"])
 async def test_a_process_that_ends_without_a_report_is_a_failure(tmp_path: Path, program: tuple[str, ...]) -> None:
     """And the next one who asks starts another."""
-
     async with examining(tmp_path, program) as it:
         for _ in range(2):
             with pytest.raises(Refused) as refused:

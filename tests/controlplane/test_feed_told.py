@@ -1,17 +1,25 @@
-"""Whether everybody was told of a change: who has left for a moment was not, until it is there again."""
+"""Whether everybody was told of a change: no change returns before, and who has left for a moment was not told, until
+it is there again.
+"""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from activator.feed import LAST_BACKOFF_S, FeedClient
 from contracts.control import Feed
+from contracts.ladder import Ladder
 from controlplane import feed
+from controlplane import registry as subject
 from controlplane.feed import REMEMBERED_S, FeedHub, Subscription
+from controlplane.registry import Registry
 from service.client import ServiceClient
 from service.unix import SocketDirectory
+from tests.controlplane.builders import BY, NOW_S, TENANT, opened_registry, registration
 from tests.controlplane.door import Door, opened
 from tests.eventually import eventually
 
@@ -45,7 +53,6 @@ def test_the_name_is_remembered_for_longer_than_a_return_takes() -> None:
 @pytest.mark.virtual_time
 async def test_one_that_left_was_not_told(name: str, told: bool) -> None:
     """Though nobody who is there lags. The control: one without a name can't be expected back."""
-
     hub = FeedHub()
     assert await hub.settled(left(hub, name), TELL_S) is told
 
@@ -53,7 +60,6 @@ async def test_one_that_left_was_not_told(name: str, told: bool) -> None:
 @pytest.mark.virtual_time
 async def test_it_was_told_once_it_is_there_again() -> None:
     """And was sent the snapshot; being there is not enough, nor is another's name."""
-
     hub = FeedHub()
     settling = asyncio.create_task(hub.settled(left(hub), TELL_S))
     with hub.subscribe("activator-2") as other:
@@ -70,7 +76,6 @@ async def test_it_was_told_once_it_is_there_again() -> None:
 @pytest.mark.virtual_time
 async def test_one_that_stays_away_is_forgotten() -> None:
     """After so long, also while somebody waits; nothing of it is kept."""
-
     hub = FeedHub()
     revision = left(hub)
     began_s = asyncio.get_running_loop().time()
@@ -83,7 +88,6 @@ async def test_one_that_stays_away_is_forgotten() -> None:
 @pytest.mark.virtual_time
 async def test_readers_that_stay_away_are_not_counted() -> None:
     """Pools divide what they want by this count, so one reader too many would end pods that have a version."""
-
     hub = FeedHub()
     with hub.subscribe("activator-2"):
         left(hub)
@@ -95,7 +99,6 @@ async def test_readers_that_stay_away_are_not_counted() -> None:
 @pytest.mark.virtual_time
 async def test_who_is_there_twice_has_not_left() -> None:
     """The old connection's end comes after the new one's begin."""
-
     hub = FeedHub()
     old = hub.subscribe(NAME)
     old.__enter__()
@@ -108,7 +111,6 @@ async def test_who_is_there_twice_has_not_left() -> None:
 @pytest.mark.virtual_time
 async def test_one_that_was_cut_was_not_told() -> None:
     """It falls behind, and has not noticed yet that it has to begin anew."""
-
     hub = FeedHub(max_lines=1)
     with hub.subscribe(NAME) as reader:
         revision = hub.publish(Feed(removed_keys=("k",)))
@@ -119,7 +121,6 @@ async def test_one_that_was_cut_was_not_told() -> None:
 @pytest.mark.virtual_time
 async def test_an_end_of_the_feed_leaves_nobody_to_wait_for() -> None:
     """Who leaves then is not coming back to this one."""
-
     hub = FeedHub()
     with hub.subscribe(NAME) as reader:
         hub.end()
@@ -152,3 +153,56 @@ async def test_a_revocation_says_that_an_activator_was_away(data: Path, monkeypa
                     await asyncio.gather(following, return_exceptions=True)
                     client.connected = False
             await control.close()
+
+
+LIMIT_S = 30.0
+
+Change = Callable[[Registry], Coroutine[Any, Any, object]]
+
+
+def free(_: object) -> bool:
+    return False
+
+
+CHANGES: dict[str, Change] = {
+    "push": lambda registry: registry.register(registration(letter="c"), NOW_S),
+    "deploy": lambda registry: registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S),
+    "split": lambda registry: registry.split(BY, TENANT, "m", {"a" * 12: 1, "b" * 12: 1}, NOW_S),
+    "ladder": lambda registry: registry.set_ladder(BY, TENANT, "m", Ladder(steps=()), NOW_S),
+    "scale": lambda registry: registry.rescale(BY, TENANT, "m", {"backlog_s": 5.0}, NOW_S),
+    "delete": lambda registry: registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, free),
+    "delete model": lambda registry: registry.delete_model(BY, TENANT, "m", NOW_S, free, force=True),
+}
+
+
+async def changed(path: Path, change: Change, reads: bool) -> bool:
+    """Whether it was over while a reader lagged. It `reads` then."""
+    hub = FeedHub()
+    async with opened_registry(path, hub) as registry:
+        await registry.register(registration(letter="a"), NOW_S)
+        await registry.register(registration(letter="b"), NOW_S)
+        with hub.subscribe() as reader:
+            await hear(reader)
+            before = hub.snapshot().revision
+            changing = asyncio.ensure_future(change(registry))
+            while hub.snapshot().revision == before:
+                await asyncio.sleep(0.001)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            early = changing.done()
+            if reads:
+                await hear(reader)
+            await asyncio.wait_for(changing, LIMIT_S)
+            return early
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_waits_for_its_readers(tmp_path: Path, name: str) -> None:
+    """And no longer."""
+    assert not await changed(tmp_path, CHANGES[name], reads=True)
+
+
+async def test_one_that_hears_nothing_holds_nobody_up_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a second, here less, it is a change all the same."""
+    monkeypatch.setattr(subject, "TELL_S", 0.05)
+    assert not await changed(tmp_path, CHANGES["deploy"], reads=False)

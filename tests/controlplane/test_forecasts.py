@@ -1,21 +1,25 @@
-"""Each start is foretold while it runs, and what was said is held against what it took. No start waits for that."""
+"""Each start is foretold while it runs, and what was said is held against what it took. No start waits for that.
+
+Of a version at zero activators know how long a start would take, where that was ever seen, until it is served.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
 from contracts.control import Feed
 from contracts.errors import Internal, Refused, Unavailable
-from contracts.forecast import TierRate, Whereabouts
+from contracts.forecast import StartRow, TierRate, Whereabouts
 from contracts.timeline import Span, Stage, Stamp
 from controlplane.feed import FeedHub
 from controlplane.forecasts import Forecasts
 from controlplane.policy.breakeven import Level
 from controlplane.policy.eta import Known
 from controlplane.policy.replica_life import ReplicaState
-from controlplane.replicas import Replica
+from controlplane.replicas import Replica, replica_row
 from controlplane.tasks import Tasks
 from telemetry.policy.instruments import Page
 from tests.controlplane.builders import key
@@ -57,12 +61,10 @@ class Scene:
         return tuple(count for spread in family.spreads.values() for count in spread.counts)
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]], answer: Callable[[], Awaitable[Whereabouts]]) -> None:
-    async def main() -> None:
-        async with Tasks() as tasks:
-            await scenario(Scene(tasks, answer))
-
-    asyncio.run(main())
+@asynccontextmanager
+async def foretold(answer: Callable[[], Awaitable[Whereabouts]]) -> AsyncIterator[Scene]:
+    async with Tasks() as tasks:
+        yield Scene(tasks, answer)
 
 
 async def _there() -> Whereabouts:
@@ -78,10 +80,9 @@ async def _never() -> Whereabouts:
     raise AssertionError
 
 
-def test_a_start_is_foretold_and_the_error_kept() -> None:
+async def test_a_start_is_foretold_and_the_error_kept() -> None:
     """The feed has the forecast before the start is over; what it took is held against it, and teaches the next."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_there) as scene:
         with scene.feed.subscribe() as reader:
             await reader.take()
             await scene.begin()
@@ -99,44 +100,36 @@ def test_a_start_is_foretold_and_the_error_kept() -> None:
         assert better.known is Known.VERSION
         assert (better.process_s, better.steps.bind_s) == pytest.approx((0.001, 0.1))
 
-    play(scenario, _there)
 
-
-def test_a_wrong_forecast_is_seen_to_be_wrong() -> None:
+async def test_a_wrong_forecast_is_seen_to_be_wrong() -> None:
     """Negative control: an agent that promises a hundred times the time leaves the ratio in the lowest interval."""
 
     async def wrong() -> Whereabouts:
         return place(bytes_s=80.0)
 
-    async def scenario(scene: Scene) -> None:
+    async with foretold(wrong) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         assert scene.counts()[0] == 1
         assert scene.forecasts.history.misses(KEY)[0].ratio < 0.02
 
-    play(scenario, wrong)
-
 
 @pytest.mark.parametrize(
     "answer", [pytest.param(_away, id="the agent is away"), pytest.param(_never, id="it answers too late")]
 )
-def test_a_start_that_was_not_foretold_has_no_error(answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+async def test_a_start_that_was_not_foretold_has_no_error(answer: Callable[[], Awaitable[Whereabouts]]) -> None:
     """It teaches all the same: nothing is made up afterwards."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(answer) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         assert scene.forecasts.history.misses(KEY) == ()
         assert scene.counts() == ()
         assert scene.forecasts.history.start(KEY, 4096).seconds == pytest.approx(0.8)
 
-    play(scenario, answer)
 
-
-def test_a_wake_teaches_what_it_was() -> None:
+async def test_a_wake_teaches_what_it_was() -> None:
     """One that leased again tells of sleep without weights, though it was asked for before it had dropped them."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_there) as scene:
         history = scene.forecasts.history
         await scene.begin(wakes=Level.ASLEEP)
         scene.end(ready_s=0.8)
@@ -152,33 +145,25 @@ def test_a_wake_teaches_what_it_was() -> None:
         assert history.wake(KEY, 4096).seconds == pytest.approx(0.003)
         assert scene.counts() == ()
 
-    play(scenario, _there)
-
 
 @pytest.mark.parametrize(("level", "said_ms"), [(Level.ASLEEP, 50), (Level.ASLEEP2, 110)])
-def test_a_wake_is_foretold_by_its_level(level: Level, said_ms: int) -> None:
+async def test_a_wake_is_foretold_by_its_level(level: Level, said_ms: int) -> None:
     """From what such wakes took, or the guess; no cache is asked."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_never) as scene:
         with scene.feed.subscribe() as reader:
             await reader.take()
             await scene.begin(wakes=level)
             (row,) = msgspec.json.decode(await reader.take(), type=Feed).forecasts
         assert (row.ready_in_ms, row.bytes_to_bring, row.tier) == (said_ms, 0, None)
 
-    play(scenario, _never)
 
-
-def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:
+async def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:
     """A replica that another control plane had started is no start of this one's."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_there) as scene:
         await scene.begin()
         scene.forecasts.failed(KEY, Internal())
         scene.end(ready_s=0.8)
         assert scene.forecasts.history.start(KEY, 4096).seen == 0
-
-    play(scenario, _there)
 
 
 @pytest.mark.parametrize(
@@ -188,10 +173,9 @@ def test_a_start_that_failed_and_one_that_was_adopted_teach_nothing() -> None:
         pytest.param("guest", f"{KEY.tenant}/{KEY.model}", id="another tenant's, whom it lets call"),
     ],
 )
-def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str, model: str) -> None:
+async def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str, model: str) -> None:
     """From the record of a cold request, which has the stages."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_there) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
@@ -203,13 +187,10 @@ def test_the_first_callers_tell_how_long_the_first_batch_took(tenant: str, model
         scene.forecasts.answered((cold,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
-    play(scenario, _there)
 
-
-def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
+async def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
     """Its first byte leaves after its last token: the end of prefill tells how long the first batch took."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_there) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 1_150_000), Stamp(Stage.FIRST_TOKEN, 9_000_000))
@@ -218,13 +199,10 @@ def test_length_of_a_whole_answer_is_no_part_of_a_start() -> None:
         scene.forecasts.answered((whole,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
-    play(scenario, _there)
 
-
-def test_first_token_of_a_stream_ends_its_start() -> None:
+async def test_first_token_of_a_stream_ends_its_start() -> None:
     """It leaves as soon as it is computed, after what comes between prefill and the caller."""
-
-    async def scenario(scene: Scene) -> None:
+    async with foretold(_there) as scene:
         await scene.begin()
         scene.end(ready_s=0.8)
         stamps = (Stamp(Stage.READY, 900_000), Stamp(Stage.PREFILLED, 950_000), Stamp(Stage.FIRST_TOKEN, 1_150_000))
@@ -233,4 +211,97 @@ def test_first_token_of_a_stream_ends_its_start() -> None:
         scene.forecasts.answered((streamed,))
         assert scene.forecasts.estimate(KEY, place(), parked=True).steps.answer_s == pytest.approx(0.25)
 
-    play(scenario, _there)
+
+GONE = Replica("r", ReplicaState.DRAINING, 0, key=KEY)
+
+
+async def _unmeasured() -> Whereabouts:
+    rates = {"nvme": TierRate(bytes_per_s=1e9, fixed_s=0.0, loads=0)}
+    return msgspec.structs.replace(place(), rates=rates)
+
+
+async def _fall(scene: Scene) -> tuple[StartRow, ...]:
+    """Its replica is lost; what a new reader of the feed is told of starts."""
+    scene.forecasts.lost(GONE)
+    await settle()
+    return scene.feed.snapshot().starts
+
+
+async def test_a_start_that_was_seen_is_told_of_at_zero() -> None:
+    """To readers and to those that come later; of a deleted version nothing."""
+    async with foretold(_there) as scene:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        with scene.feed.subscribe() as reader:
+            await reader.take()
+            (row,) = await _fall(scene)
+            assert msgspec.json.decode(await reader.take(), type=Feed).starts == (row,)
+        said = scene.forecasts.estimate(KEY, place(), parked=True)
+        assert row == StartRow(
+            tenant=KEY.tenant, model=KEY.model, version=KEY.version, start_ms=round(said.ready_s * 1000)
+        )
+        scene.feed.publish(Feed(removed_versions=((KEY.tenant, KEY.model, KEY.version),)))
+        assert scene.feed.snapshot().starts == ()
+
+
+@pytest.mark.parametrize(
+    "answer", [pytest.param(_unmeasured, id="a tier was never read"), pytest.param(_away, id="the cache is away")]
+)
+async def test_what_is_guessed_is_not_told(answer: Callable[[], Awaitable[Whereabouts]]) -> None:
+    """A request is refused by what is known, never by a guess."""
+    async with foretold(answer) as scene:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        assert await _fall(scene) == ()
+
+
+async def test_of_a_version_that_never_started_nothing_is_told() -> None:
+    """Its steps would be guesses."""
+    async with foretold(_there) as scene:
+        assert await _fall(scene) == ()
+
+
+async def test_what_was_said_ends_with_a_replica() -> None:
+    """Also for readers that come after it; one that drains serves nobody."""
+    async with foretold(_there) as scene:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        rows = await _fall(scene)
+        served = Replica("s", ReplicaState.READY, 0, key=KEY)
+        draining = msgspec.structs.replace(replica_row(served), draining=True)
+        scene.feed.publish(Feed(replicas=(draining,)))
+        assert scene.feed.snapshot().starts == rows
+        scene.feed.publish(Feed(replicas=(replica_row(served),)))
+        assert scene.feed.snapshot().starts == ()
+
+
+@pytest.mark.parametrize("served", [pytest.param(True, id="it is ready"), pytest.param(False, id="it starts")])
+async def test_an_answer_that_comes_too_late_is_not_told(served: bool) -> None:
+    """The cache was asked when the version was at zero, which it is no more."""
+    asked = asyncio.Event()
+
+    async def slow() -> Whereabouts:
+        await asked.wait()
+        return place()
+
+    async with foretold(slow) as scene:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        assert await _fall(scene) == ()
+        await scene.begin()
+        if served:
+            scene.end(ready_s=0.8)
+        asked.set()
+        await settle()
+        assert scene.feed.snapshot().starts == ()
+
+
+async def test_version_deleted_meanwhile_leaves_no_row() -> None:
+    """Nothing would ever remove it from the feed."""
+    async with foretold(_there) as scene:
+        await scene.begin()
+        scene.end(ready_s=0.8)
+        scene.forecasts.lost(GONE)
+        scene.catalogue.known.clear()
+        await settle()
+        assert scene.feed.snapshot().starts == ()

@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from contracts.control import Feed
-from contracts.wire import encode
 from controlplane import grants
-from tests.controlplane.builders import registration
-from tests.controlplane.door import Door, opened
-from tests.controlplane.test_access_api import ACME, OPERATOR, ask
-from tests.controlplane.test_internal_api import feed
+from tests.controlplane.door import ACME, OPERATOR, Door, ask, feed, opened, push
 
 OTHER = {"x-kelvin-principal": json.dumps({"key_id": "other-k", "tenant": "other", "scopes": ["admin"]})}
 CALLER = {"x-kelvin-principal": json.dumps({"key_id": "acme-i", "tenant": "acme", "scopes": ["infer"]})}
@@ -25,12 +21,7 @@ async def _stage(door: Door) -> None:
     """Two tenants; acme has a model."""
     for tenant in ("acme", "other"):
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": tenant}, status=201)
-    await _push(door)
-
-
-async def _push(door: Door) -> None:
-    raw = encode(registration(tenant="acme"))
-    assert (await door.ask("POST", "/internal/v1/versions", raw))[0] == 201
+    await push(door, tenant="acme")
 
 
 async def _grantees(door: Door) -> list[tuple[str, ...]]:
@@ -47,7 +38,6 @@ async def _actions(door: Door) -> list[tuple[str, str, str, str]]:
 
 async def test_a_grants_life(data: Path) -> None:
     """Given twice and taken once; each change is in the feed before it is answered, in the audit once, and kept."""
-
     async with opened(data) as door:
         await _stage(door)
         async with feed(door) as reader:
@@ -76,7 +66,6 @@ async def test_a_grants_life(data: Path) -> None:
 
 async def test_who_may(data: Path) -> None:
     """The owner's admin, or an operator who names the owner; to everybody else the model is not there."""
-
     async with opened(data) as door:
         await _stage(door)
         unknown = await ask(door, OTHER, "PUT", "/models/m/grants/default", status=404)
@@ -95,7 +84,6 @@ async def test_who_may(data: Path) -> None:
 
 async def test_what_can_be_granted(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that there is, to another tenant that there is, up to a bound."""
-
     async with opened(data) as door:
         await _stage(door)
         for path, status, words in (
@@ -115,13 +103,12 @@ async def test_what_can_be_granted(data: Path, monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_grant_goes_with_the_model(data: Path) -> None:
     """One that is pushed again under the name is nobody else's."""
-
     async with opened(data) as door:
         await _stage(door)
         await ask(door, ACME, "PUT", "/models/m/grants/other")
         await ask(door, ACME, "DELETE", "/models/m?force=true")
         assert (await ask(door, OTHER, "GET", "/grants"))["had"] == []
-        await _push(door)
+        await push(door, tenant="acme")
         assert await _grantees(door) == [()]
     async with opened(data) as door:
         assert await _grantees(door) == [()]
@@ -129,7 +116,6 @@ async def test_a_grant_goes_with_the_model(data: Path) -> None:
 
 async def test_a_grant_goes_with_either_tenant(data: Path) -> None:
     """With the grantee, which the owner's audit tells; and with the owner, whose models go."""
-
     async with opened(data) as door:
         await _stage(door)
         await ask(door, OPERATOR, "POST", "/tenants", {"tenant": "third"}, status=201)
@@ -147,7 +133,6 @@ async def test_a_grant_goes_with_either_tenant(data: Path) -> None:
 
 async def test_a_key_may_be_held_to_a_granted_model(data: Path) -> None:
     """Whether it is granted yet or not; one's own name before a model is left out."""
-
     async with opened(data) as door:
         await _stage(door)
         body = {"name": "k", "scopes": ["infer"], "models": ["acme/m", "other/mine", "n"]}

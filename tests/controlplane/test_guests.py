@@ -1,8 +1,5 @@
 """Requests at another tenant's replica: the caller pays for them, the owner for the replica, and the books balance."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -11,23 +8,9 @@ from sqlalchemy import Engine, text
 
 from contracts.billing import BillingReport
 from contracts.usage import Origin, RequestRecord
-from controlplane.accounts import Surroundings
-from controlplane.billing import billing_report
 from controlplane.policy.findings import Kind
-from controlplane.reconcile import reconcile
-from controlplane.verify import verify_ledger
-from tests.controlplane.backends import Backend
-from tests.controlplane.billing_ground import BOOK, Record, enter
-from tests.controlplane.test_reconcile import whole_engine
-from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
-
-
-@pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
-    """A ledger beside a registry."""
-    made = whole_engine(backend, tmp_path)
-    yield made
-    made.dispose()
+from tests.controlplane.billing_ground import Record, enter, reconciled, report, verify, whole_engine
+from tests.controlplane.usage_records import MONTH, lifetime_record, request_record
 
 
 def _guests(number: int, **more: object) -> RequestRecord:
@@ -41,14 +24,11 @@ def _month() -> list[Record]:
 
 
 def _bill(engine: Engine, tenant: str, live: set[str] | None = None) -> BillingReport:
-    with engine.connect() as connection:
-        return billing_report(connection, BOOK, tenant, MONTH, live=live or set(), now_us=END_US)
+    return report(engine, tenant=tenant, live=live or set())
 
 
 def _differences(engine: Engine, tenant: str, month: str | None = None) -> list[tuple[str, str]]:
-    with engine.connect() as connection:
-        report = reconcile(connection, tenant, month, Surroundings(BOOK, set(), END_US, {}))
-    return [(str(each.kind), each.subject) for each in report.differences]
+    return [(str(each.kind), each.subject) for each in reconciled(engine, month, tenant=tenant).differences]
 
 
 def test_each_pays_its_own(engine: Engine) -> None:
@@ -65,8 +45,7 @@ def test_each_pays_its_own(engine: Engine) -> None:
     for tenant in ("acme", "guest"):
         for month in (None, MONTH):
             assert _differences(engine, tenant, month) == []
-        with engine.connect() as connection:
-            assert verify_ledger(connection, tenant, None).sound
+        assert verify(engine, tenant).sound
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """From a spool whose writer was killed to a bill that balances: nothing lost, nothing twice, answers lost."""
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,12 @@ from contracts.control import RequestBatch
 from contracts.errors import Refused, Unavailable
 from contracts.usage import RequestRecord
 from contracts.wire import decode
-from controlplane.billing import billing_report
 from controlplane.ledger import Ledger
 from controlplane.price_book import default_price_book
-from controlplane.store import Database, sqlite_engine
 from spool import recover
 from spool.reader import last_sequence
-from tests.controlplane.usage_records import END_US, MONTH
+from tests.controlplane.billing_ground import report
+from tests.controlplane.builders import World
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,40 +73,29 @@ class LossyPost:
             raise Refused(Unavailable("control plane"))
 
 
-def billed(root: Path) -> BillingReport:
+async def billed(root: Path) -> BillingReport:
     """What the bill says once everything that can be recovered was."""
-    database = Database(sqlite_engine(root / "kelvin.db"))
-
-    async def scenario() -> BillingReport:
-        post = LossyPost(Ledger(database))
+    with closing(World(root)) as world:
+        post = LossyPost(world.ledger)
         for _ in range(100):
             if not await recover(root / "spool", lambda _: post):
                 break
         assert {path.suffix for path in (root / "spool").rglob("*") if path.is_file()} <= {".damaged"}
-        return await database.read(
-            lambda connection: billing_report(
-                connection, default_price_book(), "acme", MONTH, live=set(), now_us=END_US
-            )
-        )
-
-    try:
-        return asyncio.run(scenario())
-    finally:
-        database.close()
+        return report(world.database.engine, book=default_price_book(), live=set())
 
 
 @pytest.mark.parametrize("records", [5, 900])
-def test_a_killed_writer_s_requests_are_billed_once(tmp_path: Path, records: int) -> None:
+async def test_a_killed_writer_s_requests_are_billed_once(tmp_path: Path, records: int) -> None:
     """Each durable record is in the bill exactly once, and the bill balances."""
     told = killed_writer(tmp_path / "spool", records)
-    found = billed(tmp_path)
+    found = await billed(tmp_path)
     assert found.balance.balanced, found.balance.problems
     assert found.balance.sources == 1
     assert told <= found.requests["ok"] <= told + 8
     assert found.completion_tokens == 7 * found.requests["ok"]
 
 
-def test_a_record_that_rotted_on_disk_is_named(tmp_path: Path) -> None:
+async def test_a_record_that_rotted_on_disk_is_named(tmp_path: Path) -> None:
     """Negative control: flip one byte of what was durable, and the bill says which records are missing."""
     killed_writer(tmp_path / "spool", 900)
     source = tmp_path / "spool" / "activator-1"
@@ -115,7 +103,7 @@ def test_a_record_that_rotted_on_disk_is_named(tmp_path: Path) -> None:
     content = bytearray(first.read_bytes())
     content[20_000] ^= 0x40
     first.write_bytes(content)
-    found = billed(tmp_path)
+    found = await billed(tmp_path)
     assert found.requests["ok"] == written - 1
     (problem,) = found.balance.problems
     assert (problem.kind, problem.subject) == ("sequence_hole", "activator-1")

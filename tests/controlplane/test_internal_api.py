@@ -2,13 +2,11 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import aiohttp
 import httpx
 import msgspec
 import pytest
@@ -23,63 +21,38 @@ from controlplane.feed import FeedHub
 from controlplane.internal_api import FeedStream, Internals, routes
 from controlplane.running import Running
 from tests.controlplane.builders import TENANT, digest, key, opened_registry, registration, stats
-from tests.controlplane.door import Door, opened
+from tests.controlplane.door import feed, opened
 from tests.controlplane.ground import Run
 from tests.controlplane.usage_records import lifetime_record, request_record
 from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 
 
-class FeedReader:
-    """Lines of a feed as they come."""
-
-    def __init__(self, content: aiohttp.StreamReader) -> None:
-        self._content = content
-
-    async def line(self) -> Feed:
-        async with asyncio.timeout(30):
-            return msgspec.json.decode(await self._content.readline(), type=Feed)
-
-
-@asynccontextmanager
-async def feed(door: Door) -> AsyncIterator[FeedReader]:
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with door.session.get("http://control/internal/v1/feed", timeout=timeout) as answer:
-        assert answer.status == 200
-        assert answer.content_type == "application/x-ndjson"
-        yield FeedReader(answer.content)
-
-
-def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
+async def test_the_feed_tells_of_a_push_and_a_cold_start(data: Path) -> None:
     """Snapshot first; then the model, its version, the replica once it is ready, its drain and its end: in order."""
-
-    async def main() -> None:
-        async with opened(data) as door, feed(door) as reader:
-            snapshot = await reader.line()
-            assert snapshot.full
-            assert len(snapshot.keys) == 2
-            assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
-            pushed = await reader.line()
-            assert pushed.models[0].aliases == {"prod": digest("a")}
-            assert pushed.versions[0].limits.max_streams == 64
-            assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 200
-            assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
-            (replica,) = (await reader.line()).replicas
-            assert (data / "run" / replica.address).exists()
-            assert not replica.draining
-            headers = {"x-kelvin-principal": '{"key_id":"k","tenant":"default","scopes":["admin"]}'}
-            await door.ask("POST", "/admin/v1/models/m/stop", None, headers)
-            assert (await reader.line()).replicas[0].draining
-            gone = await reader.line()
-            assert gone.removed_replicas == (replica.runtime_id,)
-            assert gone.revision == snapshot.revision + 4
-
-    asyncio.run(main())
+    async with opened(data) as door, feed(door) as reader:
+        snapshot = await reader.line()
+        assert snapshot.full
+        assert len(snapshot.keys) == 2
+        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 201
+        pushed = await reader.line()
+        assert pushed.models[0].aliases == {"prod": digest("a")}
+        assert pushed.versions[0].limits.max_streams == 64
+        assert (await door.ask("POST", "/internal/v1/versions", encode(registration())))[0] == 200
+        assert (await door.ask("POST", "/internal/v1/stats", encode(stats(key()))))[0] == 204
+        (replica,) = (await reader.line()).replicas
+        assert (data / "run" / replica.address).exists()
+        assert not replica.draining
+        headers = {"x-kelvin-principal": '{"key_id":"k","tenant":"default","scopes":["admin"]}'}
+        await door.ask("POST", "/admin/v1/models/m/stop", None, headers)
+        assert (await reader.line()).replicas[0].draining
+        gone = await reader.line()
+        assert gone.removed_replicas == (replica.runtime_id,)
+        assert gone.revision == snapshot.revision + 4
 
 
 async def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
     """Each is answered 204; one runtime is bound."""
-
     async with opened(data) as door:
         await door.ask("POST", "/internal/v1/versions", encode(registration()))
         answers = await asyncio.gather(
@@ -94,7 +67,6 @@ async def test_a_thousand_pokes_over_http_make_one_start(data: Path) -> None:
 
 async def test_jobs_run_on_standbys(data: Path) -> None:
     """Gate and seal answer with what the standby found."""
-
     async with opened(data) as door:
         status, facts = await door.ask("POST", "/internal/v1/jobs/gate", encode(GateJob(config_json="{}", tensors={})))
         assert (status, facts["architecture"]) == (200, "LlamaForCausalLM")
@@ -105,7 +77,6 @@ async def test_jobs_run_on_standbys(data: Path) -> None:
 
 async def test_bad_bodies_are_refused_and_start_nothing(data: Path) -> None:
     """Strict decoding on every route that takes one."""
-
     async with opened(data) as door:
         usage = ("usage/requests", "usage/lifetimes", "usage/lives")
         for path in ("stats", "versions", "jobs/gate", "jobs/seal", *usage):
@@ -129,7 +100,6 @@ async def test_nobody_writes_as_the_control_plane(
     """What it records itself of lives that ended unseen has sources of its own. A record that uses one is kept aside,
     and holds up no other; a word of a life so far is refused. The control: any other is taken.
     """
-
     path, ours = f"/internal/v1/usage/{kind}", msgspec.structs.replace(record, source="cut-rt-7")
     async with opened(data) as door:
         status, problem = await door.ask("POST", path, encode({"records": (record, ours)}))
@@ -152,7 +122,6 @@ async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
         status=200, stream=True, prompt_tokens=1, cached_tokens=0, completion_tokens=1, device_us=1,
         timeline=(Stamp(Stage.ROUTED, 10), Stamp(Stage.READY, 500)),
     )  # fmt: skip
-
     path = "/internal/v1/requests/req-1/timeline?tenant="
     async with opened(data) as door:
         assert (await door.ask("POST", "/internal/v1/usage/requests", encode(RequestBatch(records=(record,)))))[
@@ -167,7 +136,6 @@ async def test_a_timeline_comes_from_the_durable_record(data: Path) -> None:
 
 async def test_readiness_is_the_zygotes_too(data: Path) -> None:
     """Alive as soon as it serves; ready while new standbys can be born."""
-
     async with opened(data) as door:
         assert (await door.ask("GET", "/healthz"))[0] == 200
         assert (await door.ask("GET", "/readyz"))[0] == 200
@@ -179,7 +147,6 @@ async def test_readiness_is_the_zygotes_too(data: Path) -> None:
 
 async def test_a_reader_that_does_not_read_is_dropped() -> None:
     """The socket takes no more: the stream ends within its patience, without a last chunk, and its queue is gone."""
-
     hub, sent, stuck = FeedHub(max_lines=5), [], asyncio.Event()
 
     async def send(message: dict[str, object]) -> None:
@@ -202,7 +169,6 @@ async def test_a_reader_that_does_not_read_is_dropped() -> None:
 
 async def test_a_reader_that_leaves_is_forgotten(data: Path) -> None:
     """Its subscription ends with its connection."""
-
     hub = FeedHub()
     left = asyncio.Event()
 

@@ -1,15 +1,18 @@
 """Jobs take a standby and use it up, whatever comes of them; cold starts come first; the queue is bounded."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from contracts.errors import Refused, Unavailable
-from contracts.jobs import GateJob, SealJob
+from contracts.errors import OneMachineOnly, Refused, Unavailable
+from contracts.jobs import GateFacts, GateJob, SealAttestation, SealJob
+from controlplane.jobs import STANDBY_S, JobsBeside
 from controlplane.scaling.process import Process
 from tests.controlplane.builders import digest, key
 from tests.controlplane.fake_zygote import GATE
 from tests.controlplane.ground import Run, local
+from tests.controlplane.virtual_time import VirtualClock
 from tests.eventually import eventually
 
 SEAL = SealJob(tenant="default", version=digest("a"))
@@ -18,7 +21,6 @@ JOB = GateJob(config_json="{}", tensors={})
 
 async def test_each_job_has_a_process_of_its_own(run: Run) -> None:
     """A gate and a seal run on two standbys, both dead afterwards, and the pool is full again."""
-
     async with local(run) as it:
         assert await it.jobs.gate(JOB) == GATE
         assert (await it.jobs.seal(SEAL)).version == SEAL.version
@@ -34,7 +36,6 @@ async def test_each_job_has_a_process_of_its_own(run: Run) -> None:
 
 async def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
     """Cancelled in the middle of its call: the process is ended, not parked."""
-
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
@@ -57,7 +58,6 @@ async def test_a_job_whose_caller_left_ends_its_standby(run: Run) -> None:
 
 async def test_a_job_that_fails_ends_its_standby_too(run: Run) -> None:
     """What has computed takes nothing else, least of all after a failure."""
-
     async with local(run) as it:
         await it.parked()
         (standby,) = it.table
@@ -74,7 +74,6 @@ async def test_a_job_that_fails_ends_its_standby_too(run: Run) -> None:
 
 async def test_starts_come_before_jobs(run: Run) -> None:
     """A job and then a start wait for a standby: the one that parks goes to the start, the next to the job."""
-
     async with local(run) as it:
         await it.parked()
         process = it.pool.try_take()
@@ -90,3 +89,31 @@ async def test_starts_come_before_jobs(run: Run) -> None:
         assert not job.done()
         (run.path / "away").rename(run.path / "zygote.sock")
         assert await job == GATE
+
+
+class Desk:
+    """Says that it was asked."""
+
+    async def gate(self, job: GateJob) -> GateFacts:
+        raise Refused(OneMachineOnly("asked", "of the desk"))
+
+    async def seal(self, job: SealJob) -> SealAttestation:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("comes_after_s", "says"), [(None, "it needs a zygote"), (0.0, "asked"), (STANDBY_S / 2, "asked")]
+)
+async def test_a_zygote(tmp_path: Path, comes_after_s: float | None, says: str) -> None:
+    """One that is there, or comes while it is waited for, has the job; without one it is refused in the end."""
+    clock, socket = VirtualClock(), tmp_path / "zygote.sock"
+    if comes_after_s == 0.0:
+        socket.touch()
+    task = asyncio.create_task(JobsBeside(socket, Desk(), clock).gate(JOB))
+    await clock.advance(comes_after_s or 0.0)
+    if comes_after_s:
+        assert not task.done()
+        socket.touch()
+    await clock.advance(STANDBY_S + 1)
+    with pytest.raises(Refused, match=says):
+        await task

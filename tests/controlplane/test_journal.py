@@ -1,12 +1,11 @@
 """The journal has what the ledger has, in the same order: replayed, the same chains come out, to the last digest."""
 
-import asyncio
 import errno
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -43,6 +42,7 @@ from controlplane.store import Database, sqlite_engine
 from controlplane.verify import verify_ledger
 from spool.disk import Disk, segment_name, segments
 from tests.controlplane.billing_ground import fresh_engine, report
+from tests.controlplane.builders import World
 from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
 
 LATER_US = END_US + 7_200_000_000
@@ -62,17 +62,20 @@ class FullDisk(Disk):
         super().write(fd, payload, offset)
 
 
-def over(
-    path: Path, scenario: Callable[[Ledger, LedgerJournal], Coroutine[Any, Any, None]], disk: Disk | None = None
-) -> None:
-    """Run over a ledger with a journal in `path`/place; both are closed afterwards."""
-    path.mkdir(exist_ok=True)
-    database, journal = Database(sqlite_engine(path / "kelvin.db")), LedgerJournal(path / "place", disk=disk)
-    try:
-        asyncio.run(scenario(Ledger(database, journal), journal))
-    finally:
-        journal.close()
-        database.close()
+@asynccontextmanager
+async def over(path: Path, disk: Disk | None = None) -> AsyncIterator[tuple[Ledger, LedgerJournal]]:
+    """A ledger with a journal in `path`/place."""
+    with closing(World(path, path / "place", has_journal=True, disk=disk)) as world:
+        assert world.journal is not None
+        yield world.ledger, world.journal
+
+
+async def enter(path: Path, *numbers: int) -> None:
+    """Start, and enter these requests, each in a transaction of its own."""
+    async with over(path) as (ledger, _):
+        await ledger.settle_journal()
+        for number in numbers:
+            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
 
 
 async def fill(ledger: Ledger) -> None:
@@ -107,15 +110,11 @@ def again(place: Path, path: Path, after: int = 0) -> Database:
     return database
 
 
-def test_a_journal_makes_the_same_ledger(tmp_path: Path) -> None:
+async def test_a_journal_makes_the_same_ledger(tmp_path: Path) -> None:
     """Chains end with the same digests: repeats, conflicts, a closed month and its adjustment included."""
-    wanted: list[Any] = []
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path / "a") as (ledger, _):
         await fill(ledger)
-        wanted.extend(chains(ledger.database))
-
-    over(tmp_path / "a", scenario)
+        wanted = chains(ledger.database)
     database = again(tmp_path / "a" / "place", tmp_path / "b")
     assert chains(database) == wanted
     replay(database.engine, (entry for _, entry in entries_after(tmp_path / "a" / "place", 0)))
@@ -133,38 +132,28 @@ def test_a_journal_makes_the_same_ledger(tmp_path: Path) -> None:
     ids=["a contradiction between two", "two records of one request", "a sequence that is used twice"],
 )
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_chains_do_not_depend_on_batches(tmp_path: Path, records: Sequence[RequestRecord], size: int) -> None:
+async def test_chains_do_not_depend_on_batches(tmp_path: Path, records: Sequence[RequestRecord], size: int) -> None:
     """A replay has batches of its own, and comes to the same last digest."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         for start in range(0, len(records), size):
             await ledger.append_requests(RequestBatch(records=tuple(records[start : start + size])))
         await ledger.append_requests(RequestBatch(records=(request_record(9),)))
-
-    over(tmp_path, scenario)
     same_again(tmp_path)
 
 
-def test_chains_of_lives_do_not_depend_on_batches(tmp_path: Path) -> None:
+async def test_chains_of_lives_do_not_depend_on_batches(tmp_path: Path) -> None:
     """Likewise with a life that contradicts the one before it."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         for lives in ((lifetime_record(1), lifetime_record(1, active_us=7, sequence=2)), (lifetime_record(3),)):
             await ledger.append_lifetimes(LifetimeBatch(records=lives))
-
-    over(tmp_path, scenario)
     same_again(tmp_path)
 
 
-def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
+async def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
     """The control: without the last entry the chains differ."""
-    wanted: list[Any] = []
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path / "a") as (ledger, _):
         await fill(ledger)
-        wanted.extend(chains(ledger.database))
-
-    over(tmp_path / "a", scenario)
+        wanted = chains(ledger.database)
     place = tmp_path / "a" / "place"
     database = Database(sqlite_engine(tmp_path / "less.db"))
     replay(database.engine, [entry for _, entry in entries_after(place, 0)][:-1])
@@ -172,11 +161,10 @@ def test_an_entry_less_is_another_ledger(tmp_path: Path) -> None:
     database.close()
 
 
-def test_what_the_journal_refuses_is_not_entered(tmp_path: Path) -> None:
+async def test_what_the_journal_refuses_is_not_entered(tmp_path: Path) -> None:
     """And its sender keeps it: a full place of backups loses nothing, and the same batch is taken later."""
     disk = FullDisk()
-
-    async def scenario(ledger: Ledger, journal: LedgerJournal) -> None:
+    async with over(tmp_path, disk) as (ledger, journal):
         batch = RequestBatch(records=(request_record(1),))
         disk.full = True
         with pytest.raises(Refused) as refused:
@@ -188,22 +176,17 @@ def test_what_the_journal_refuses_is_not_entered(tmp_path: Path) -> None:
         assert journal.committed == 1
         assert len(chains(ledger.database)) == 1
 
-    over(tmp_path, scenario, disk)
 
-
-def test_a_closing_that_is_not_in_the_journal_did_not_happen(tmp_path: Path) -> None:
+async def test_a_closing_that_is_not_in_the_journal_did_not_happen(tmp_path: Path) -> None:
     """Neither the frozen bill nor its link."""
     disk = FullDisk()
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path, disk) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         disk.full = True
         with pytest.raises(Refused):
             await close(ledger)
         with ledger.database.engine.connect() as connection:
             assert not verify_ledger(connection, "acme", MONTH).months[0].closed
-
-    over(tmp_path, scenario, disk)
 
 
 def commits_fail(database: Database, count: int = 1) -> None:
@@ -238,10 +221,9 @@ def same_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])
-def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: int) -> None:
+async def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: int) -> None:
     """The last word of a replica is cut off, and lost at the COMMIT. The whole life, which comes later, counts."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         await ledger.note_lives(LivesSoFar(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1)
         commits_fail(ledger.database, failures)
@@ -249,154 +231,116 @@ def test_a_life_that_never_committed_is_not_replayed(tmp_path: Path, failures: i
             with pytest.raises(OperationalError):
                 await ledger.cut_lives(2)
         await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1, active_us=50_022),)))
-
-    over(tmp_path, scenario)
     same_again(tmp_path)
 
 
-def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_path: Path) -> None:
+async def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_path: Path) -> None:
     """The database's disk is full, and each attempt leaves entries and marks: more than one transaction can write."""
     records = tuple(request_record(number) for number in range(10, 110))
 
-    async def failing(ledger: Ledger, _: LedgerJournal) -> None:
+    async def fail(ledger: Ledger) -> None:
         commits_fail(ledger.database, 100)
         for _attempt in range(3):
             with pytest.raises(OperationalError):
                 await ledger.append_requests(RequestBatch(records=records))
 
-    async def begun(ledger: Ledger, journal: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         await ledger.note_lives(LivesSoFar(records=(lifetime_record(1, sequence=0, active_us=13, total_us=13),)), 1)
-        await failing(ledger, journal)
-
-    async def cut(ledger: Ledger, _: LedgerJournal) -> None:
+        await fail(ledger)
+    async with over(tmp_path) as (ledger, _):
+        await fail(ledger)
+    async with over(tmp_path) as (ledger, _):
         commits_fail(ledger.database, 2)
         with pytest.raises(OperationalError):
             await ledger.cut_lives(2)
         await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1, active_us=50_022),)))
-
-    over(tmp_path, begun)
-    over(tmp_path, failing)
-    over(tmp_path, cut)
     same_again(tmp_path)
 
 
-def test_a_closing_that_never_committed_is_not_replayed(tmp_path: Path) -> None:
+async def test_a_closing_that_never_committed_is_not_replayed(tmp_path: Path) -> None:
     """The month is closed again when it has one more request."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         commits_fail(ledger.database)
         with pytest.raises(OperationalError):
             await close(ledger)
         await ledger.append_requests(RequestBatch(records=(request_record(2),)))
         await close(ledger)
-
-    over(tmp_path, scenario)
     same_again(tmp_path)
 
 
-def test_a_failed_commit_is_marked_at_once(tmp_path: Path) -> None:
+async def test_a_failed_commit_is_marked_at_once(tmp_path: Path) -> None:
     """Nothing else needs to be written before the journal is right."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         commits_fail(ledger.database)
         with pytest.raises(OperationalError):
             await ledger.append_requests(RequestBatch(records=(request_record(2),)))
-
-    over(tmp_path, scenario)
     same_again(tmp_path)
 
 
-def test_a_start_marks_what_a_killed_process_did_not_commit(tmp_path: Path) -> None:
+async def test_a_start_marks_what_a_killed_process_did_not_commit(tmp_path: Path) -> None:
     """It was killed between its journal and its COMMIT. Records that were sent again are entered and replayed."""
-
-    async def entered(ledger: Ledger, journal: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, journal):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         journal.append([request_record(2), request_record(3)])
-
-    async def started(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.settle_journal()
         await ledger.settle_journal()  # nothing is left to be marked
         await ledger.append_requests(RequestBatch(records=(request_record(3),)))
-
-    over(tmp_path, entered)
-    over(tmp_path, started)
     same_again(tmp_path)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 5]
     assert lost_after(tmp_path / "place", 0) == 0
 
 
-def test_a_place_that_is_taken_again_drops_nothing_that_was_committed(tmp_path: Path) -> None:
+async def test_a_place_that_is_taken_again_drops_nothing_that_was_committed(tmp_path: Path) -> None:
     """The database's position was in another place's journal meanwhile, and says nothing of this one."""
     for place, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("a", 5)):
-        database, journal = Database(sqlite_engine(tmp_path / "kelvin.db")), LedgerJournal(tmp_path / place)
-        ledger = Ledger(database, journal)
-        asyncio.run(ledger.settle_journal())
-        asyncio.run(ledger.append_requests(RequestBatch(records=(request_record(number),))))
-        journal.close()
-        database.close()
+        with closing(World(tmp_path, tmp_path / place, has_journal=True)) as world:
+            await world.ledger.settle_journal()
+            await world.enter(number)
     assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 3, 5]
 
 
-def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
+async def test_a_journal_without_marks_is_replayed_whole(tmp_path: Path) -> None:
     """As an older program left it: its database knows no position, and its entries were committed."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await fill(ledger)
         with ledger.database.engine.begin() as connection:
             connection.execute(text("DELETE FROM ledger_journal"))
-
-    over(tmp_path, scenario)
     (tmp_path / "place" / "journal" / "committed").unlink()
-    over(tmp_path, enters(9))
+    await enter(tmp_path, 9)
     same_again(tmp_path)
 
 
-def enters(*numbers: int) -> Callable[[Ledger, LedgerJournal], Coroutine[Any, Any, None]]:
-    """Start, and enter these requests, each in a transaction of its own."""
-
-    async def scenario(ledger: Ledger, _: LedgerJournal) -> None:
-        await ledger.settle_journal()
-        for number in numbers:
-            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
-
-    return scenario
-
-
-def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
+async def test_a_database_that_was_put_back_is_refused(tmp_path: Path) -> None:
     """It lacks transactions that were committed: their senders were answered. A restore enters them."""
-    over(tmp_path, enters(1, 2, 3))
+    await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
-    over(tmp_path, enters(4, 5, 6))
+    await enter(tmp_path, 4, 5, 6)
     (tmp_path / "kelvin.db").write_bytes(copy)
     settings = load({"KELVIN_DATA": str(tmp_path / "data"), "KELVIN_BACKUP": str(tmp_path / "place")})
-
-    async def start() -> None:
-        with closing(Database(sqlite_engine(tmp_path / "kelvin.db"))) as database:
-            async with AsyncExitStack() as stack:
-                await open_installation(stack, settings, Mock(), Mock(), Mock(), Mock(), database, None)
-
     (tmp_path / "data").mkdir()
-    with pytest.raises(BadSetting, match=r"KELVIN_BACKUP=.*had entry 5 before.* run `kelvin restore .* --replace`"):
-        asyncio.run(start())
+    refusal = r"KELVIN_BACKUP=.*had entry 5 before.* run `kelvin restore .* --replace`"
+    with closing(Database(sqlite_engine(tmp_path / "kelvin.db"))) as database, pytest.raises(BadSetting, match=refusal):
+        async with AsyncExitStack() as stack:
+            await open_installation(stack, settings, Mock(), Mock(), Mock(), Mock(), database, None)
     for numbers in ((), (7,)):
         with pytest.raises(OlderDatabase, match="ends at entry 3 of the journal, and had entry 5"):
-            over(tmp_path, enters(*numbers))
+            await enter(tmp_path, *numbers)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty file", "what was there before the journal"])
-def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path: Path, left: str) -> None:
+async def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path: Path, left: str) -> None:
     """The journal knows what was committed. A new database would be backed up, and that backup would be the newest."""
-    without = Database(sqlite_engine(tmp_path / "kelvin.db"))
-    asyncio.run(Ledger(without).append_requests(RequestBatch(records=(request_record(9),))))
-    without.close()
+    with closing(World(tmp_path)) as without:
+        await without.enter(9)
     before = (tmp_path / "kelvin.db").read_bytes()
     if left != "what was there before the journal":
         (tmp_path / "kelvin.db").unlink()
-    over(tmp_path, enters(1, 2, 3))
+    await enter(tmp_path, 1, 2, 3)
     (tmp_path / "kelvin.db").unlink()
     match left:
         case "an empty file":
@@ -405,53 +349,50 @@ def test_database_that_lost_its_log_with_the_position_is_refused(tmp_path: Path,
             (tmp_path / "kelvin.db").write_bytes(before)
     for numbers in ((), (), (7,)):
         with pytest.raises(OlderDatabase, match="ends at entry 0 of the journal, and had entry 2"):
-            over(tmp_path, enters(*numbers))
+            await enter(tmp_path, *numbers)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "note", [b"", bytes(12), b"\xff" * 12, b"\x05" * 7], ids=["empty", "zeros", "other bytes", "torn"]
 )
-def test_a_journal_with_a_damaged_note_drops_nothing_of_a_database_that_was_put_back(
+async def test_a_journal_with_a_damaged_note_drops_nothing_of_a_database_that_was_put_back(
     tmp_path: Path, note: bytes
 ) -> None:
     """Nobody knows what was committed, so that all of it counts: it is no older database that has to be refused."""
-    over(tmp_path, enters(1, 2, 3))
+    await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
-    over(tmp_path, enters(4, 5, 6))
+    await enter(tmp_path, 4, 5, 6)
     (tmp_path / "kelvin.db").write_bytes(copy)
     (tmp_path / "place" / "journal" / "committed").write_bytes(note)
-    over(tmp_path, enters(7))
+    await enter(tmp_path, 7)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("note", [None, b""], ids=["an older program's", "damaged"])
-def test_a_first_start_that_does_not_commit_leaves_no_note_by_which_the_next_one_drops_entries(
+async def test_a_first_start_that_does_not_commit_leaves_no_note_by_which_the_next_one_drops_entries(
     tmp_path: Path, note: bytes | None
 ) -> None:
     """The note would say that the database was never further than it is."""
-
-    async def start_fails(ledger: Ledger, _: LedgerJournal) -> None:
-        commits_fail(ledger.database, 1)
-        with pytest.raises(OperationalError):
-            await ledger.settle_journal()
-
-    over(tmp_path, enters(1, 2, 3))
+    await enter(tmp_path, 1, 2, 3)
     copy = (tmp_path / "kelvin.db").read_bytes()
-    over(tmp_path, enters(4, 5, 6))
+    await enter(tmp_path, 4, 5, 6)
     (tmp_path / "kelvin.db").write_bytes(copy)
     path = tmp_path / "place" / "journal" / "committed"
     path.unlink()
     if note is not None:
         path.write_bytes(note)
-    over(tmp_path, start_fails)
-    over(tmp_path, enters(7))
+    async with over(tmp_path) as (ledger, _):
+        commits_fail(ledger.database, 1)
+        with pytest.raises(OperationalError):
+            await ledger.settle_journal()
+    await enter(tmp_path, 7)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its journal is of an older program, without a note. Only what writes to it is refused."""
-    over(tmp_path, enters(1))
+    await enter(tmp_path, 1)
     (tmp_path / "place" / "journal" / "committed").unlink()
     real_open = os.open
 
@@ -461,11 +402,11 @@ def test_a_read_only_place_can_be_opened(tmp_path: Path, monkeypatch: pytest.Mon
         return real_open(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", read_only)
-    over(tmp_path, enters())
+    await enter(tmp_path)
     with pytest.raises(Refused):
-        over(tmp_path, enters(2))
+        await enter(tmp_path, 2)
     monkeypatch.undo()
-    over(tmp_path, enters(2))
+    await enter(tmp_path, 2)
     assert [sequence for sequence, _ in entries_after(tmp_path / "place", 0)] == [1, 2]
 
 
@@ -565,19 +506,16 @@ def test_a_damaged_journal_is_read_around(tmp_path: Path) -> None:
     assert [sequence for sequence, _ in entries_after(tmp_path, 0)] == [1, 3]
 
 
-def test_entries_behind_damage_outlast_a_restore(tmp_path: Path) -> None:
+async def test_entries_behind_damage_outlast_a_restore(tmp_path: Path) -> None:
     """A restored database doesn't say how far the journal went. New entries don't take numbers of whole ones."""
-
-    async def one_batch(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in range(1, 7))))
-
-    over(tmp_path, one_batch)
     path = tmp_path / "place" / "journal" / segment_name(1)
     path.write_bytes(path.read_bytes().replace(b"req-4", b"req-x"))
     (tmp_path / "kelvin.db").unlink()
     again(tmp_path / "place", tmp_path / "restored").close()
     (tmp_path / "restored" / "kelvin.db").rename(tmp_path / "kelvin.db")
-    over(tmp_path, enters(7))
+    await enter(tmp_path, 7)
     kept = [entry.request_id for _, entry in entries_after(tmp_path / "place", 0) if isinstance(entry, RequestRecord)]
     assert kept == ["req-1", "req-2", "req-3", "req-5", "req-6", "req-7"]
     assert lost_after(tmp_path / "place", 0) == 1
@@ -595,25 +533,20 @@ def test_damage_in_the_last_segment_of_a_journal_is_missing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lost", ["a frame", "the segment"])
-def test_no_number_is_given_twice_after_a_loss(tmp_path: Path, lost: str) -> None:
+async def test_no_number_is_given_twice_after_a_loss(tmp_path: Path, lost: str) -> None:
     """The disk has lost the journal's end. What comes then is behind each backup that was made before."""
-
-    async def entered(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         for number in range(1, 6):
             await ledger.append_requests(RequestBatch(records=(request_record(number),)))
-
-    async def more(ledger: Ledger, _: LedgerJournal) -> None:
-        await ledger.settle_journal()
-        for number in range(6, 9):
-            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
-
-    over(tmp_path, entered)
     path = tmp_path / "place" / "journal" / segment_name(1)
     if lost == "a frame":
         path.write_bytes(path.read_bytes().replace(b"req-3", b"req-x"))
     else:
         path.unlink()
-    over(tmp_path, more)
+    async with over(tmp_path) as (ledger, _):
+        await ledger.settle_journal()
+        for number in range(6, 9):
+            await ledger.append_requests(RequestBatch(records=(request_record(number),)))
     place = tmp_path / "place"
     known = 4 if lost == "a frame" else 0
     kept = [entry.request_id for _, entry in entries_after(place, 5) if isinstance(entry, RequestRecord)]
@@ -632,42 +565,32 @@ def test_entries_keep_their_kind() -> None:
 
 
 @pytest.mark.parametrize("between", ["b", None], ids=["another place", "no place"])
-def test_journal_that_was_left_for_a_while_says_so(tmp_path: Path, between: str | None) -> None:
+async def test_journal_that_was_left_for_a_while_says_so(tmp_path: Path, between: str | None) -> None:
     """It lacks what was entered without it: at least one entry is missing behind a backup from before, and none behind
     one from after. A start with the same place as before is no gap.
     """
     for place, number in (("a", 1), ("a", 2), (between, 3), (between, 4), ("a", 5), ("a", 6)):
-        database = Database(sqlite_engine(tmp_path / "kelvin.db"))
-        journal = None if place is None else LedgerJournal(tmp_path / place)
-        ledger = Ledger(database, journal)
-        asyncio.run(ledger.settle_journal())
-        asyncio.run(ledger.append_requests(RequestBatch(records=(request_record(number),))))
-        if journal is not None:
-            journal.close()
-        database.close()
+        with closing(World(tmp_path, tmp_path / (place or "none"), has_journal=place is not None)) as world:
+            await world.ledger.settle_journal()
+            await world.enter(number)
     assert [sequence for sequence, _ in entries_after(tmp_path / "a", 0)] == [1, 2, 4, 5]
     assert [lost_after(tmp_path / "a", after) for after in range(6)] == [1, 1, 1, 0, 0, 0]
     if between is not None:
         assert lost_after(tmp_path / between, 0) == 0
 
 
-def test_gap_is_told_although_its_transaction_failed(tmp_path: Path) -> None:
+async def test_gap_is_told_although_its_transaction_failed(tmp_path: Path) -> None:
     """The entries of that transaction are dropped; the gap before them is not."""
-
-    async def left(ledger: Ledger, _: LedgerJournal) -> None:
+    async with over(tmp_path) as (ledger, _):
         await ledger.append_requests(RequestBatch(records=(request_record(1),)))
         await Ledger(ledger.database).settle_journal()
         await ledger.append_requests(RequestBatch(records=(request_record(2),)))
-
-    async def failed(ledger: Ledger, _: LedgerJournal) -> None:
+    assert lost_after(tmp_path / "place", 1) == 1
+    reached = extent_of(tmp_path / "place").last
+    async with over(tmp_path) as (ledger, _):
         await Ledger(ledger.database).settle_journal()
         commits_fail(ledger.database)
         with pytest.raises(OperationalError):
             await ledger.append_requests(RequestBatch(records=(request_record(3),)))
-
-    over(tmp_path, left)
-    assert lost_after(tmp_path / "place", 1) == 1
-    reached = extent_of(tmp_path / "place").last
-    over(tmp_path, failed)
     assert (lost_after(tmp_path / "place", reached) or 0) >= 1
     same_again(tmp_path)

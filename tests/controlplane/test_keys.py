@@ -1,10 +1,10 @@
 """Keys are made once, kept as digests, written whole and private, and mended after a crash between file and row."""
 
-import asyncio
 import hashlib
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,30 +13,22 @@ from sqlalchemy import event, insert
 from contracts.control import KeyRow, Scope
 from controlplane import schema
 from controlplane.audit import Actor
-from controlplane.feed import FeedHub
 from controlplane.key_files import BadKeyFile, ensure_key_file, new_key_text, parse_key_text
 from controlplane.keys import DEFAULT_TENANT, MAX_ENDED, KeyStore
 from controlplane.policy.access import Grant
-from controlplane.store import Database, sqlite_engine
-from controlplane.tenants import TenantStore
-from tests.controlplane.builders import NOW_S
+from tests.controlplane.builders import NOW_S, World
 
 
-def _bootstrap(data: Path) -> tuple[KeyRow, ...]:
-    async def main() -> tuple[KeyRow, ...]:
-        feed, database = FeedHub(), Database(sqlite_engine(data / "kelvin.db"))
-        try:
-            await KeyStore(database, feed).bootstrap(data, NOW_S)
-            return feed.snapshot().keys
-        finally:
-            database.close()
-
-    return asyncio.run(main())
+async def _start(data: Path) -> tuple[KeyRow, ...]:
+    """A control plane's first acts; the keys that it tells of."""
+    with closing(World(data)) as world:
+        await world.load()
+        return world.feed.snapshot().keys
 
 
-def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
+async def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
     """One key infers, the other administers and operates, neither does both; files are 0600, digests are stored."""
-    rows = _bootstrap(tmp_path)
+    rows = await _start(tmp_path)
     assert {row.scopes for row in rows} == {(Scope.ADMIN, Scope.OPERATOR), (Scope.INFER,)}
     for name, scope in (("admin.key", Scope.ADMIN), ("default.key", Scope.INFER)):
         text = (tmp_path / name).read_text().strip()
@@ -48,36 +40,38 @@ def test_the_first_start_makes_two_keys(tmp_path: Path) -> None:
         assert text.encode() not in b"".join(path.read_bytes() for path in tmp_path.glob("kelvin.db*"))
 
 
-def test_the_next_start_makes_none(tmp_path: Path) -> None:
+async def test_the_next_start_makes_none(tmp_path: Path) -> None:
     """Files and rows stay as they are, even where a file was taken away for safe keeping."""
-    before = _bootstrap(tmp_path)
+    before = await _start(tmp_path)
     (tmp_path / "admin.key").unlink()
-    assert set(_bootstrap(tmp_path)) == set(before)
+    assert set(await _start(tmp_path)) == set(before)
     assert not (tmp_path / "admin.key").exists()
 
 
-def test_a_crash_between_file_and_database_is_mended(tmp_path: Path) -> None:
+async def test_a_crash_between_file_and_database_is_mended(tmp_path: Path) -> None:
     """The key in the file becomes valid at the next start: what a user may have read is never replaced."""
     text = ensure_key_file(tmp_path / "admin.key")
-    rows = _bootstrap(tmp_path)
+    rows = await _start(tmp_path)
     assert (tmp_path / "admin.key").read_text().strip() == text
     assert hashlib.sha256(text.encode()).hexdigest() in {row.secret_sha256 for row in rows}
 
 
-def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
+async def test_a_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
     """Something else under the name stops the start, with the name in the message."""
     (tmp_path / "admin.key").write_text("dear diary")
     with pytest.raises(BadKeyFile, match=r"admin\.key: it does not hold a key"):
-        _bootstrap(tmp_path)
+        await _start(tmp_path)
     assert (tmp_path / "admin.key").read_text() == "dear diary"
 
 
 @pytest.mark.parametrize("content", [b"", bytes(60), b"kv-abc"])
-def test_damaged_key_file_is_named_in_the_log(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_damaged_key_file_is_named_in_the_log(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """After the first start its key is good whatever became of its file, and no other is made in its place."""
-    _bootstrap(tmp_path)
+    await _start(tmp_path)
     (tmp_path / "admin.key").write_bytes(content)
-    before = _bootstrap(tmp_path)
+    before = await _start(tmp_path)
     assert len(before) == 2
     assert [record.__dict__["file"] for record in caplog.records if "damaged" in record.message] == ["admin.key"]
     assert (tmp_path / "admin.key").read_bytes() == content
@@ -109,7 +103,7 @@ def test_keys_have_the_promised_form() -> None:
             parse_key_text(broken)
 
 
-def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
+async def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
     """A tenant may have ended any number of keys. Changes run on the one thread that writes for all tenants, so they
     read no row of these, and a list reads only those that it shows.
     """
@@ -139,28 +133,19 @@ def test_ended_keys_cost_no_change_anything(tmp_path: Path) -> None:
             counts[number], before = count - before, count
         return counts
 
-    async def main() -> list[int]:
-        engine = sqlite_engine(tmp_path / "kelvin.db")
-        database, feed = Database(engine), FeedHub()
-        try:
-            store = KeyStore(database, feed)
-            await store.bootstrap(tmp_path, NOW_S)
-            await TenantStore(database, feed).create(by, "acme", NOW_S)
-            await database.write(lambda connection: connection.execute(insert(schema.keys), ended))
-            engine.dispose()
+    def counted(_: sqlite3.Cursor, row: tuple[object, ...]) -> tuple[object, ...]:
+        rows.append(row)
+        return row
 
-            def counted(_: sqlite3.Cursor, row: tuple[object, ...]) -> tuple[object, ...]:
-                rows.append(row)
-                return row
+    def count(driver: sqlite3.Connection, _: object) -> None:
+        driver.row_factory = counted
 
-            def count(driver: sqlite3.Connection, _: object) -> None:
-                driver.row_factory = counted
-
-            event.listen(engine, "connect", count)
-            return await read(store)
-        finally:
-            database.close()
-
-    *changes, listing = asyncio.run(main())
+    with closing(World(tmp_path)) as world:
+        await world.load()
+        await world.tenants.create(by, "acme", NOW_S)
+        await world.database.write(lambda connection: connection.execute(insert(schema.keys), ended))
+        world.database.engine.dispose()
+        event.listen(world.database.engine, "connect", count)
+        *changes, listing = await read(world.keys)
     assert max(changes) < 50
     assert listing < MAX_ENDED + 50

@@ -14,7 +14,7 @@ from controlplane.feed import FeedHub
 from controlplane.ladders import check_ladder
 from controlplane.policy.lifecycle import VersionState
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, opened_registry, registration
-from tests.controlplane.door import opened
+from tests.controlplane.door import opened, push
 
 CAP = CapOutput(tokens=64, wait_s=2.5)
 SMALL = Fallback(model="small")
@@ -87,11 +87,10 @@ def test_what_does_not_generate_has_none() -> None:
 @pytest.mark.usefixtures("backend")
 async def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
     """To activators, and after a restart."""
-
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         for name in ("m", "small"):
-            await registry.register(msgspec.structs.replace(registration(letter="a"), model=name), NOW_S)
+            await registry.register(registration(name), NOW_S)
         ladder = Ladder(steps=(CAP, SMALL), plans={"free": (SMALL,), "pro": ()})
         assert await registry.set_ladder(BY, TENANT, "m", ladder, NOW_S) == ladder
         told = {row.model: (row.ladder, row.plan_ladders) for row in feed.snapshot().models}
@@ -127,11 +126,9 @@ async def test_a_ladder_is_told_kept_and_ended(tmp_path: Path) -> None:
 )
 async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status: int) -> None:
     """What was taken is answered, and shown with the model."""
-
     async with opened(tmp_path) as door:
         for name in ("m", "small"):
-            body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
-            assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+            await push(door, name)
         got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": steps})
         assert got == status, answer
         want = steps if status == 200 else []
@@ -153,11 +150,9 @@ async def test_the_route(tmp_path: Path, steps: list[dict[str, object]], status:
 )
 async def test_the_route_for_plans(tmp_path: Path, plans: dict[str, Any], status: int) -> None:
     """Beside the steps of all; an error names the plan."""
-
     async with opened(tmp_path) as door:
         for name in ("m", "small"):
-            body = msgspec.to_builtins(registration(letter="a")) | {"model": name}
-            assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+            await push(door, name)
         got, answer = await door.admin("PUT", "/models/m/ladder", {"steps": STEPS[:1], "plans": plans})
         assert got == status, answer
         if status == 200:

@@ -1,15 +1,13 @@
 """The ledger takes each record once; which one of several stands is decided by who wrote it; contradictions stay."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import inspect, select, text
+from sqlalchemy import inspect, text
 
 from contracts.control import LifetimeBatch, RequestBatch, TimelineAnswer
 from contracts.errors import InvalidRequest, NotFound, Refused
@@ -25,7 +23,8 @@ from controlplane.ledger_schema import (
     request_records,
     sources,
 )
-from tests.controlplane.backends import database as opened
+from tests.controlplane.billing_ground import charged, requests, rows
+from tests.controlplane.builders import World
 from tests.controlplane.usage_records import lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
@@ -33,68 +32,34 @@ ROOT = Path(__file__).parents[2]
 both = pytest.mark.usefixtures("backend")
 
 
-def with_ledger(path: Path, scenario: Callable[[Ledger], Coroutine[Any, Any, None]]) -> None:
-    """Run over a database that is closed afterwards."""
-    path.mkdir(exist_ok=True)
-    database = opened(path)
-    try:
-        asyncio.run(scenario(Ledger(database)))
-    finally:
-        database.close()
-
-
-def requests(*records: RequestRecord) -> RequestBatch:
-    return RequestBatch(records=records)
-
-
-async def rows(ledger: Ledger, table: Any) -> list[dict[str, Any]]:
-    return await ledger.database.read(
-        lambda connection: [dict(row) for row in connection.execute(select(table)).mappings()]
-    )
-
-
-async def charged(ledger: Ledger) -> dict[str, tuple[str, int]]:
-    """What stands: (origin, completion tokens) by request."""
-    found = await rows(ledger, request_records)
-    return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}
-
-
 @both
-def test_a_record_comes_back_as_it_went_in(tmp_path: Path) -> None:
+async def test_a_record_comes_back_as_it_went_in(ledger: Ledger) -> None:
     """Every field of both kinds is stored under its own name."""
-
-    async def scenario(ledger: Ledger) -> None:
-        record, lifetime = request_record(1), lifetime_record(1)
-        await ledger.append_requests(requests(record))
-        await ledger.append_lifetimes(LifetimeBatch(records=(lifetime,)))
-        (row,) = await rows(ledger, request_records)
-        for field in set(RequestRecord.__struct_fields__) - {"timeline", "once", "degraded"}:
-            assert row[field] == getattr(record, field)
-        assert (row["timeline"], row["once"], row["degraded"]) == (None, None, None)
-        (row,) = await rows(ledger, lifetime_records)
-        for field in type(lifetime).__struct_fields__:
-            assert row[field] == getattr(lifetime, field)
-
-    with_ledger(tmp_path, scenario)
+    record, lifetime = request_record(1), lifetime_record(1)
+    await ledger.append_requests(requests(record))
+    await ledger.append_lifetimes(LifetimeBatch(records=(lifetime,)))
+    (row,) = await rows(ledger, request_records)
+    for field in set(RequestRecord.__struct_fields__) - {"timeline", "once", "degraded"}:
+        assert row[field] == getattr(record, field)
+    assert (row["timeline"], row["once"], row["degraded"]) == (None, None, None)
+    (row,) = await rows(ledger, lifetime_records)
+    for field in type(lifetime).__struct_fields__:
+        assert row[field] == getattr(lifetime, field)
 
 
 @both
-def test_repeats_change_nothing(tmp_path: Path) -> None:
+async def test_repeats_change_nothing(ledger: Ledger) -> None:
     """The same batch, a batch that overlaps, the same record twice in one batch."""
-
-    async def scenario(ledger: Ledger) -> None:
-        for batch in ([1, 2], [1, 2], [2, 3, 3], [1]):
-            await ledger.append_requests(requests(*(request_record(number) for number in batch)))
-            await ledger.append_lifetimes(LifetimeBatch(records=tuple(lifetime_record(number) for number in batch)))
-        assert len(await rows(ledger, request_records)) == 3
-        assert len(await rows(ledger, lifetime_records)) == 3
-        assert await rows(ledger, conflicts) == []
-        assert await rows(ledger, received) == [
-            {"source": "activator-1", "first": 1, "last": 3},
-            {"source": "supervisor-1", "first": 1, "last": 3},
-        ]
-
-    with_ledger(tmp_path, scenario)
+    for batch in ([1, 2], [1, 2], [2, 3, 3], [1]):
+        await ledger.append_requests(requests(*(request_record(number) for number in batch)))
+        await ledger.append_lifetimes(LifetimeBatch(records=tuple(lifetime_record(number) for number in batch)))
+    assert len(await rows(ledger, request_records)) == 3
+    assert len(await rows(ledger, lifetime_records)) == 3
+    assert await rows(ledger, conflicts) == []
+    assert await rows(ledger, received) == [
+        {"source": "activator-1", "first": 1, "last": 3},
+        {"source": "supervisor-1", "first": 1, "last": 3},
+    ]
 
 
 ORPHAN = request_record(1, origin=Origin.ORPHAN, source="rt-1", completion_tokens=64, outcome="cancelled")
@@ -111,125 +76,100 @@ def test_an_activator_s_record_stands_over_orphans_in_any_order(
 ) -> None:
     """Also when they come in one batch; nothing of the orphans' records is lost."""
 
-    async def scenario(ledger: Ledger) -> None:
+    async def main(ledger: Ledger) -> None:
         for part in (order[:split], order[split:]):
             await ledger.append_requests(requests(*part))
         assert await charged(ledger) == {"req-1": ("activator", 7)}
         assert len(await rows(ledger, request_records)) == 3
         assert await rows(ledger, conflicts) == []
 
-    with_ledger(tmp_path_factory.mktemp("ledger"), scenario)
+    with closing(World(tmp_path_factory.mktemp("ledger"))) as world:
+        asyncio.run(main(world.ledger))
 
 
 @both
-def test_an_orphan_s_record_stands_until_the_activator_s_comes(tmp_path: Path) -> None:
+async def test_an_orphan_s_record_stands_until_the_activator_s_comes(ledger: Ledger) -> None:
     """And never again after that."""
-
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.append_requests(requests(RETRIED))
-        assert await charged(ledger) == {"req-1": ("orphan", 9)}
-        await ledger.append_requests(requests(ORPHAN))
-        assert await charged(ledger) == {"req-1": ("orphan", 64)}
-        await ledger.append_requests(requests(request_record(1)))
-        await ledger.append_requests(requests(ORPHAN))
-        assert await charged(ledger) == {"req-1": ("activator", 7)}
-
-    with_ledger(tmp_path, scenario)
+    await ledger.append_requests(requests(RETRIED))
+    assert await charged(ledger) == {"req-1": ("orphan", 9)}
+    await ledger.append_requests(requests(ORPHAN))
+    assert await charged(ledger) == {"req-1": ("orphan", 64)}
+    await ledger.append_requests(requests(request_record(1)))
+    await ledger.append_requests(requests(ORPHAN))
+    assert await charged(ledger) == {"req-1": ("activator", 7)}
 
 
 @both
-def test_the_same_id_of_two_tenants_is_two_requests(tmp_path: Path) -> None:
+async def test_the_same_id_of_two_tenants_is_two_requests(ledger: Ledger) -> None:
     """An id is unique within its tenant."""
-
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.append_requests(requests(request_record(1), request_record(2, request_id="req-1", tenant="other")))
-        assert sum(row["stands"] for row in await rows(ledger, request_records)) == 2
-
-    with_ledger(tmp_path, scenario)
+    await ledger.append_requests(requests(request_record(1), request_record(2, request_id="req-1", tenant="other")))
+    assert sum(row["stands"] for row in await rows(ledger, request_records)) == 2
 
 
 @both
-def test_a_contradiction_is_kept_aside_once(tmp_path: Path) -> None:
+async def test_a_contradiction_is_kept_aside_once(ledger: Ledger) -> None:
     """The first record stays; the other is kept with its reason, however often it comes; its sequence has arrived."""
-
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.append_requests(requests(request_record(1)))
-        other = request_record(1, sequence=2, completion_tokens=1_000_000)
-        await ledger.append_requests(requests(other))
-        await ledger.append_requests(requests(other, other))
-        assert await charged(ledger) == {"req-1": ("activator", 7)}
-        (row,) = await rows(ledger, conflicts)
-        assert (row["tenant"], row["subject"]) == ("acme", "req-1 (activator-1#2)")
-        assert "1000000" in row["record"]
-        assert [(row["first"], row["last"]) for row in await rows(ledger, received)] == [(1, 2)]
-        await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1), lifetime_record(1, requests=9))))
-        assert len(await rows(ledger, conflicts)) == 2
-        assert [row["requests"] for row in await rows(ledger, lifetime_records)] == [1]
-
-    with_ledger(tmp_path, scenario)
+    await ledger.append_requests(requests(request_record(1)))
+    other = request_record(1, sequence=2, completion_tokens=1_000_000)
+    await ledger.append_requests(requests(other))
+    await ledger.append_requests(requests(other, other))
+    assert await charged(ledger) == {"req-1": ("activator", 7)}
+    (row,) = await rows(ledger, conflicts)
+    assert (row["tenant"], row["subject"]) == ("acme", "req-1 (activator-1#2)")
+    assert "1000000" in row["record"]
+    assert [(row["first"], row["last"]) for row in await rows(ledger, received)] == [(1, 2)]
+    await ledger.append_lifetimes(LifetimeBatch(records=(lifetime_record(1), lifetime_record(1, requests=9))))
+    assert len(await rows(ledger, conflicts)) == 2
+    assert [row["requests"] for row in await rows(ledger, lifetime_records)] == [1]
 
 
 @both
-def test_holes_are_remembered_and_closed(tmp_path: Path) -> None:
+async def test_holes_are_remembered_and_closed(ledger: Ledger) -> None:
     """Ranges of what arrived, whatever the order; and the span of time that a source tells about."""
-
-    async def scenario(ledger: Ledger) -> None:
-        for batch in ([5, 1], [3], [9, 8], [2, 4, 6, 7]):
-            await ledger.append_requests(requests(*(request_record(number) for number in batch)))
-            if 4 not in batch:
-                assert len(await rows(ledger, received)) > 1
-        assert await rows(ledger, received) == [{"source": "activator-1", "first": 1, "last": 9}]
-        (row,) = await rows(ledger, sources)
-        assert (row["first_at_us"], row["last_at_us"]) == (request_record(1).ended_at_us, request_record(9).ended_at_us)
-
-    with_ledger(tmp_path, scenario)
+    for batch in ([5, 1], [3], [9, 8], [2, 4, 6, 7]):
+        await ledger.append_requests(requests(*(request_record(number) for number in batch)))
+        if 4 not in batch:
+            assert len(await rows(ledger, received)) > 1
+    assert await rows(ledger, received) == [{"source": "activator-1", "first": 1, "last": 9}]
+    (row,) = await rows(ledger, sources)
+    assert (row["first_at_us"], row["last_at_us"]) == (request_record(1).ended_at_us, request_record(9).ended_at_us)
 
 
 @both
-def test_what_a_batch_came_to(tmp_path: Path) -> None:
+def test_what_a_batch_came_to(ledger: Ledger) -> None:
     """New, duplicate, conflicting: each record is one of them."""
-    database = opened(tmp_path)
-    with database.engine.begin() as connection:
+    with ledger.database.engine.begin() as connection:
         batch = [request_record(1), request_record(1), request_record(1, status=500), request_record(2)]
         assert append_requests(connection, batch) == Appended(new=2, duplicate=1, conflicting=1)
         lives = [lifetime_record(1), lifetime_record(1), lifetime_record(2, sequence=1)]
         assert append_lifetimes(connection, lives) == Appended(new=1, duplicate=1, conflicting=1)
         assert append_requests(connection, []) == Appended(0, 0, 0)
-    database.close()
 
 
 @both
-async def test_a_batch_enters_whole_or_not_at_all(tmp_path: Path) -> None:
+async def test_a_batch_enters_whole_or_not_at_all(ledger: Ledger) -> None:
     """A failure in the middle leaves no trace, not even of the sequences."""
-    database = opened(tmp_path)
-    ledger = Ledger(database)
 
     def broken() -> None:
-        with database.engine.begin() as connection:
+        with ledger.database.engine.begin() as connection:
             append_requests(connection, [request_record(1)])
             raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError):
         broken()
-
     for table in (request_records, received, sources):
         assert await rows(ledger, table) == []
-    database.close()
 
 
 @both
-def test_too_large_a_batch_is_refused(tmp_path: Path) -> None:
+async def test_too_large_a_batch_is_refused(ledger: Ledger) -> None:
     """With the number and the limit."""
-
-    async def scenario(ledger: Ledger) -> None:
-        many = tuple(request_record(number) for number in range(1, MAX_BATCH + 2))
-        with pytest.raises(Refused) as caught:
-            await ledger.append_requests(RequestBatch(records=many))
-        assert caught.value.failure == InvalidRequest("records", str(MAX_BATCH + 1), f"must be at most {MAX_BATCH}")
-        await ledger.append_requests(RequestBatch(records=many[:-1]))
-        assert len(await rows(ledger, received)) == 1
-
-    with_ledger(tmp_path, scenario)
+    many = tuple(request_record(number) for number in range(1, MAX_BATCH + 2))
+    with pytest.raises(Refused) as caught:
+        await ledger.append_requests(RequestBatch(records=many))
+    assert caught.value.failure == InvalidRequest("records", str(MAX_BATCH + 1), f"must be at most {MAX_BATCH}")
+    await ledger.append_requests(RequestBatch(records=many[:-1]))
+    assert len(await rows(ledger, received)) == 1
 
 
 STAMPS = (Stamp(Stage.ROUTED, 5), Stamp(Stage.READY, 900), Stamp(Stage.DONE, 1000))
@@ -244,39 +184,27 @@ STAMPS = (Stamp(Stage.ROUTED, 5), Stamp(Stage.READY, 900), Stamp(Stage.DONE, 100
         pytest.param(None, False, id="nothing to tell"),
     ],
 )
-def test_timeline_of(tmp_path: Path, stamps: tuple[Stamp, ...] | None, cold: bool) -> None:
+async def test_timeline_of(ledger: Ledger, stamps: tuple[Stamp, ...] | None, cold: bool) -> None:
     """From the record that stands; another tenant's is not there."""
-
-    async def scenario(ledger: Ledger) -> None:
-        fields = {field: getattr(request_record(1), field) for field in RequestRecord.__struct_fields__}
-        await ledger.append_requests(requests(RequestRecord(**{**fields, "timeline": stamps}), ORPHAN))
-        want = TimelineAnswer(request_id="req-1", model="m", version="f" * 64, cold=cold, stamps=stamps or ())
-        assert await ledger.timeline_of("acme", "req-1") == want
-        for tenant, request_id in (("other", "req-1"), ("acme", "req-2")):
-            with pytest.raises(Refused) as caught:
-                await ledger.timeline_of(tenant, request_id)
-            assert caught.value.failure == NotFound("request", request_id)
-
-    with_ledger(tmp_path, scenario)
+    fields = {field: getattr(request_record(1), field) for field in RequestRecord.__struct_fields__}
+    await ledger.append_requests(requests(RequestRecord(**{**fields, "timeline": stamps}), ORPHAN))
+    want = TimelineAnswer(request_id="req-1", model="m", version="f" * 64, cold=cold, stamps=stamps or ())
+    assert await ledger.timeline_of("acme", "req-1") == want
+    for tenant, request_id in (("other", "req-1"), ("acme", "req-2")):
+        with pytest.raises(Refused) as caught:
+            await ledger.timeline_of(tenant, request_id)
+        assert caught.value.failure == NotFound("request", request_id)
 
 
 @both
-def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
+async def test_the_tables_are_made_once_and_another_schema_is_refused(tmp_path: Path) -> None:
     """By whoever opens the database, with the registry's. Again changes nothing; of a newer program none is touched."""
-
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.append_requests(requests(request_record(1)))
-
-    async def again(ledger: Ledger) -> None:
-        assert len(await rows(ledger, request_records)) == 1
-
-    with closing(opened(tmp_path)) as fresh:
-        assert {*metadata.tables} <= {*inspect(fresh.engine).get_table_names()}
-    with_ledger(tmp_path, scenario)
-    with_ledger(tmp_path, again)
-    database = opened(tmp_path)
-    with database.engine.begin() as connection:
-        connection.execute(text("INSERT INTO ledger_schema VALUES (:next)"), {"next": LEDGER_SCHEMA + 1})
-    database.close()
+    with closing(World(tmp_path)) as fresh:
+        assert {*metadata.tables} <= {*inspect(fresh.database.engine).get_table_names()}
+        await fresh.ledger.append_requests(requests(request_record(1)))
+    with closing(World(tmp_path)) as again:
+        assert len(await rows(again.ledger, request_records)) == 1
+        with again.database.engine.begin() as connection:
+            connection.execute(text("INSERT INTO ledger_schema VALUES (:next)"), {"next": LEDGER_SCHEMA + 1})
     with pytest.raises(NewerLedger):
-        opened(tmp_path)
+        World(tmp_path)

@@ -1,11 +1,13 @@
 """However batches come, in what order and how often, and whenever the process dies: the ledger has the same."""
 
+import asyncio
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,12 @@ from hypothesis import strategies as st
 
 from contracts.control import LifetimeBatch
 from contracts.usage import LifetimeRecord, Origin, RequestRecord
-from controlplane.billing import billing_report
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import metadata
 from controlplane.price_book import default_price_book
-from controlplane.verify import verify_ledger
-from tests.controlplane.test_ledger import requests, rows, with_ledger
-from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
+from tests.controlplane.billing_ground import report, requests, rows, verify
+from tests.controlplane.builders import World
+from tests.controlplane.usage_records import lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
 WRITER = """
@@ -82,9 +83,9 @@ BOOK = default_price_book()
 
 def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
     """All tables and the report after these batches; a row's place in the chain is that of its arrival."""
-    found: list[Any] = []
 
-    async def scenario(ledger: Ledger) -> None:
+    async def main(ledger: Ledger) -> list[Any]:
+        found: list[Any] = []
         for batch in batches:
             await ledger.append_requests(requests(*(each for each in batch if isinstance(each, RequestRecord))))
             lives = tuple(each for each in batch if isinstance(each, LifetimeRecord))
@@ -93,16 +94,12 @@ def contents(path: Path, batches: Sequence[Delivery]) -> list[Any]:
             place = {"link", "chain"}
             kept = [{key: value for key, value in row.items() if key not in place} for row in await rows(ledger, table)]
             found.append(sorted(kept, key=repr))
-        found.append(
-            await ledger.database.read(
-                lambda connection: billing_report(connection, BOOK, "acme", MONTH, live=set(), now_us=END_US)
-            )
-        )
-        sound = await ledger.database.read(lambda connection: verify_ledger(connection, "acme", None).sound)
-        assert sound
+        return found
 
-    with_ledger(path, scenario)
-    return found
+    with closing(World(path)) as world:
+        found = asyncio.run(main(world.ledger))
+        assert verify(world.database.engine).sound
+        return [*found, report(world.database.engine, book=BOOK, live=set())]
 
 
 @pytest.mark.deep

@@ -14,12 +14,11 @@ from controlplane.ledger_schema import metadata, request_records
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
 from tests.controlplane.backends import SQLITE, Backend
-from tests.controlplane.billing_ground import enter, report
+from tests.controlplane.billing_ground import GOLDEN, enter, report
 from tests.controlplane.usage_records import lifetime_record, request_record
 
-# Made by the program that had schema 1: good and bad months of two tenants, orphans, a conflict, an unused standby.
-GOLDEN = Path(__file__).parents[1] / "golden" / "ledger_1.sql"
-# And schema 2: a closed month with a conflict and a late correction, two more months of one tenant.
+# Made by the program that had schema 2: a closed month with a conflict and a late correction,
+# two more months of one tenant.
 CHAINED = GOLDEN.with_name("ledger_2.sql")
 
 

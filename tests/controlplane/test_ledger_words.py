@@ -1,7 +1,5 @@
 """Words and figures are as large as the ledger has room for; larger ones hold up nothing."""
 
-from pathlib import Path
-
 import pytest
 from sqlalchemy import String
 
@@ -16,7 +14,7 @@ from controlplane.policy.standing import LIFETIME_WORDS, REQUEST_WORDS
 from controlplane.price_book import default_price_book
 from controlplane.usage_batches import read_batch
 from controlplane.verify import verify_ledger
-from tests.controlplane.test_ledger import charged, requests, rows, with_ledger
+from tests.controlplane.billing_ground import charged, requests, rows
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, request_record
 
 
@@ -29,54 +27,42 @@ def test_words_are_as_long_as_their_columns() -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_the_longest_names_fit(tmp_path: Path) -> None:
+async def test_the_longest_names_fit(ledger: Ledger) -> None:
     """A granted model is OWNER/M; what is longer than any name is kept aside, and holds up nothing."""
     longest = f"{'o' * 63}/{'m' * 63}"
-
-    async def scenario(ledger: Ledger) -> None:
-        good = request_record(1, tenant="t" * 63, model=longest, request_id="r" * 128, once="1" * 64)
-        bad = request_record(2, sequence=2, source="s" * 200, tenant="t" * 200, outcome="x" * 65)
-        await ledger.append_requests(requests(bad, good))
-        assert [row["model"] for row in await rows(ledger, request_records)] == [longest]
-        (aside,) = await rows(ledger, conflicts)
-        assert (aside["tenant"], aside["reason"]) == ("t" * 63, "source has 200 characters")
-
-    with_ledger(tmp_path, scenario)
+    good = request_record(1, tenant="t" * 63, model=longest, request_id="r" * 128, once="1" * 64)
+    bad = request_record(2, sequence=2, source="s" * 200, tenant="t" * 200, outcome="x" * 65)
+    await ledger.append_requests(requests(bad, good))
+    assert [row["model"] for row in await rows(ledger, request_records)] == [longest]
+    (aside,) = await rows(ledger, conflicts)
+    assert (aside["tenant"], aside["reason"]) == ("t" * 63, "source has 200 characters")
 
 
 @pytest.mark.usefixtures("backend")
-def test_damage_does_not_block_what_comes_after(tmp_path: Path) -> None:
+async def test_damage_does_not_block_what_comes_after(ledger: Ledger) -> None:
     """Figures that no database holds are kept aside, as text; the rest of the batch enters."""
-
-    async def scenario(ledger: Ledger) -> None:
-        damaged = request_record(2, sequence=10**30, ended_at_us=-5, device_us=10**40)
-        await ledger.append_requests(requests(request_record(1), damaged, request_record(3)))
-        assert sorted(await charged(ledger)) == ["req-1", "req-3"]
-        (row,) = await rows(ledger, conflicts)
-        assert "1" + "0" * 40 in row["record"]
-
-    with_ledger(tmp_path, scenario)
+    damaged = request_record(2, sequence=10**30, ended_at_us=-5, device_us=10**40)
+    await ledger.append_requests(requests(request_record(1), damaged, request_record(3)))
+    assert sorted(await charged(ledger)) == ["req-1", "req-3"]
+    (row,) = await rows(ledger, conflicts)
+    assert "1" + "0" * 40 in row["record"]
 
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("damage", ["x", "\0"])
-def test_damaged_name_touches_no_closed_month(tmp_path: Path, damage: str) -> None:
+async def test_damaged_name_touches_no_closed_month(ledger: Ledger, damage: str) -> None:
     """It is longer than any tenant's, and begins with one's; or no database can ask for it."""
     tenant = "t" * 63
-
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.append_requests(requests(request_record(1, tenant=tenant)))
-        await ledger.close_month(
-            lambda connection: close_month(
-                connection, default_price_book(), tenant, MONTH, live=None, now_us=END_US + 2 * HOUR_US
-            )
+    await ledger.append_requests(requests(request_record(1, tenant=tenant)))
+    await ledger.close_month(
+        lambda connection: close_month(
+            connection, default_price_book(), tenant, MONTH, live=None, now_us=END_US + 2 * HOUR_US
         )
-        raw = encode(request_record(2, tenant=tenant + damage))
-        records, unreadable = read_batch(encode(batch_of([raw])), RequestRecord, END_US)
-        await ledger.append_requests(RequestBatch(records=records), unreadable)
-        (aside,) = await rows(ledger, conflicts)
-        assert (aside["tenant"], aside["month"]) == (tenant, month_after(MONTH))
-        found = await ledger.database.read(lambda connection: verify_ledger(connection, tenant, None))
-        assert found.sound
-
-    with_ledger(tmp_path, scenario)
+    )
+    raw = encode(request_record(2, tenant=tenant + damage))
+    records, unreadable = read_batch(encode(batch_of([raw])), RequestRecord, END_US)
+    await ledger.append_requests(RequestBatch(records=records), unreadable)
+    (aside,) = await rows(ledger, conflicts)
+    assert (aside["tenant"], aside["month"]) == (tenant, month_after(MONTH))
+    found = await ledger.database.read(lambda connection: verify_ledger(connection, tenant, None))
+    assert found.sound

@@ -1,6 +1,5 @@
 """A database that another process keeps locked: what is known serves and wakes, what is to be written waits for it."""
 
-import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +14,6 @@ from contracts.wire import encode
 from controlplane import store
 from tests.controlplane.builders import key, stats
 from tests.controlplane.door import becomes, opened, push
-from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.usage_records import request_record
 
 BUSY_MS = 50
@@ -31,30 +29,24 @@ def locked(data: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
-def test_models_wake_and_records_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_models_wake_and_records_wait(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version at zero is woken by what is known of it; records are refused as a passing state, and taken once after
     that; a change is refused likewise. Negative control: each is taken before.
     """
     monkeypatch.setattr(store, "sqlite_engine", partial(store.sqlite_engine, busy_ms=BUSY_MS))
-    data = tmp_path / "data"
-
-    async def main() -> None:
-        async with opened(data) as door:
-            await push(door)
-            assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 1}))[0] == 200
-            with locked(data):
-                stat = msgspec.json.encode(stats(key()))
-                assert (await door.ask("POST", "/internal/v1/stats", stat))[0] == 204
-                await becomes(door, "ready")
-                status, problem = await door.ask("POST", "/internal/v1/usage/requests", BATCH)
-                assert (status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
-                status, problem = await door.admin("PUT", "/models/m/scale", {"grace_s": 2})
-                assert (status, problem["code"]) == (503, "unavailable")
-            for _ in range(2):
-                assert (await door.ask("POST", "/internal/v1/usage/requests", BATCH))[0] == 204
-            assert (await becomes(door, "ready"))["scale"]["grace_s"] == 1
-        with closing(sqlite3.connect(data / "kelvin.db")) as database:
-            assert database.execute("SELECT count(*) FROM ledger_requests").fetchone() == (1,)
-
-    with fake_zygote(Run(data / "run")):
-        asyncio.run(main())
+    async with opened(data) as door:
+        await push(door)
+        assert (await door.admin("PUT", "/models/m/scale", {"grace_s": 1}))[0] == 200
+        with locked(data):
+            stat = msgspec.json.encode(stats(key()))
+            assert (await door.ask("POST", "/internal/v1/stats", stat))[0] == 204
+            await becomes(door, "ready")
+            status, problem = await door.ask("POST", "/internal/v1/usage/requests", BATCH)
+            assert (status, problem["code"], problem["retryable"]) == (503, "unavailable", True)
+            status, problem = await door.admin("PUT", "/models/m/scale", {"grace_s": 2})
+            assert (status, problem["code"]) == (503, "unavailable")
+        for _ in range(2):
+            assert (await door.ask("POST", "/internal/v1/usage/requests", BATCH))[0] == 204
+        assert (await becomes(door, "ready"))["scale"]["grace_s"] == 1
+    with closing(sqlite3.connect(data / "kelvin.db")) as database:
+        assert database.execute("SELECT count(*) FROM ledger_requests").fetchone() == (1,)

@@ -1,25 +1,23 @@
 """What the admin API says of one machine: its processes and devices, and its cache, which is asked for it."""
 
-import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 from aiohttp import web
 
 from contracts.errors import Conflict
 from contracts.problem import problem_details
-from tests.controlplane.door import opened, push
+from controlplane import cluster_api, machine_api
+from tests.controlplane.door import becomes, opened, poke, push
+from tests.controlplane.routes_of import Nothing, routes_in
 from tests.listening import Listening
 
 
 async def test_status_names_processes_devices_and_models(data: Path) -> None:
     """Who answers and who is ready, slots and standbys, all models: what `kelvin status` prints."""
-
     async with opened(data, device_slots="3") as door:
         await push(door)
-        async with asyncio.timeout(20):
-            while (await door.admin("GET", "/status"))[1]["device"]["standbys"] == 0:
-                await asyncio.sleep(0.005)
-        _, found = await door.admin("GET", "/status")
+        found = await door.until("/status", lambda found: found["device"]["standbys"])
         assert found["cache"] is None, "no cache agent runs here"
         assert [(row["name"], row["healthy"], row["ready"]) for row in found["processes"]] == [
             ("activator", False, False),
@@ -73,3 +71,31 @@ async def test_the_cache_is_asked_and_told_for_the_callers_tenant(data: Path) ->
         {"tier": "host", "tenant": "default"},
         {"tier": "nvme", "version": "a", "tenant": "default"},
     ]
+
+
+async def test_standbys_keep_to_their_settings(data: Path) -> None:
+    """None fits the budget: none is kept, the operator is told why, and a model starts from zero all the same."""
+    async with opened(data, standbys="2", standby_bytes=str(1 << 20), standby_target="0.9") as door:
+        await push(door)
+        await poke(door)
+        await becomes(door, "ready")
+        (pool,) = (await door.admin("GET", "/status"))[1]["device"]["pools"]
+        assert (pool["wanted"], pool["why"], pool["parked"], pool["hits"], pool["misses"]) == (0, "budget", 0, 0, 1)
+        assert (pool["target"], pool["budget_bytes"], pool["probability"]) == (0.9, 1 << 20, 0.0)
+    async with opened(data, standby_share="1") as door:
+        await push(door, "n")
+        await poke(door, "n")
+        await becomes(door, "ready", "n")
+        # One for each replica that runs, an adopted one, too.
+        await door.until("/status", lambda found: _size(found["device"]["pools"]) == (2, "share"))
+
+
+def _size(pools: list[dict[str, Any]]) -> tuple[int, str]:
+    (pool,) = pools
+    return pool["wanted"], pool["why"]
+
+
+def test_the_same_paths() -> None:
+    """No call gets 404 there for what one machine has."""
+    nothing = cast(Any, Nothing())
+    assert routes_in(cluster_api.router(nothing)) == routes_in(machine_api.router(*[nothing] * 3))

@@ -1,7 +1,13 @@
-"""A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema."""
+"""A database gets each step once, in order, whole or not at all; a newer one is refused; the result is the schema.
 
+A file of the first program, brought forward, and a fresh PostgreSQL have the same tables.
+"""
+
+import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event, inspect, select, text
@@ -11,17 +17,21 @@ from contracts.control import Scope, TenantLimits
 from contracts.ladder import CapOutput, Fallback
 from contracts.numbers import MAX_LIMIT
 from contracts.wire import encode
-from controlplane import schema
+from controlplane import ledger_schema, schema
 from controlplane.dialects import in_byte_order
 from controlplane.facts import Model
 from controlplane.feed import FeedHub
 from controlplane.keys import KeyStore
+from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import STEPS, Migration, NewerDatabase, migrate
 from controlplane.policy.scale_settings import ScaleSettings
+from controlplane.postgres import Postgres
+from controlplane.postgres_place import PostgresPlace
 from controlplane.registry import Registry
-from controlplane.store import Database, sqlite_engine
+from controlplane.store import Database, disposing, sqlite_engine
 from controlplane.tenants import TenantStore
 from tests.controlplane.backends import Backend
+from tests.controlplane.billing_ground import GOLDEN
 
 
 @pytest.fixture
@@ -29,7 +39,7 @@ def engine(backend: Backend, tmp_path: Path) -> Engine:
     return backend.engine(tmp_path)
 
 
-def _shape(engine: Engine, table: str) -> dict[str, object]:
+def _shape(engine: Engine, table: str) -> dict[str, Any]:
     found = inspect(engine)
     columns = {column["name"]: (str(column["type"]), column["nullable"]) for column in found.get_columns(table)}
     foreign = sorted(
@@ -39,7 +49,7 @@ def _shape(engine: Engine, table: str) -> dict[str, object]:
     return {"columns": columns, "primary": found.get_pk_constraint(table)["constrained_columns"], "foreign": foreign}
 
 
-def _expected(table: str, backend: Backend, path: Path) -> dict[str, object]:
+def _expected(table: str, backend: Backend, path: Path) -> dict[str, Any]:
     fresh = backend.engine(path)
     schema.metadata.create_all(fresh)
     in_byte_order(fresh, schema.metadata.tables)
@@ -119,7 +129,6 @@ async def test_a_database_of_before_json_settings_keeps_them(engine: Engine) -> 
             connection.execute(text(statement), values)
     migrate(engine)
     database, feed = Database(engine), FeedHub()
-
     registry = Registry(database, feed)
     await registry.load()
     await TenantStore(database, feed).load(7)
@@ -190,7 +199,6 @@ async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> Non
             connection.execute(text("INSERT INTO keys VALUES (:id, 'default', :sha, :scopes, 6)"), row)
     database = Database(engine)
     feed = FeedHub()
-
     tenants, keys = TenantStore(database, feed), KeyStore(database, feed)
     await keys.bootstrap(Path("/nowhere"), 7)  # makes no key: there are two
     await tenants.load(7)
@@ -204,3 +212,59 @@ async def test_a_database_of_before_tenants_is_taken_over(engine: Engine) -> Non
         (key_id, key_id * 4) for key_id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")
     }
     assert [row.tenant for row in feed.snapshot().tenants] == ["default"]
+
+
+TABLES = sorted({*schema.metadata.tables, *ledger_schema.metadata.tables})
+_KINDS = {"DOUBLE PRECISION": "FLOAT", "DOUBLE_PRECISION": "FLOAT"}  # what each calls the same kind of column
+
+
+def shape_in_both(engine: Engine, table: str) -> dict[str, Any]:
+    """With indices. A length is a remark in SQLite."""
+    found = _shape(engine, table)
+    kinds = {
+        name: (re.sub(r"\(\d+\)| COLLATE .*", "", kind), nullable)
+        for name, (kind, nullable) in found["columns"].items()
+    }
+    indices = sorted(
+        (str(each["name"]), tuple(each["column_names"]), bool(each["unique"]))
+        for each in inspect(engine).get_indexes(table)
+    )
+    columns = {name: (_KINDS.get(kind, kind), nullable) for name, (kind, nullable) in kinds.items()}
+    return {**found, "columns": columns, "indices": indices}
+
+
+def brought_forward(path: Path) -> Engine:
+    """As an old program left it, with rows in it."""
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(GOLDEN.read_text())
+    engine = sqlite_engine(path)
+    migrate(engine)
+    ensure_ledger(engine)
+    return engine
+
+
+def test_both_have_the_same_tables(place: PostgresPlace, tmp_path: Path) -> None:
+    """By name; columns, what may be empty, keys and indices. Control: a column less is noticed."""
+    postgres = Postgres(place, 1)
+    with closing(postgres), disposing(brought_forward(tmp_path / "kelvin.db")) as old:
+        there = {*inspect(postgres.writing).get_table_names()} - {"writers"}  # PostgreSQL's alone: who writes
+        assert there == {*inspect(old).get_table_names()} == {*TABLES, "schema_version", "ledger_schema"}
+        for table in TABLES:
+            assert shape_in_both(postgres.writing, table) == shape_in_both(old, table), table
+        with postgres.writing.begin() as connection:
+            connection.execute(text("ALTER TABLE models ALTER COLUMN scale DROP NOT NULL"))
+        assert shape_in_both(postgres.writing, "models") != shape_in_both(old, "models")
+
+
+@pytest.mark.parametrize("table", ["ledger_requests", "ledger_request_totals"])
+def test_a_column_that_was_too_short_is_widened(place: PostgresPlace, table: str) -> None:
+    """In PostgreSQL, where it matters: a granted model is OWNER/M."""
+    postgres = Postgres(place, 1)
+    with closing(postgres):
+        with postgres.writing.begin() as connection:
+            connection.execute(text(f"ALTER TABLE {table} ALTER COLUMN model TYPE VARCHAR(63)"))
+            connection.execute(text("DELETE FROM ledger_schema WHERE number > 6"))
+            connection.execute(text("DROP TABLE ledger_step_totals"))  # of a later step
+        ensure_ledger(postgres.writing)
+        kinds = {column["name"]: column["type"] for column in inspect(postgres.writing).get_columns(table)}
+        assert str(kinds["model"]).startswith("VARCHAR(127)")

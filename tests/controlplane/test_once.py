@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, select, text
 
 from contracts.usage import Origin, RequestRecord
-from controlplane.billing import LATE_US, close_month
 from controlplane.journal import entry_of, payload_of
 from controlplane.ledger import append_requests, timeline_of
 from controlplane.ledger_migrations import ensure_ledger
@@ -19,11 +18,17 @@ from controlplane.request_rows import known_requests
 from controlplane.restore import replay
 from controlplane.store import sqlite_engine
 from controlplane.verify import verify_ledger
-from tests.controlplane.billing_ground import BOOK, enter, fresh_engine, good_month, report
-from tests.controlplane.test_reconcile import found as reconciled
-from tests.controlplane.test_reconcile import whole_engine
-from tests.controlplane.test_verify import verify
-from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
+from tests.controlplane.billing_ground import (
+    close,
+    enter,
+    fresh_engine,
+    good_month,
+    reconciled,
+    report,
+    verify,
+    whole_engine,
+)
+from tests.controlplane.usage_records import HOUR_US, lifetime_record, request_record
 
 DAY_US = 24 * HOUR_US
 # One key, four times: cut by its caller, by its activator's death (told by two), answered, answered again.
@@ -132,8 +137,7 @@ def test_a_month_that_is_closed_in_between_charges_once_too(data: st.DataObject)
     after = data.draw(st.integers(0, len(order)))
     engine = fresh_engine()
     enter(engine, order[:after])
-    with engine.begin() as connection:
-        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+    close(engine)
     enter(engine, order[after:])
     assert len(standing(engine)) == 1
     assert verify(engine).sound, verify(engine)

@@ -1,8 +1,6 @@
 """What a replica in a pod says of its life counts where nobody can say how it ended: once, and named."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,30 +11,18 @@ from contracts.errors import Refused
 from contracts.usage import CUT, SO_FAR_S, LifetimeRecord
 from contracts.wire import encode
 from controlplane import open_lives
-from controlplane.accounts import Surroundings
 from controlplane.ledger import Ledger, append_lifetimes
 from controlplane.ledger_schema import conflicts, lifetime_records
 from controlplane.ledger_schema import open_lives as table
 from controlplane.open_lives import CUT_S, LOOK_S, cut_forever, cut_off
-from controlplane.reconcile import reconcile
-from controlplane.verify import verify_ledger
 from service.loops import LoopHealth, Loops
 from tests.controlplane.backends import Backend
-from tests.controlplane.billing_ground import BOOK, enter, report
-from tests.controlplane.test_ledger import with_ledger
-from tests.controlplane.test_reconcile import found, whole_engine
+from tests.controlplane.billing_ground import enter, reconciled, report, verify
 from tests.controlplane.usage_records import END_US, HOUR_US, lifetime_record, request_record
 from tests.controlplane.virtual_time import VirtualClock
+from tests.eventually import eventually
 
 NOW_US = END_US - HOUR_US
-
-
-@pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
-    """A ledger beside a registry that knows the version."""
-    made = whole_engine(backend, tmp_path)
-    yield made
-    made.dispose()
 
 
 def so_far(idle_us: int, *, requests: int = 1, **figures: int) -> LifetimeRecord:
@@ -82,8 +68,7 @@ def test_the_last_word_counts_where_no_end_is_told(engine: Engine) -> None:
     assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
     note(engine, so_far(9_000_000))
     assert open_ones(engine) == [], "who is recorded has nothing more to say"
-    with engine.connect() as connection:
-        assert verify_ledger(connection, "acme", None).sound
+    assert verify(engine).sound
 
 
 def test_a_pod_whose_clock_steps_back_is_still_heard(engine: Engine) -> None:
@@ -107,7 +92,6 @@ class SteppingClock(VirtualClock):
 
 async def test_no_life_ends_for_a_step_of_our_own_clock() -> None:
     """Who spoke a moment before has been silent for two hours by then."""
-
     clock, told_at_s, ended = SteppingClock(), list[int](), list[int]()
 
     async def cut(before_us: int) -> int:
@@ -125,38 +109,30 @@ async def test_no_life_ends_for_a_step_of_our_own_clock() -> None:
     ending.cancel()
 
 
-def test_a_word_that_came_while_our_clock_was_ahead_grows_old(tmp_path: Path) -> None:
+async def test_a_word_that_came_while_our_clock_was_ahead_grows_old(ledger: Ledger) -> None:
     """Its pod ended before the clock was set right: an hour after that the life is recorded, and not before."""
-
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US + 365 * 24 * HOUR_US)
-        cut_us = int(CUT_S * 1e6)
-        assert await ledger.cut_lives(NOW_US - cut_us) == 0
-        assert await ledger.cut_lives(NOW_US) == 0
-        assert await ledger.cut_lives(NOW_US + 1) == 1
-
-    with_ledger(tmp_path, scenario)
+    await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US + 365 * 24 * HOUR_US)
+    cut_us = int(CUT_S * 1e6)
+    assert await ledger.cut_lives(NOW_US - cut_us) == 0
+    assert await ledger.cut_lives(NOW_US) == 0
+    assert await ledger.cut_lives(NOW_US + 1) == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_life_that_contradicts_the_ledger_ends_once(
-    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, taken: bool
+async def test_a_life_that_contradicts_the_ledger_ends_once(
+    backend: Backend, ledger: Ledger, caplog: pytest.LogCaptureFixture, taken: bool
 ) -> None:
     """Kept aside, counted and named, and not tried for ever: here its record's place is another's. The control: where
     it isn't, the life is recorded.
     """
     other = lifetime_record(2, source=f"{CUT}rt-1", sequence=1)  # as only an older control plane let in
-
-    async def scenario(ledger: Ledger) -> None:
-        if taken:
-            await ledger.database.write(lambda connection: append_lifetimes(connection, [other]))
-        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
-        assert [await ledger.cut_lives(NOW_US + 1) for _ in range(2)] == [0 if taken else 1, 0]
-        assert await ledger.database.read(lambda c: c.execute(select(table.c.runtime_id)).all()) == []
-        kept = await ledger.database.read(lambda c: list(c.execute(select(conflicts.c.subject)).scalars()))
-        assert kept == ["rt-1 (cut-rt-1#1)"] * taken
-
-    with_ledger(tmp_path, scenario)
+    if taken:
+        await ledger.database.write(lambda connection: append_lifetimes(connection, [other]))
+    await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
+    assert [await ledger.cut_lives(NOW_US + 1) for _ in range(2)] == [0 if taken else 1, 0]
+    assert await ledger.database.read(lambda c: c.execute(select(table.c.runtime_id)).all()) == []
+    kept = await ledger.database.read(lambda c: list(c.execute(select(conflicts.c.subject)).scalars()))
+    assert kept == ["rt-1 (cut-rt-1#1)"] * taken
     assert [vars(each)["count"] for each in caplog.records] == [1] * taken
 
 
@@ -176,47 +152,40 @@ def _word(runtime: int) -> str:
         pytest.param(_word(2), None, id="the control: a good one"),
     ],
 )
-def test_one_that_can_t_be_read_holds_up_no_other(
-    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture, raw: str, why: str | None
+async def test_one_that_can_t_be_read_holds_up_no_other(
+    backend: Backend, ledger: Ledger, caplog: pytest.LogCaptureFixture, raw: str, why: str | None
 ) -> None:
     """It is named, in the log and in the accounts, kept aside as it is, and gone; lives that come later end, too."""
     row = {"runtime_id": "rt-2", "tenant": "acme", "told_at_us": NOW_US - 1, "died_at_us": NOW_US, "record": raw}
     later = msgspec.structs.replace(so_far(5_000_000), runtime_id="rt-4")
+    clock, database = VirtualClock(), ledger.database
+    ending = asyncio.create_task(cut_forever(lambda _: ledger.cut_lives(NOW_US + 1), clock, 0))
 
-    async def scenario(ledger: Ledger) -> None:
-        clock, database = VirtualClock(), ledger.database
-        ending = asyncio.create_task(cut_forever(lambda _: ledger.cut_lives(NOW_US + 1), clock, 0))
+    async def ended() -> set[str]:
+        """Whose life is recorded, once nobody's is open."""
+        while await database.read(lambda c: c.execute(select(table.c.runtime_id)).all()):
+            assert not ending.done()
+            await clock.advance(LOOK_S)
+        return set(await database.read(lambda c: c.execute(select(lifetime_records.c.runtime_id)).scalars().all()))
 
-        async def ended() -> set[str]:
-            """Whose life is recorded, once nobody's is open."""
-            while await database.read(lambda c: c.execute(select(table.c.runtime_id)).all()):
-                assert not ending.done()
-                await clock.advance(LOOK_S)
-            return set(await database.read(lambda c: c.execute(select(lifetime_records.c.runtime_id)).scalars().all()))
-
-        await database.write(lambda connection: connection.execute(insert(table).values(row)))
-        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
-        assert await ended() == {"rt-1"} | ({"rt-2"} if why is None else set())
-        await ledger.note_lives(LivesSoFar(records=(later,)), NOW_US)
-        assert "rt-4" in await ended()
-        ending.cancel()
-        await asyncio.gather(ending, return_exceptions=True)
-
-        aside = await database.read(lambda c: c.execute(select(conflicts.c.subject, conflicts.c.record)).all())
-        assert [tuple(each) for each in aside] == ([] if why is None else [("rt-2", raw)])
-        assert (await database.read(lambda c: verify_ledger(c, "acme", None))).sound
-        around = Surroundings(BOOK, set(), END_US, {})
-        differing = await database.read(lambda c: reconcile(c, "acme", None, around).differences)
-        named = [each for each in differing if each.kind == "conflict"]
-        assert [(each.subject, each.fails) for each in named] == ([] if why is None else [("rt-2", True)])
-        assert why is None or why in named[0].detail
-
-    with_ledger(tmp_path, scenario)
+    await database.write(lambda connection: connection.execute(insert(table).values(row)))
+    await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
+    assert await ended() == {"rt-1"} | ({"rt-2"} if why is None else set())
+    await ledger.note_lives(LivesSoFar(records=(later,)), NOW_US)
+    assert "rt-4" in await ended()
+    ending.cancel()
+    await asyncio.gather(ending, return_exceptions=True)
+    aside = await database.read(lambda c: c.execute(select(conflicts.c.subject, conflicts.c.record)).all())
+    assert [tuple(each) for each in aside] == ([] if why is None else [("rt-2", raw)])
+    assert verify(database.engine).sound
+    named = [each for each in reconciled(database.engine).differences if each.kind == "conflict"]
+    assert [(each.subject, each.fails) for each in named] == ([] if why is None else [("rt-2", True)])
+    assert why is None or why in named[0].detail
     told = [vars(each)["subject"] for each in caplog.records if each.levelname == "ERROR"]
     assert told == ([] if why is None else ["rt-2"])
 
 
-def test_bytes_that_are_no_text_hold_up_no_other(tmp_path: Path) -> None:
+async def test_bytes_that_are_no_text_hold_up_no_other(ledger: Ledger) -> None:
     """SQLite gives back what a disk made of them. Of two that are the same each is named."""
 
     def spoil(connection: Connection) -> None:
@@ -224,14 +193,11 @@ def test_bytes_that_are_no_text_hold_up_no_other(tmp_path: Path) -> None:
             row = "INSERT INTO ledger_open_lives VALUES (:name, 'acme', 1, 1, CAST(x'7bff' AS TEXT))"
             connection.execute(text(row), {"name": name})
 
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
-        await ledger.database.write(spoil)
-        assert [await ledger.cut_lives(NOW_US + 1) for _ in range(2)] == [1, 0]
-        kept = await ledger.database.read(lambda c: c.execute(select(conflicts.c.subject)).scalars().all())
-        assert sorted(kept) == ["rt-2", "rt-3"]
-
-    with_ledger(tmp_path, scenario)
+    await ledger.note_lives(LivesSoFar(records=(so_far(5_000_000),)), NOW_US)
+    await ledger.database.write(spoil)
+    assert [await ledger.cut_lives(NOW_US + 1) for _ in range(2)] == [1, 0]
+    kept = await ledger.database.read(lambda c: c.execute(select(conflicts.c.subject)).scalars().all())
+    assert sorted(kept) == ["rt-2", "rt-3"]
 
 
 def test_the_end_takes_the_place_of_all_that_was_said(engine: Engine) -> None:
@@ -241,7 +207,7 @@ def test_the_end_takes_the_place_of_all_that_was_said(engine: Engine) -> None:
     note(engine, so_far(8_000_000))
     assert (open_ones(engine), cut(engine, NOW_US + 1)) == ([], [])
     assert charged_us(engine) == (1, 9_000_000)
-    assert found(engine).differences == ()
+    assert reconciled(engine).differences == ()
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -257,7 +223,7 @@ def test_a_pod_that_is_gone_is_named(engine: Engine, told: bool) -> None:
     for charged in (False, True):
         if charged:
             cut(engine, NOW_US + 1)
-        (difference,) = found(engine).differences
+        (difference,) = reconciled(engine).differences
         kind = "charged_so_far" if told else "lifetime_missing"
         assert (difference.kind, difference.subject, difference.fails) == (kind, "rt-1", not told)
         assert difference.device_us == (SO_FAR_S * 1_000_000 if told else None)
@@ -268,7 +234,7 @@ def test_a_pod_that_speaks_is_open(engine: Engine) -> None:
     """Neither gone nor charged, though the control plane knows no replica of that name."""
     enter(engine, [request_record(1)])
     note(engine, so_far(5_000_000), now_us=END_US)
-    assert found(engine).differences == ()
+    assert reconciled(engine).differences == ()
     month = report(engine, live=set(), now_us=END_US)
     assert (month.open_runtimes, month.balance.balanced) == (("rt-1",), True)
 
@@ -292,7 +258,6 @@ async def test_nobody_is_ended_who_could_not_be_heard() -> None:
 
     An error of the database does not make the hour begin anew.
     """
-
     clock, asked, error = VirtualClock(), list[int](), list[Exception]()
 
     async def cut_lives(before_us: int) -> int:
@@ -309,7 +274,7 @@ async def test_nobody_is_ended_who_could_not_be_heard() -> None:
         await clock.advance(1 + 2 * LOOK_S)
         assert asked == [int(CUT_S * 1e6)] * 3
         error.append(OSError("disk I/O error"))
-        await clock.advance(LOOK_S)  # this one fails, and the loop is begun again
-        await asyncio.sleep(0.2)
+        await clock.advance(LOOK_S)  # this one fails
+        await eventually(lambda: len(asked) == 4, "it is begun again")
         await clock.advance(LOOK_S)
         assert len(asked) == 5

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import select as select_module
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -58,6 +58,13 @@ class HurriedClock(SystemClock):
 
 
 @pytest.fixture
+def database(place: PostgresPlace) -> Iterator[Database]:
+    """Open, migrated and empty."""
+    with closing(open_database(place)) as opened:
+        yield opened
+
+
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever finds the lock taken does not wait for it."""
     monkeypatch.setattr(subject, "_SESSION", waiting_for_locks("20ms"))
@@ -65,7 +72,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_how_a_session_is_set(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Durable commits, one state per transaction, bounded waits; one that reads can't write."""
-
     monkeypatch.setattr(subject, "_SESSION", SHIPPED)
     bounds = {
         "synchronous_commit": "on", "transaction_isolation": "repeatable read", "lock_timeout": "3s",
@@ -100,7 +106,6 @@ def test_names_sort_by_their_bytes(place: PostgresPlace) -> None:
 
 async def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -> None:
     """A second one waits until the first has ended; it may read meanwhile."""
-
     first = open_database(place)
     with pytest.raises(OperationalError, match="another control plane writes to this database"):
         open_database(place)
@@ -121,31 +126,27 @@ async def test_one_control_plane_writes(place: PostgresPlace, impatient: None) -
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["who wrote before begins anew", "who begins counts on"])
-def test_what_is_written_while_it_waits(postgres: PostgresServer, place: PostgresPlace, is_known: bool) -> None:
+async def test_what_is_written_while_it_waits(postgres: PostgresServer, place: PostgresPlace, is_known: bool) -> None:
     """By another one, which then ends: it is seen by whoever has the lock next, however soon that stood in line."""
-
-    async def main() -> None:
-        first, ended = open_database(place) if is_known else None, asyncio.Event()
-        if first is not None:
-            first.on_superseded = ended.set
-            postgres.ask(cut(place))
-        with closing(psycopg.connect(place.url, autocommit=True)) as other:
-            other.execute("SELECT pg_advisory_lock(%s)", (subject.LOCK,))
-            work = open_when_there(place, ended) if first is None else first.write(tenants)
-            waiting = asyncio.create_task(work)
-            await eventually(lambda: postgres.ask(WAITS, name_of(place)) == [(1,)], "it waits for the lock")
-            other.execute("INSERT INTO writers SELECT MAX(number) + 1 FROM writers")
-        if first is None:
-            opened = await waiting
-            assert isinstance(opened, Database)
-            opened.close()
-            return
-        with pytest.raises(Refused):
-            await waiting
-        assert ended.is_set()
-        first.close()
-
-    asyncio.run(main())
+    first, ended = open_database(place) if is_known else None, asyncio.Event()
+    if first is not None:
+        first.on_superseded = ended.set
+        postgres.ask(cut(place))
+    with closing(psycopg.connect(place.url, autocommit=True)) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", (subject.LOCK,))
+        work = open_when_there(place, ended) if first is None else first.write(tenants)
+        waiting = asyncio.create_task(work)
+        await eventually(lambda: postgres.ask(WAITS, name_of(place)) == [(1,)], "it waits for the lock")
+        other.execute("INSERT INTO writers SELECT MAX(number) + 1 FROM writers")
+    if first is None:
+        opened = await waiting
+        assert isinstance(opened, Database)
+        opened.close()
+        return
+    with pytest.raises(Refused):
+        await waiting
+    assert ended.is_set()
+    first.close()
 
 
 @pytest.mark.parametrize("is_open", [False, True], ids=["while it waits for the lock", "as it is open"])
@@ -176,7 +177,7 @@ def test_it_is_cancelled(postgres: PostgresServer, place: PostgresPlace, is_open
         gc.enable()
 
 
-async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_how_many_sessions_there_are(postgres: PostgresServer, place: PostgresPlace, database: Database) -> None:
     """However much is asked at once: three, by the docs' own query, as the docs say."""
     docs = Path(__file__).parents[2].joinpath("docs", "operations.md").read_text()
     query = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name_of(place)}'"
@@ -190,10 +191,9 @@ async def test_how_many_sessions_there_are(postgres: PostgresServer, place: Post
         all_three.wait(60)
         return found
 
-    with closing(open_database(place)) as database:
-        await asyncio.gather(database.write(work), *(database.read(work) for _ in range(2)))
-        await asyncio.gather(*(database.read(tenants) for _ in range(20)))
-        assert postgres.ask(query) == [(3,)]
+    await asyncio.gather(database.write(work), *(database.read(work) for _ in range(2)))
+    await asyncio.gather(*(database.read(tenants) for _ in range(20)))
+    assert postgres.ask(query) == [(3,)]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -203,7 +203,6 @@ async def test_who_was_replaced_ends(
     """Its sessions were cut, and another one began: it writes nothing more, and is told to end. Control: where none
     did, it goes on in a session of its own.
     """
-
     first, ended = open_database(place), asyncio.Event()
     first.on_superseded = ended.set
     assert len(postgres.ask(cut(place))) >= 1
@@ -226,7 +225,6 @@ async def test_who_writes_nothing_keeps_the_lock(
     postgres: PostgresServer, place: PostgresPlace, impatient: None, replaced: bool
 ) -> None:
     """A session that was cut is made anew without anything to write; and who was replaced meanwhile is told to end."""
-
     first, ended = open_database(place), asyncio.Event()
     first.on_superseded = ended.set
     postgres.ask(cut(place))
@@ -249,7 +247,6 @@ async def test_who_writes_nothing_keeps_the_lock(
 @pytest.mark.parametrize("lost", Lost)
 async def test_a_commit_whose_answer_is_lost(postgres: PostgresServer, place: PostgresPlace, lost: Lost) -> None:
     """What was done is done, once, and known as such; control: what was not done is a passing failure."""
-
     with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
         wire.lose = lost
         if lost is Lost.ANSWER:
@@ -267,7 +264,6 @@ async def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: P
     """And the database is away: records are posted again, and are there once. Of anything else memory may be behind,
     so the control plane has to begin anew.
     """
-
     with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
         ledger, ended = Ledger(database), asyncio.Event()
         database.on_superseded = ended.set
@@ -297,32 +293,28 @@ async def test_a_commit_of_which_nobody_heard(postgres: PostgresServer, place: P
         assert ended.is_set() is not repeated
 
 
-async def test_a_server_that_says_nothing_is_away(
-    postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_says_nothing_is_away(postgres: PostgresServer, database: Database) -> None:
     """SIGKILL, in the middle of a transaction too: refused as passing, and again there as soon as it is."""
+    await database.write(lambda connection: add(connection, "t"))
 
-    with closing(open_database(place)) as database:
-        await database.write(lambda connection: add(connection, "t"))
+    def killed(connection: Connection) -> None:
+        add(connection, "half")
+        postgres.kill()
+        add(connection, "more")
 
-        def killed(connection: Connection) -> None:
-            add(connection, "half")
-            postgres.kill()
-            add(connection, "more")
-
-        with pytest.raises(Refused) as refused:
-            await database.write(killed)
-        assert refused.value.failure == AWAY
-        for work in (database.write, database.read):
-            with pytest.raises(Refused):
-                await work(tenants)
-        postgres.start()
-        assert await database.read(tenants) == ["t"]
-        await database.write(lambda connection: add(connection, "u"))
+    with pytest.raises(Refused) as refused:
+        await database.write(killed)
+    assert refused.value.failure == AWAY
+    for work in (database.write, database.read):
+        with pytest.raises(Refused):
+            await work(tenants)
+    postgres.start()
+    assert await database.read(tenants) == ["t"]
+    await database.write(lambda connection: add(connection, "u"))
 
 
 async def test_stalled_server_refuses_each_call_in_time(
-    postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that keeps its connections and says nothing is away after the limit, also for calls that wait behind
     others, and for a commit. Once it answers again, so do calls. Control: nothing is cut while it answers.
@@ -335,49 +327,46 @@ async def test_stalled_server_refuses_each_call_in_time(
         except Refused as refused:
             return refused.failure
 
-    with closing(open_database(place)) as database:
-        await database.write(lambda connection: add(connection, "t"))
-        assert await database.read(tenants) == ["t"]
+    await database.write(lambda connection: add(connection, "t"))
+    assert await database.read(tenants) == ["t"]
 
-        def stalls(connection: Connection) -> None:
-            add(connection, "half")
-            postgres.stall()
+    def stalls(connection: Connection) -> None:
+        add(connection, "half")
+        postgres.stall()
 
-        monkeypatch.setattr(silence, "LIMIT_S", 0.5)
-        async with asyncio.timeout(30):  # 41 calls of 5 s each are minutes
-            calls = [outcome(database.write(stalls))]
-            calls += [outcome(call(tenants)) for call in (database.write, database.read) for _ in range(20)]
-            found = await asyncio.gather(*calls)
-        postgres.stall(resumed=True)
-        monkeypatch.setattr(silence, "LIMIT_S", limit_s)
-        # Readers may have been quicker than the stall.
-        assert found[:21] == [AWAY] * 21
-        assert all(each in (AWAY, ["t"]) for each in found[21:])
-        assert await database.read(tenants) == ["t"]
-        await database.write(lambda connection: add(connection, "u"))
-        assert await database.read(tenants) == ["t", "u"]
+    monkeypatch.setattr(silence, "LIMIT_S", 0.5)
+    async with asyncio.timeout(30):  # 41 calls of 5 s each are minutes
+        calls = [outcome(database.write(stalls))]
+        calls += [outcome(call(tenants)) for call in (database.write, database.read) for _ in range(20)]
+        found = await asyncio.gather(*calls)
+    postgres.stall(resumed=True)
+    monkeypatch.setattr(silence, "LIMIT_S", limit_s)
+    # Readers may have been quicker than the stall.
+    assert found[:21] == [AWAY] * 21
+    assert all(each in (AWAY, ["t"]) for each in found[21:])
+    assert await database.read(tenants) == ["t"]
+    await database.write(lambda connection: add(connection, "u"))
+    assert await database.read(tenants) == ["t", "u"]
 
 
 async def test_slow_statement_is_cancelled_at_the_server(
-    postgres: PostgresServer, place: PostgresPlace, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session is dropped and holds the lock no longer, so that the next call is served."""
     active = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
     limit_s = silence.LIMIT_S
 
-    with closing(open_database(place)) as database:
-        monkeypatch.setattr(silence, "LIMIT_S", 0.5)
-        with pytest.raises(Refused) as refused:
-            await database.write(lambda connection: connection.execute(text("SELECT pg_sleep(600)")))
-        monkeypatch.setattr(silence, "LIMIT_S", limit_s)
-        assert refused.value.failure == AWAY
-        await eventually(lambda: postgres.ask(active) == [(0,)], "it is cancelled")
-        await database.write(lambda connection: add(connection, "t"))
+    monkeypatch.setattr(silence, "LIMIT_S", 0.5)
+    with pytest.raises(Refused) as refused:
+        await database.write(lambda connection: connection.execute(text("SELECT pg_sleep(600)")))
+    monkeypatch.setattr(silence, "LIMIT_S", limit_s)
+    assert refused.value.failure == AWAY
+    await eventually(lambda: postgres.ask(active) == [(0,)], "it is cancelled")
+    await database.write(lambda connection: add(connection, "t"))
 
 
 async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer, place: PostgresPlace) -> None:
     """What was answered is gone from the database, and still in memory. The writer is superseded, and says why."""
-
     with closing(open_database(place)) as database:
         ended = asyncio.Event()
         database.on_superseded = ended.set
@@ -395,7 +384,6 @@ async def test_failover_that_loses_commits_begins_anew(postgres: PostgresServer,
 
 async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresServer) -> None:
     """The server has lost the control plane's own row, and another one took its number meanwhile."""
-
     place = postgres.database()
     try:
         postgres.keep()
@@ -412,22 +400,20 @@ async def test_failover_behind_the_first_start_begins_anew(postgres: PostgresSer
         postgres.drop(place)
 
 
-async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, place: PostgresPlace) -> None:
+async def test_failover_that_loses_nothing_goes_on(postgres: PostgresServer, database: Database) -> None:
     """A standby that had everything is promoted: a new timeline, and the same control plane."""
-
-    with closing(open_database(place)) as database:
-        ended = asyncio.Event()
-        database.on_superseded = ended.set
-        await database.write(lambda connection: add(connection, "t"))
-        postgres.become_standby()
-        with pytest.raises(Refused) as refused:
-            await database.write(lambda connection: add(connection, "u"))
-        assert refused.value.failure == AWAY
-        assert await database.read(tenants) == ["t"]
-        postgres.promote()
+    ended = asyncio.Event()
+    database.on_superseded = ended.set
+    await database.write(lambda connection: add(connection, "t"))
+    postgres.become_standby()
+    with pytest.raises(Refused) as refused:
         await database.write(lambda connection: add(connection, "u"))
-        assert await database.read(tenants) == ["t", "u"]
-        assert not ended.is_set()
+    assert refused.value.failure == AWAY
+    assert await database.read(tenants) == ["t"]
+    postgres.promote()
+    await database.write(lambda connection: add(connection, "u"))
+    assert await database.read(tenants) == ["t", "u"]
+    assert not ended.is_set()
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -437,7 +423,6 @@ async def test_commit_without_an_answer_and_a_failover(
     """The server that takes its place may know nothing of the transaction. It is a passing failure all the same, and
     what follows is served; where the server lost earlier commits with it, the control plane begins anew.
     """
-
     with Wire(postgres.directory) as wire, closing(open_database(wire.place(name_of(place)))) as database:
         ended = asyncio.Event()
         database.on_superseded = ended.set
@@ -464,7 +449,7 @@ async def test_commit_without_an_answer_and_a_failover(
 
 
 @pytest.mark.parametrize("ending", ["idle_in_transaction_session_timeout", "statement_timeout"])
-async def test_session_that_the_server_ends_is_a_passing_failure(place: PostgresPlace, ending: str) -> None:
+async def test_session_that_the_server_ends_is_a_passing_failure(database: Database, ending: str) -> None:
     """A transaction of which nothing is heard is ended by the server, and so is a statement: neither is a defect."""
 
     def late(connection: Connection) -> None:
@@ -476,12 +461,11 @@ async def test_session_that_the_server_ends_is_a_passing_failure(place: Postgres
             select_module.select([driver.fileno()], [], [], 60)  # the server has ended it
         connection.execute(text("SELECT pg_sleep(60)"))
 
-    with closing(open_database(place)) as database:
-        with pytest.raises(Refused) as refused:
-            await database.write(late)
-        assert refused.value.failure == AWAY
-        assert await database.read(tenants) == []
-        await database.write(lambda connection: add(connection, "u"))
+    with pytest.raises(Refused) as refused:
+        await database.write(late)
+    assert refused.value.failure == AWAY
+    assert await database.read(tenants) == []
+    await database.write(lambda connection: add(connection, "u"))
 
 
 async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: PostgresPlace) -> None:
@@ -500,11 +484,10 @@ async def test_standby_is_waited_for_and_named(postgres: PostgresServer, place: 
     assert "the database: its server is read-only, as a standby is" in said
 
 
-def test_it_is_no_file_to_be_copied(place: PostgresPlace, tmp_path: Path) -> None:
+def test_it_is_no_file_to_be_copied(database: Database, tmp_path: Path) -> None:
     """A backup says what makes one."""
-    with closing(open_database(place)) as database:
-        with pytest.raises(Refused) as refused:
-            database.copy(tmp_path / "copy")
-        assert isinstance(refused.value.failure, Conflict)
-        assert "pg_dump" in refused.value.failure.message
-        assert not (tmp_path / "copy").exists()
+    with pytest.raises(Refused) as refused:
+        database.copy(tmp_path / "copy")
+    assert isinstance(refused.value.failure, Conflict)
+    assert "pg_dump" in refused.value.failure.message
+    assert not (tmp_path / "copy").exists()

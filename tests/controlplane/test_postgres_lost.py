@@ -13,10 +13,8 @@ from controlplane.postgres_place import PostgresPlace
 from spool import Spool
 from spool.shipper import Shipper
 from tests.controlplane.builders import key, stats
-from tests.controlplane.door import ADMIN, Door, becomes, knocking, program, push
+from tests.controlplane.door import ADMIN, Door, becomes, feed, knocking, program, push, ready
 from tests.controlplane.postgres_server import PostgresServer, name_of
-from tests.controlplane.test_internal_api import feed
-from tests.controlplane.test_program import ready
 from tests.controlplane.usage_records import request_record
 from tests.eventually import eventually
 
@@ -50,12 +48,11 @@ async def refused(door: Door, method: str, path: str, body: object) -> None:
         assert "kelvin@" not in str(problem)
 
 
-def test_it_is_killed_and_comes_back(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+async def test_it_is_killed_and_comes_back(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
     """A model at zero wakes by what is known, the feed stands, changes are refused as passing, records wait in their
     spool; then all of it goes on, each record once, in the same process. Control: before, each is taken.
     """
-
-    async def main() -> None:
+    with program(data, database=place.url) as process:
         await ready(data)
         async with knocking(data) as door, feed(door) as reader:
             await push(door)
@@ -87,35 +84,24 @@ def test_it_is_killed_and_comes_back(postgres: PostgresServer, place: PostgresPl
         assert postgres.ask("SELECT first, last FROM ledger_received", database) == [(1, 4)]
         assert postgres.ask("SELECT sum(requests) FROM ledger_request_totals", database) == [(4,)]
 
-    with program(data, database=place.url) as process:
-        asyncio.run(main())
 
-
-def test_the_next_one_takes_over(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+async def test_the_next_one_takes_over(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
     """Of a control plane that is killed nothing holds the lock, and all that it answered is there."""
-
-    async def pushed() -> None:
+    with program(data, database=place.url):
         await ready(data)
         async with knocking(data) as door:
             await push(door)
-
-    async def known() -> None:
+    (data / "run" / "control.sock").unlink()
+    with program(data, database=place.url):
         await ready(data)
         async with knocking(data) as door:
             assert (await door.admin("GET", "/models/m"))[0] == 200
 
-    with program(data, database=place.url):
-        asyncio.run(pushed())
-    (data / "run" / "control.sock").unlink()
-    with program(data, database=place.url):
-        asyncio.run(known())
 
-
-def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+async def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
     """The control plane ends, and says why. The next one tells activators of no key that can't be revoked any more."""
     log = data.parent / "controlplane.log"
-
-    async def first() -> None:
+    with program(data, database=place.url) as process:
         await ready(data)
         async with knocking(data) as door:
             postgres.keep()
@@ -126,8 +112,8 @@ def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresPlac
             postgres.fail_over()
             assert await asyncio.to_thread(process.wait, 60) == 0
         assert "the database has lost what it had committed" in log.read_text()
-
-    async def second() -> None:
+    (data / "run" / "control.sock").unlink(missing_ok=True)
+    with program(data, database=place.url):
         await ready(data)
         async with knocking(data) as door, feed(door) as reader:
             known = [row.key_id for row in (await reader.line()).keys]
@@ -135,22 +121,16 @@ def test_failover_that_loses_a_key(postgres: PostgresServer, place: PostgresPlac
             assert "lost" not in str(listed)
             assert len(known) == 2  # those of every installation
 
-    with program(data, database=place.url) as process:
-        asyncio.run(first())
-    (data / "run" / "control.sock").unlink(missing_ok=True)
-    with program(data, database=place.url):
-        asyncio.run(second())
 
-
-def test_it_is_not_there_yet(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
+async def test_it_is_not_there_yet(postgres: PostgresServer, place: PostgresPlace, data: Path) -> None:
     """A control plane that finds none waits, and serves once it is there; told to end meanwhile, it ends."""
     postgres.kill()
     log = data.parent / "controlplane.log"
     with program(data, database=place.url) as process:
-        asyncio.run(eventually(lambda: "the database can't be opened" in log.read_text(), "it says so"))
+        await eventually(lambda: "the database can't be opened" in log.read_text(), "it says so")
         process.terminate()
         assert process.wait(60) == 0
     with program(data, database=place.url):
-        asyncio.run(eventually(lambda: log.read_text().count("the database can't be opened") == 2, "it says so"))
+        await eventually(lambda: log.read_text().count("the database can't be opened") == 2, "it says so")
         postgres.start()
-        asyncio.run(ready(data))
+        await ready(data)

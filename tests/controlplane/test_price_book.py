@@ -115,16 +115,18 @@ def test_a_book_without_entries() -> None:
         pytest.param(b"currency = 1", "book.toml: prices: is required", id="no book"),
     ],
 )
-def test_a_control_plane_refuses_to_start_without_its_book(tmp_path: Path, content: bytes | None, says: str) -> None:
+async def test_a_control_plane_refuses_to_start_without_its_book(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
     """As any setting: variable, value and rule."""
     book = tmp_path / "book.toml"
     if content is not None:
         book.write_bytes(content)
     with pytest.raises(BadSetting, match=rf"KELVIN_PRICE_BOOK={book}: .*{says}"):
-        asyncio.run(run(settings(tmp_path, price_book=str(book)), asyncio.Event()))
+        await run(settings(tmp_path, price_book=str(book)), asyncio.Event())
 
 
-def test_the_currency_of_closed_months_is_that_of_the_book(tmp_path: Path) -> None:
+async def test_the_currency_of_closed_months_is_that_of_the_book(tmp_path: Path) -> None:
     """What comes late for them is charged in it, on the bill of an open month: one bill has one currency."""
     database = Database(sqlite_engine(tmp_path / "kelvin.db"))
     with database.engine.begin() as connection:
@@ -133,4 +135,4 @@ def test_the_currency_of_closed_months_is_that_of_the_book(tmp_path: Path) -> No
         assert currencies(connection) == {"EUR"}
     database.close()
     with pytest.raises(BadSetting, match=r"its currency is USD, and there are closed months in EUR"):
-        asyncio.run(run(settings(tmp_path), asyncio.Event()))
+        await run(settings(tmp_path), asyncio.Event())

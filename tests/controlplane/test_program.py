@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -17,44 +18,31 @@ from contracts.wire import encode
 from controlplane.settings import load
 from service.decider import try_hold
 from service.unix import SocketDirectory
-from tests.controlplane.builders import key, registration, stats
-from tests.controlplane.door import Door, knocking, program
+from tests.controlplane.builders import registration
+from tests.controlplane.door import becomes, knocking, poke, program, push, ready
 from tests.controlplane.ground import ROOT, Run
 from tests.eventually import eventually
 
 
-async def ready(data: Path) -> None:
-    """Until it answers so."""
-    await eventually(lambda: (data / "run" / "control.sock").exists())
-    async with knocking(data) as door:
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    if (await door.ask("GET", "/readyz"))[0] == 200:
-                        return
-                except aiohttp.ClientError:
-                    await asyncio.sleep(0.005)
-
-
-async def _replicas(door: Door) -> list[dict[str, object]]:
-    _, found = await door.admin("GET", "/models/m")
+def replicas_of(found: Any) -> list[dict[str, Any]]:
+    """All of a model's, as an operator sees it."""
     return [replica for version in found["versions"] for replica in version["replicas"]]
 
 
-def test_it_starts_in_an_empty_directory(data: Path) -> None:
+async def test_it_starts_in_an_empty_directory(data: Path) -> None:
     """Ready soon after it was spawned, with keys and a database. The second that it may take is measured, not asserted:
     a busy machine is no defect; ten of a processor's are."""
     with program(data) as process:
-        asyncio.run(ready(data))
+        await ready(data)
         used = psutil.Process(process.pid).cpu_times()
         assert used.user + used.system < 10
     assert {"admin.key", "default.key", "kelvin.db"} <= {path.name for path in data.iterdir()}
 
 
-def test_nobody_else_decides_while_it_lives(data: Path) -> None:
+async def test_nobody_else_decides_while_it_lives(data: Path) -> None:
     """It holds the lock under which an activator would stand in for it, until it is dead, however it dies."""
     with closing(SocketDirectory(data / "run")) as directory, program(data) as process:
-        asyncio.run(ready(data))
+        await ready(data)
         assert try_hold(directory) is None
         process.kill()
         process.wait(60)
@@ -63,10 +51,9 @@ def test_nobody_else_decides_while_it_lives(data: Path) -> None:
         held.close()
 
 
-def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
+async def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
     """Exit 0 with a feed open and a standby parked; the standby lives on."""
-
-    async def main() -> None:
+    with program(data) as process:
         await ready(data)
         run = Run(data / "run")
         await eventually(lambda: len(run.sockets()) == 1)
@@ -76,11 +63,8 @@ def test_sigterm_ends_it_and_leaves_runtimes(data: Path) -> None:
             assert await asyncio.to_thread(process.wait, 60) == 0
         assert len(run.sockets()) == 1
 
-    with program(data) as process:
-        asyncio.run(main())
 
-
-def test_its_lifeline_ends_it(data: Path) -> None:
+async def test_its_lifeline_ends_it(data: Path) -> None:
     """When the supervisor is gone, so is it."""
     read, write = os.pipe()
     os.set_inheritable(read, True)
@@ -89,63 +73,49 @@ def test_its_lifeline_ends_it(data: Path) -> None:
         [sys.executable, "-m", "controlplane"], cwd=ROOT, env=environment, pass_fds=[read], stderr=subprocess.DEVNULL
     )
     os.close(read)
-    asyncio.run(ready(data))
+    await ready(data)
     os.close(write)
     assert process.wait(60) in (0, 1)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals) -> None:
+async def test_runtimes_outlive_it_and_are_adopted(data: Path, ending: signal.Signals) -> None:
     """Killed with a replica ready: the replica is the same process afterwards, known at once, and still watched."""
-
-    async def first() -> dict[str, object]:
-        await ready(data)
-        async with knocking(data) as door:
-            await door.ask("POST", "/internal/v1/versions", encode(registration()))
-            await door.ask("POST", "/internal/v1/stats", encode(stats(key())))
-            async with asyncio.timeout(60):
-                while not (found := await _replicas(door)) or found[0]["state"] != "ready":
-                    await asyncio.sleep(0.005)
-            return found[0]
-
-    async def second(before: dict[str, object]) -> None:
-        await ready(data)
-        async with knocking(data) as door:
-            assert await _replicas(door) == [before]
-            await door.ask("POST", "/internal/v1/stats", encode(stats(key())))
-            os.kill(int(str(before["pid"])), signal.SIGKILL)
-            async with asyncio.timeout(60):
-                while {each["runtime_id"] for each in await _replicas(door)} <= {before["runtime_id"]}:
-                    await asyncio.sleep(0.005)
-                while len(Run(data / "run").calls("bind:m")) < 2:
-                    await asyncio.sleep(0.005)
-
     with program(data) as process:
-        before = asyncio.run(first())
+        await ready(data)
+        async with knocking(data) as door:
+            await push(door)
+            await poke(door)
+            found = await becomes(door, "ready")
+        (before,) = replicas_of(found)
         process.send_signal(ending)
         process.wait(60)
     assert Path(f"/proc/{before['pid']}").exists(), "it serves on while no control plane is there"
     (data / "run" / "control.sock").unlink(missing_ok=True)
     with program(data):
-        asyncio.run(second(before))
+        await ready(data)
+        async with knocking(data) as door:
+            assert replicas_of((await door.admin("GET", "/models/m"))[1]) == [before]
+            await poke(door)
+            os.kill(before["pid"], signal.SIGKILL)
+            await door.until(
+                "/models/m", lambda found: {each["runtime_id"] for each in replicas_of(found)} - {before["runtime_id"]}
+            )
+            await eventually(lambda: len(Run(data / "run").calls("bind:m")) == 2, "another one has the version")
     assert len(Run(data / "run").calls("bind:m")) == 2
 
 
 @pytest.mark.deep
-def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path) -> None:
+async def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path) -> None:
     """Versions are pushed one after another until SIGKILL comes in between: all that were answered are there."""
-
-    async def push_until_killed() -> list[str]:
+    acknowledged: list[str] = []
+    with program(data) as process:
         await ready(data)
-        acknowledged: list[str] = []
         async with knocking(data) as door:
             for number in range(10_000):
-                base = registration()
                 version = f"{number:064x}"
-                body = msgspec.json.encode(
-                    type(base)(**{name: getattr(base, name) for name in base.__struct_fields__} | {"version": version})
-                )
+                body = encode(msgspec.structs.replace(registration(), version=version))
                 if number == 25:
                     asyncio.get_running_loop().call_later(0.05, process.kill)
                 try:
@@ -154,19 +124,12 @@ def test_a_kill_at_any_moment_of_a_push_loses_no_acknowledged_version(data: Path
                     break
                 assert status == 201
                 acknowledged.append(version)
-        return acknowledged
-
-    async def known() -> set[str]:
-        await ready(data)
-        async with knocking(data) as door:
-            _, found = await door.admin("GET", "/models/m")
-            return {version["version"] for version in found["versions"]}
-
-    with program(data) as process:
-        acknowledged = asyncio.run(push_until_killed())
     (data / "run" / "control.sock").unlink(missing_ok=True)
     with program(data):
-        found = asyncio.run(known())
+        await ready(data)
+        async with knocking(data) as door:
+            _, model = await door.admin("GET", "/models/m")
+    found = {version["version"] for version in model["versions"]}
     assert len(acknowledged) >= 25
     assert set(acknowledged) <= found
     assert len(found) <= len(acknowledged) + 1

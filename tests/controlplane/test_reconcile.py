@@ -1,76 +1,36 @@
 """Every difference between two accounts is named once, with its size; where there is none, none is."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, insert, text
+from sqlalchemy import Engine, text
 
-from contracts.billing import Difference, ReconcileReport
+from contracts.billing import Difference
 from contracts.usage import ACK_TOKENS, Origin
-from controlplane.accounts import Surroundings
-from controlplane.billing import LATE_US, close_month
-from controlplane.migrations import migrate
 from controlplane.policy.findings import Waiting
-from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS, reconcile
-from controlplane.schema import models, tenants, versions
-from tests.controlplane.backends import SQLITE, Backend
-from tests.controlplane.billing_ground import BOOK, ORPHANED, Record, enter, fresh_engine, good_month
+from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS
+from tests.controlplane.billing_ground import (
+    ORPHANED,
+    POSITIONS,
+    Record,
+    close,
+    enter,
+    good_month,
+    reconciled,
+    whole_engine,
+)
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
-
-POSITIONS = 1000  # tokens that a request of the version can have
-
-
-@pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Iterator[Engine]:
-    """A ledger beside a registry that knows the version."""
-    made = whole_engine(backend, tmp_path)
-    yield made
-    made.dispose()
-
-
-def whole_engine(backend: Backend | None = None, path: Path | None = None) -> Engine:
-    """As the control plane's; of SQLite in memory, where no other is wished."""
-    if backend is None or path is None or backend.name == SQLITE:
-        made = fresh_engine()
-    else:
-        made = backend.engine(path, migrated=True)
-    migrate(made)
-    with made.begin() as connection:
-        connection.execute(insert(tenants).values(tenant="acme", created_at_s=0, state="active"))
-        model = {"tenant": "acme", "model": "m"}
-        connection.execute(insert(models).values(**model, created_at_s=0))
-        figures = dict.fromkeys(("weight_bytes", "total_bytes", "kv_bytes_per_token", "created_at_s"), 0)
-        connection.execute(
-            insert(versions).values(
-                **model, **figures, version="f" * 64, state="ready", fault=None, limits="{}", architecture="a",
-                max_positions=POSITIONS, kind="generate",
-            )
-        )  # fmt: skip
-    return made
-
-
-def found(
-    engine: Engine,
-    month: str | None = None,
-    *,
-    live: set[str] | None = None,
-    spools: dict[str, Waiting] | None = None,
-) -> ReconcileReport:
-    """Of all months, or one."""
-    with engine.connect() as connection:
-        return reconcile(connection, "acme", month, Surroundings(BOOK, live or set(), END_US, spools or {}))
 
 
 def test_a_good_month_agrees(engine: Engine) -> None:
     """Nothing is named, and it is said what was compared."""
     enter(engine, good_month())
     for month in (None, MONTH):
-        report = found(engine, month)
+        report = reconciled(engine, month)
         assert (report.agrees, report.differences, report.more) == (True, (), 0)
         compared = report.compared
         assert (compared.replicas, compared.served, compared.recorded, compared.orphans) == (2, 4, 4, 0)
@@ -171,7 +131,7 @@ def test_a_planted_difference_is_named_with_its_size(engine: Engine, planted: Pl
     with engine.begin() as connection:
         for statement in planted.statement.split(";"):
             connection.execute(text(statement))
-    report = found(engine, planted.month)
+    report = reconciled(engine, planted.month)
     assert not report.agrees
     (difference,) = report.differences
     assert (difference.kind, difference.subject, difference.fails) == (planted.kind, planted.subject, True)
@@ -186,13 +146,13 @@ def _size(difference: Difference) -> tuple[int | None, int | None, int | None, i
 def test_a_request_that_is_charged_by_the_last_acknowledgement_is_named(engine: Engine) -> None:
     """It may be short by what is between two of them. Known, and no failure; the activator's record ends it."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
-    report = found(engine)
+    report = reconciled(engine)
     (difference,) = report.differences
     assert (difference.kind, difference.subject, difference.fails) == ("charged_by_receipt", "req-2", False)
     assert _size(difference) == (0, ACK_TOKENS, 0, ACK_TOKENS * 3)
     assert (report.agrees, report.compared.orphans) == (True, 1)
     enter(engine, [request_record(2)])
-    assert found(engine).differences == ()
+    assert reconciled(engine).differences == ()
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -211,7 +171,7 @@ def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kep
     )
     if kept:
         enter(engine, [first])
-    report = found(engine)
+    report = reconciled(engine)
     assert [(each.kind, each.subject) for each in report.differences] == (
         [] if kept else [("requests_missing", "rt-7")]
     )
@@ -221,7 +181,7 @@ def test_a_request_that_two_replicas_counted_is_charged_once(engine: Engine, kep
 def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine) -> None:
     """One request of it is in no record: what it may have cost at most, and how the replica ended."""
     enter(engine, [request_record(1), _killed(lifetime_record(1, requests=2))])
-    (difference,) = found(engine).differences
+    (difference,) = reconciled(engine).differences
     assert (difference.kind, difference.cause) == ("requests_missing", "the replica was killed by SIGKILL")
     assert _size(difference) == (1, POSITIONS, 1_999_000, 3_005)
 
@@ -229,7 +189,7 @@ def test_a_replica_and_an_activator_that_died_together_are_named(engine: Engine)
 def test_of_a_version_that_is_not_registered_the_most_is_unknown(engine: Engine) -> None:
     """Not none."""
     enter(engine, [lifetime_record(1, model="gone")])
-    (difference,) = found(engine).differences
+    (difference,) = reconciled(engine).differences
     assert _size(difference) == (1, None, 2_000_000, None)
 
 
@@ -240,23 +200,22 @@ def _killed(life: Any) -> Any:
 def test_what_waits_in_a_spool_is_named(engine: Engine) -> None:
     """It is no failure; and of a gap it says whether the source's spool is there."""
     enter(engine, [*good_month(), request_record(7, runtime_id=None)])
-    report = found(engine, spools={"activator-1": Waiting(7, 9), "activator-2": Waiting(5, 5)})
+    report = reconciled(engine, spools={"activator-1": Waiting(7, 9), "activator-2": Waiting(5, 5)})
     assert [(each.kind, each.subject, each.requests, each.fails) for each in report.differences] == [
         ("sequence_hole", "activator-1", 1, True),
         ("unshipped", "activator-1", 2, False),
     ]
     assert report.differences[0].cause == "its spool is there, and can't be read there"
-    assert found(engine).differences[0].cause == "its spool is gone, and they with it"
+    assert reconciled(engine).differences[0].cause == "its spool is gone, and they with it"
 
 
 def test_closed_months_and_adjustments_agree(engine: Engine) -> None:
     """A correction that takes back what a closed month charged is in the totals of both."""
     enter(engine, [request_record(1), ORPHANED, lifetime_record(1, requests=2)])
-    with engine.begin() as connection:
-        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+    close(engine)
     enter(engine, [request_record(2, sequence=2, completion_tokens=100), request_record(3, ended_at_us=END_US + 5)])
     enter(engine, [lifetime_record(2, died_at_us=END_US + HOUR_US, runtime_id="rt-9", requests=0)])
-    report = found(engine)
+    report = reconciled(engine)
     assert [each.kind for each in report.differences if each.fails] == ["requests_extra"]
     # rt-1 said 2 requests, and a third one of December names it; nothing else differs.
     assert report.months == (MONTH, "2026-12")
@@ -265,8 +224,7 @@ def test_closed_months_and_adjustments_agree(engine: Engine) -> None:
 def test_a_source_and_a_replica_of_two_months_are_named_once(engine: Engine) -> None:
     """Whatever months they recorded in."""
     enter(engine, [request_record(2, runtime_id="rt-9"), request_record(4, runtime_id="rt-9", ended_at_us=END_US + 5)])
-    with engine.connect() as connection:
-        report = reconcile(connection, "acme", None, Surroundings(BOOK, set(), END_US + HOUR_US, {}))
+    report = reconciled(engine, now_us=END_US + HOUR_US)
     assert [(each.kind, each.subject) for each in report.differences] == [
         ("lifetime_missing", "rt-9"), ("sequence_hole", "activator-1"), ("sequence_hole", "activator-1"),
     ]  # fmt: skip
@@ -278,7 +236,7 @@ def test_what_is_listed_is_bounded(engine: Engine) -> None:
     count = MAX_DIFFERENCES + 7
     enter(engine, [request_record(number, source=f"s-{number}", sequence=2) for number in range(count)])
     enter(engine, [lifetime_record(1, requests=count + 1, active_us=count * 1000)])
-    report = found(engine)
+    report = reconciled(engine)
     assert (len(report.differences), report.more, report.agrees) == (MAX_DIFFERENCES, 8, False)
     (missing,) = [each for each in report.differences if each.kind == "requests_missing"]
     assert len(missing.ids) == MAX_IDS
@@ -301,7 +259,6 @@ def test_any_history_agrees(data: st.DataObject) -> None:
     for record in data.draw(st.permutations(EVERYTHING)):
         enter(engine, [record])
         if data.draw(st.integers(min_value=0, max_value=4)) == 0:
-            with engine.begin() as connection:
-                close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
-    assert found(engine).agrees, found(engine)
+            close(engine)
+    assert reconciled(engine).agrees, reconciled(engine)
     engine.dispose()

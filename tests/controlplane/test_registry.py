@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 
 from contracts.control import Feed, Registered
-from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound
 from controlplane import schema
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, VersionState
@@ -16,20 +16,13 @@ from controlplane.registry import Registry
 from controlplane.store import disposing, reading_engine
 from tests.controlplane import backends
 from tests.controlplane.backends import SQLITE
-from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, refusal, registration
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-async def _refusal(work: object) -> Failure:
-    with pytest.raises(Refused) as refused:
-        await work  # type: ignore[misc]
-    return refused.value.failure
-
-
 async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> None:
     """`prod` names the first version until a deploy says otherwise."""
-
     async with opened_registry(tmp_path) as registry:
         for letter in "ab":
             assert await registry.register(registration(letter=letter), NOW_S) == Registered(is_new=True)
@@ -44,7 +37,6 @@ async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Pat
 
 async def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
     """The snapshotter may tell of a version as often as it likes."""
-
     async with opened_registry(tmp_path) as registry:
         assert (await registry.register(registration(), NOW_S)).is_new
         before = registry.model(TENANT, "m")
@@ -54,7 +46,6 @@ async def test_a_repeat_registers_nothing(tmp_path: Path) -> None:
 
 async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     """What was answered is on disk: models, aliases, scale settings, faults."""
-
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S + 1)
@@ -75,7 +66,6 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
 
 async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
     """Each way of saying no is a fact with the value in it, and changes nothing."""
-
     async with opened_registry(tmp_path) as registry:
         twins = ("c" * 63 + "1", "c" * 63 + "2")
         for version in (digest("a"), *twins):
@@ -85,25 +75,24 @@ async def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
                 NOW_S,
             )
         before = registry.models(TENANT)
-        assert await _refusal(registry.deploy(BY, TENANT, "nope", "a" * 12, NOW_S)) == ModelNotFound("nope")
-        assert await _refusal(registry.deploy(BY, "other", "m", "a" * 12, NOW_S)) == ModelNotFound("m")
-        assert await _refusal(registry.deploy(BY, TENANT, "m", "d" * 12, NOW_S)) == NotFound("version", "m@" + "d" * 12)
-        assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "c" * 12, NOW_S)), InvalidRequest)
-        assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "a" * 11, NOW_S)), InvalidRequest)
-        assert isinstance(await _refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
+        assert await refusal(registry.deploy(BY, TENANT, "nope", "a" * 12, NOW_S)) == ModelNotFound("nope")
+        assert await refusal(registry.deploy(BY, "other", "m", "a" * 12, NOW_S)) == ModelNotFound("m")
+        assert await refusal(registry.deploy(BY, TENANT, "m", "d" * 12, NOW_S)) == NotFound("version", "m@" + "d" * 12)
+        assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", "c" * 12, NOW_S)), InvalidRequest)
+        assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", "a" * 11, NOW_S)), InvalidRequest)
+        assert isinstance(await refusal(registry.register(registration(model="No"), NOW_S)), InvalidRequest)
         stranger = registration(model="new", tenant="stranger")
-        assert await _refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
+        assert await refusal(registry.register(stranger, NOW_S)) == NotFound("tenant", "stranger")
         crossing = registry.rescale(BY, TENANT, "m", {"min": 2}, NOW_S)
-        assert await _refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
+        assert await refusal(crossing) == InvalidRequest("min", "2", "must be 1 (max) or less")
         part = registry.rescale(BY, TENANT, "m", {"window_s": 6.5}, NOW_S)
-        assert isinstance(await _refusal(part), InvalidRequest)
+        assert isinstance(await refusal(part), InvalidRequest)
         assert registry.models(TENANT) == before
         assert registry.models("stranger") == ()
 
 
 async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
     """A deploy of known-broken bytes is refused; a restore that works, or another push, lifts it."""
-
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S)
@@ -112,14 +101,13 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
             registry.register(registration(letter="b"), NOW_S),
         ):
             await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
-            assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
+            assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
             await mended
             assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
 
 async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:
     """What is not given stays; a target can be taken back."""
-
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(), NOW_S)
         assert await registry.rescale(BY, TENANT, "m", {}, NOW_S) == ScaleSettings()
@@ -154,7 +142,6 @@ def _versions_on_disk(data: Path) -> int:
 
 async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
     """Fifty pushes and deploys at once: every version is there once, and memory is what a reload gives."""
-
     letters = "abcdef"
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -168,7 +155,7 @@ async def test_concurrent_writes_take_turns(tmp_path: Path) -> None:
         assert registry.models(TENANT) == before
 
 
-def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
+async def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
     """A snapshot after a restart names every model with its aliases, and every version."""
 
     async def main() -> Feed:
@@ -179,14 +166,13 @@ def test_the_feed_tells_of_models_and_versions(tmp_path: Path) -> None:
         async with opened_registry(tmp_path, feed):
             return feed.snapshot()
 
-    snapshot = asyncio.run(main())
+    snapshot = await main()
     assert [(row.model, row.aliases) for row in snapshot.models] == [("m", {"prod": digest("a")})]
     assert {row.version for row in snapshot.versions} == {digest("a"), digest("b")}
 
 
 async def test_a_failed_commit_shows_nothing(tmp_path: Path) -> None:
     """Where the disk refuses, memory and feed stay as they were."""
-
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -230,7 +216,6 @@ def test_scale_defaults_are_the_policys() -> None:
 
 async def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None:
     """By how much tokens count, also after a restart; of what only the decider needs, nothing."""
-
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)
@@ -247,19 +232,18 @@ async def test_activators_hear_of_a_scale_what_is_theirs(tmp_path: Path) -> None
 
 async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) -> None:
     """No alias may name it and no process run it; then readers forget it, also after a restart, until it is pushed."""
-
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await registry.register(registration(letter="a"), NOW_S)
         await registry.register(registration(letter="b"), NOW_S)
         await registry.register(registration(model="n", letter="b"), NOW_S)
-        named = await _refusal(registry.delete(BY, TENANT, "m", "a" * 12, NOW_S, lambda key: False))
+        named = await refusal(registry.delete(BY, TENANT, "m", "a" * 12, NOW_S, lambda key: False))
         assert isinstance(named, Conflict)
         assert "'prod' names it" in named.message
-        used = await _refusal(registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: True))
+        used = await refusal(registry.delete(BY, TENANT, "m", "b" * 12, NOW_S, lambda key: True))
         assert isinstance(used, Conflict)
         assert "kelvin stop m" in used.message
-        assert await _refusal(registry.delete(BY, TENANT, "m", "d" * 12, NOW_S, lambda key: False)) == NotFound(
+        assert await refusal(registry.delete(BY, TENANT, "m", "d" * 12, NOW_S, lambda key: False)) == NotFound(
             "version", "m@" + "d" * 12
         )
         for _ in range(2):
@@ -270,7 +254,7 @@ async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) ->
             ("m", digest("a")),
             ("n", digest("b")),
         }
-        assert isinstance(await _refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
+        assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S)), Conflict)
         await registry.note(key(letter="b"), VersionEvent.RESTORED)  # said too late
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
@@ -284,40 +268,36 @@ async def test_a_deleted_version_is_remembered_and_not_served(tmp_path: Path) ->
         assert await registry.deploy(BY, TENANT, "m", "b" * 12, NOW_S) == digest("b")
 
 
-def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
+async def test_stop_is_durable_and_ends_with_use(tmp_path: Path) -> None:
     """It is read again by the next control plane; a request, a deploy, a split or a minimum ends it, nothing else."""
 
     def stopped(registry: Registry) -> list[bool]:
         return [version.stopped_at_s is not None for version in registry.model(TENANT, "m").versions]
 
-    async def main() -> None:
-        async with opened_registry(tmp_path) as registry:
-            for letter in "ab":
-                await registry.register(registration("m", letter), NOW_S)
-            await registry.stop(BY, TENANT, "m", NOW_S)
-            await registry.rescale(BY, TENANT, "m", {"max": 4}, NOW_S)
-        async with opened_registry(tmp_path) as registry:
-            assert stopped(registry) == [True, True]
-            await registry.resume(key("m", "b"), NOW_S)
-        async with opened_registry(tmp_path) as registry:
-            assert stopped(registry) == [True, False]
-            await registry.deploy(BY, TENANT, "m", digest("a")[:12], NOW_S)
-            assert stopped(registry) == [False, False], "also where `prod` named it already"
-            await registry.stop(BY, TENANT, "m", NOW_S)
-            await registry.split(BY, TENANT, "m", {digest("a")[:12]: 1, digest("b")[:12]: 1}, NOW_S)
-            assert stopped(registry) == [False, False]
-            await registry.stop(BY, TENANT, "m", NOW_S)
-            await registry.rescale(BY, TENANT, "m", {"min": 1}, NOW_S)
-            assert stopped(registry) == [False, False]
-        async with opened_registry(tmp_path) as registry:
-            assert stopped(registry) == [False, False]
-
-    asyncio.run(main())
+    async with opened_registry(tmp_path) as registry:
+        for letter in "ab":
+            await registry.register(registration("m", letter), NOW_S)
+        await registry.stop(BY, TENANT, "m", NOW_S)
+        await registry.rescale(BY, TENANT, "m", {"max": 4}, NOW_S)
+    async with opened_registry(tmp_path) as registry:
+        assert stopped(registry) == [True, True]
+        await registry.resume(key("m", "b"), NOW_S)
+    async with opened_registry(tmp_path) as registry:
+        assert stopped(registry) == [True, False]
+        await registry.deploy(BY, TENANT, "m", digest("a")[:12], NOW_S)
+        assert stopped(registry) == [False, False], "also where `prod` named it already"
+        await registry.stop(BY, TENANT, "m", NOW_S)
+        await registry.split(BY, TENANT, "m", {digest("a")[:12]: 1, digest("b")[:12]: 1}, NOW_S)
+        assert stopped(registry) == [False, False]
+        await registry.stop(BY, TENANT, "m", NOW_S)
+        await registry.rescale(BY, TENANT, "m", {"min": 1}, NOW_S)
+        assert stopped(registry) == [False, False]
+    async with opened_registry(tmp_path) as registry:
+        assert stopped(registry) == [False, False]
 
 
 async def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> None:
     """A request after the first stop ends that stop alone, also where both stops are of one second."""
-
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(), NOW_S)
         await registry.stop(BY, TENANT, "m", NOW_S)
@@ -334,7 +314,6 @@ async def test_second_stop_outlasts_the_request_before_it(tmp_path: Path) -> Non
 
 async def test_stop_after_a_deploy_outlasts_the_request_before_both(tmp_path: Path) -> None:
     """Also where all of it happened in one second, or the clock has stepped back."""
-
     async with opened_registry(tmp_path) as registry:
         await registry.register(registration(), NOW_S)
         await registry.stop(BY, TENANT, "m", NOW_S)

@@ -8,144 +8,50 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from starlette.requests import Request
 
-from contracts.backup import RestoreReport
-from contracts.control import RequestBatch
 from contracts.errors import CapacityExceeded, Refused
 from contracts.wire import encode
 from controlplane import placing
-from controlplane.backup_place import backups_in, claim_place, name_of, write_backup
-from controlplane.backup_schedule import BackupLoop
-from controlplane.backups import FILES, Backups
+from controlplane.backup_place import backups_in, name_of, write_backup
+from controlplane.backups import FILES
 from controlplane.billing import close_month
-from controlplane.clock import SystemClock
-from controlplane.feed import FeedHub
 from controlplane.internal_api import backup_routes
-from controlplane.journal import LedgerJournal, lost_after
-from controlplane.keys import KeyStore
-from controlplane.ledger import Ledger
+from controlplane.journal import lost_after
 from controlplane.placing import CannotRestore
 from controlplane.policy.month import month_of
 from controlplane.price_book import default_price_book
-from controlplane.registry import Registry
 from controlplane.restore import restore
-from controlplane.store import Database, sqlite_engine
+from controlplane.store import Database
 from spool.disk import segment_name, segments
 from spool.frame import MAX_RECORD_BYTES
 from spool.journal import Journal
-from tests.controlplane.builders import NOW_S, registration
+from tests.controlplane.builders import NOW_S, back, back_up_and_enter_one, ids, installed
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 ROOT = Path(__file__).parents[2]
-
-
-class World:
-    """A data directory with keys, a version, a CA and a ledger, and a place for its backups."""
-
-    def __init__(self, root: Path, *, journal: bool = True) -> None:
-        self.data, self.place = root / "data", root / "place"
-        self.data.mkdir()
-        for name in ("ca.pem", "tls/ca.key", "attest.key", "once.key"):
-            (self.data / name).parent.mkdir(exist_ok=True)
-            (self.data / name).write_text(f"the {name}")
-        claim_place(self.place, self.data)
-        self.open(journal=journal)
-
-    def open(self, *, journal: bool = True) -> None:
-        """As at a start."""
-        self.database = Database(sqlite_engine(self.data / "kelvin.db"))
-        self.journal = LedgerJournal(self.place) if journal else None
-        self.ledger = Ledger(self.database, self.journal)
-        self.backups = Backups(self.data, self.database, self.journal)
-
-    async def begin(self) -> None:
-        """The first keys and a version."""
-        feed = FeedHub()
-        await KeyStore(self.database, feed).bootstrap(self.data, NOW_S)
-        registry = Registry(self.database, feed)
-        await registry.load()
-        await registry.register(registration(), NOW_S)
-
-    async def enter(self, *numbers: int) -> None:
-        """A request record each."""
-        await self.ledger.append_requests(RequestBatch(records=tuple(request_record(number) for number in numbers)))
-
-    async def write(self, path: Path) -> Path:
-        """A backup as the socket gives it."""
-        moment = await self.backups.begin()
-        write_backup(path, self.backups.pieces(moment, self.data))
-        return path
-
-    def loop(self, **more: Any) -> BackupLoop:
-        assert self.journal is not None
-        chosen = {"every_s": 60.0, "keep_days": 7, "clock": SystemClock(), **more}
-        return BackupLoop(self.backups, self.database, self.journal, self.place, **chosen)
-
-    def close(self) -> None:
-        if self.journal is not None:
-            self.journal.close()
-        self.database.close()
-
-
-def in_world(root: Path, scenario: Callable[[World], Awaitable[None]], *, journal: bool = True) -> None:
-    """Run, and close everything."""
-
-    async def main() -> None:
-        world = World(root, journal=journal)
-        try:
-            await world.begin()
-            await scenario(world)
-        finally:
-            world.close()
-
-    asyncio.run(main())
-
-
-def back_up_and_enter_one(root: Path) -> Path:
-    """Return a backup's file. The journal beside it has one entry more."""
-    files: list[Path] = []
-
-    async def scenario(world: World) -> None:
-        made = await world.loop().once()
-        assert made is not None
-        files.append(made)
-        await world.enter(1)
-
-    in_world(root, scenario)
-    return files[0]
-
-
-def ids(database: Path) -> list[str]:
-    """Requests in a ledger."""
-    with closing(sqlite3.connect(database)) as connection:
-        return [row[0] for row in connection.execute("SELECT request_id FROM ledger_requests ORDER BY sequence")]
-
-
-def back(source: Path, data: Path, *, replace: bool = False, accept_unsound: bool = False) -> RestoreReport:
-    """Restored, with the options that are given."""
-    return restore(source, data, replace=replace, accept_unsound=accept_unsound)
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """A backup with two requests in it."""
 
-    async def scenario(world: World) -> None:
-        await world.enter(1, 2)
-        await world.write(tmp_path / "made.backup")
+    async def main() -> None:
+        async with installed(tmp_path) as world:
+            await world.enter(1, 2)
+            await world.back_up(tmp_path / "made.backup")
 
-    in_world(tmp_path, scenario)
+    asyncio.run(main())
     return tmp_path / "made.backup"
 
 
-def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy of the database finds no room: the answer is a failure that names the disk, not an archive that ends
     early.
     """
@@ -153,15 +59,13 @@ def test_backup_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     def copy(_: Database, path: Path) -> None:
         raise OSError(errno.ENOSPC, f"{path}: no room")
 
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         [route] = backup_routes(world.backups)
         monkeypatch.setattr(Database, "copy", copy)
         with pytest.raises(Refused) as refused:
             await route.endpoint(Request({"type": "http"}))
         assert refused.value.failure == CapacityExceeded("bytes on the disk of DATA, for a copy of kelvin.db", 1, 0)
         assert not list(world.data.glob(".backup-*"))
-
-    in_world(tmp_path, scenario)
 
 
 def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
@@ -185,29 +89,24 @@ def test_everything_comes_back(made: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -> None:
+async def test_a_file_of_a_place_says_how_many_entries_come_after_it(tmp_path: Path) -> None:
     """Only the place is restored with its journal. A check of the file says nothing of it."""
-    files: list[Path] = []
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1, 2)
-        made = await world.loop().once()
+        made = await world.backup_loop().once()
         assert made is not None
-        files.append(made)
         assert back(made, tmp_path / "at once").missing == 0
         await world.enter(3, 4, 5)
-
-    in_world(tmp_path, scenario)
-    assert restore(files[0], None, replace=False, accept_unsound=False).missing == 0
-    report = back(files[0], tmp_path / "file")
+    assert restore(made, None, replace=False, accept_unsound=False).missing == 0
+    report = back(made, tmp_path / "file")
     assert (report.replayed, report.missing) == (0, 3)
     report = back(tmp_path / "place", tmp_path / "file", replace=True)
     assert (report.replayed, report.missing) == (3, 0)
 
 
-def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) -> None:
+async def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) -> None:
     """Only a restore of the place has to read its entries. Here they are counted."""
-    file = back_up_and_enter_one(tmp_path)
+    file = await back_up_and_enter_one(tmp_path)
     journal = Journal(tmp_path / "place" / "journal")
     journal.commit([lambda _: b"Xof a newer program"])
     journal.close()
@@ -217,10 +116,9 @@ def test_a_file_is_restored_beside_a_journal_of_a_newer_program(tmp_path: Path) 
     assert (report.replayed, report.missing) == (0, 2)
 
 
-def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> None:
+async def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> None:
     """Its start was not refused: the database was locked then. A backup would say that it holds the whole journal."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1)
         world.close()
         copy = (world.data / "kelvin.db").read_bytes()
@@ -231,38 +129,33 @@ def test_no_backup_is_made_of_a_database_that_was_put_back(tmp_path: Path) -> No
         (world.data / "kelvin.db").write_bytes(copy)
         world.open()
         with pytest.raises(Refused, match="ends at entry 1 of the journal, and had entry 3 before"):
-            await world.loop().once()
-
-    in_world(tmp_path, scenario)
+            await world.backup_loop().once()
 
 
-def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_path: Path) -> None:
+async def test_no_backup_is_made_of_a_new_database_beside_a_journal_in_use(tmp_path: Path) -> None:
     """Likewise where it lacks everything: its write-ahead log was lost in the first minute."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         for number in (1, 2, 3):
             await world.enter(number)
         world.close()
         (world.data / "kelvin.db").unlink()
         world.open()
         with pytest.raises(Refused, match="ends at entry 0 of the journal, and had entry 2 before"):
-            await world.loop().once()
-
-    in_world(tmp_path, scenario)
+            await world.backup_loop().once()
 
 
 @pytest.mark.parametrize("has_journal", [True, False], ids=["of now", "of an older program"])
-def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has_journal: bool) -> None:
+async def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has_journal: bool) -> None:
     """It is not refused as a new one, although it has no position. An older program's backup says of no journal that it
     was in use. This one gets no mark of a gap, as nothing was entered without it.
     """
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path, has_journal=has_journal) as world:
         if has_journal:
             await world.ledger.settle_journal()
             await world.enter(1, 2)
-        file = await world.write(tmp_path / "b.backup")
+        file = await world.back_up(tmp_path / "b.backup")
         world.close()
+        world.has_journal = True
         world.open()
         for number in (3, 4, 5):
             await world.enter(number)
@@ -272,22 +165,19 @@ def test_restored_database_goes_on_with_its_journal(tmp_path: Path, *, has_journ
         await world.ledger.settle_journal()
         await world.enter(6)
         assert lost_after(world.place, 0) == 0
-
-    in_world(tmp_path, scenario, journal=has_journal)
     assert ids(tmp_path / "data" / "kelvin.db")[-1] == "req-6"
 
 
-def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_path: Path) -> None:
+async def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_path: Path) -> None:
     """The journal that it goes on with lacks what the backup's journal has."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1)
         world.close()
         first, world.place = world.place, tmp_path / "second"
         world.open()
         await world.ledger.settle_journal()
         await world.enter(2)
-        file = await world.write(tmp_path / "b.backup")
+        file = await world.back_up(tmp_path / "b.backup")
         world.close()
         back(file, world.data, replace=True)
         world.place = first
@@ -295,14 +185,11 @@ def test_database_that_was_restored_from_another_place_leaves_a_gap(tmp_path: Pa
         await world.ledger.settle_journal()
         assert (lost_after(first, 0), lost_after(tmp_path / "second", 0)) == (1, 0)
 
-    in_world(tmp_path, scenario)
-
 
 @pytest.mark.deep
-def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
+async def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
     """Whatever was durable when it began is in it: a hundred records, entered one by one beside five backups."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         entered = 0
 
         async def enter() -> None:
@@ -314,7 +201,7 @@ def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
         entering = asyncio.create_task(enter())
         for turn in range(5):
             least = entered
-            await world.write(tmp_path / f"{turn}.backup")
+            await world.back_up(tmp_path / f"{turn}.backup")
             report = await asyncio.to_thread(back, tmp_path / f"{turn}.backup", tmp_path / f"new{turn}")
             assert report.sound
             found = ids(tmp_path / f"new{turn}" / "kelvin.db")
@@ -322,13 +209,10 @@ def test_it_is_made_while_records_arrive(tmp_path: Path) -> None:
             assert found == [f"req-{number}" for number in range(1, len(found) + 1)]
         await entering
 
-    in_world(tmp_path, scenario)
 
-
-def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
+async def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
     """Of live and of dead sources, requests and lifetimes; they are entered at the restore."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1)
         for source, record in (("activator-1", request_record(2)), ("supervisor-1", lifetime_record(1))):
             directory = world.data / "spool" / source
@@ -336,44 +220,36 @@ def test_records_that_wait_in_a_spool_are_in_it(tmp_path: Path) -> None:
             journal = Journal(directory)
             journal.commit([lambda _, record=record: encode(record)])  # type: ignore[misc]
             journal.close()
-        await world.write(tmp_path / "b.backup")
-
-    in_world(tmp_path, scenario)
+        await world.back_up(tmp_path / "b.backup")
     report = back(tmp_path / "b.backup", tmp_path / "new")
     assert report.unshipped == 2
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2"]
 
 
-def test_a_spooled_record_that_can_not_be_read_keeps_no_other_from_a_backup(tmp_path: Path) -> None:
+async def test_a_spooled_record_that_can_not_be_read_keeps_no_other_from_a_backup(tmp_path: Path) -> None:
     """A newer program wrote it, before this one was put back: it is in the backup, and a restore counts it."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
         journal = Journal(directory)
         journal.commit([lambda _: b'{"newer":1}', lambda _: encode(request_record(2))])
         journal.close()
-        assert await world.loop().once() is not None
-
-    in_world(tmp_path, scenario)
+        assert await world.backup_loop().once() is not None
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.unshipped, report.unreadable) == (1, 1)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-2"]
 
 
-def test_a_spooled_record_of_any_size_and_without_a_time_is_in_the_backup(tmp_path: Path) -> None:
+async def test_a_spooled_record_of_any_size_and_without_a_time_is_in_the_backup(tmp_path: Path) -> None:
     """As large as a spool takes it. Kept aside, it is in the account of the backup's month, where somebody looks."""
     raw = b'{"request_id":"large","tenant":"acme","more":"'.ljust(MAX_RECORD_BYTES, b"x")
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
         journal = Journal(directory)
         journal.commit([lambda _: raw, lambda _: encode(request_record(2))])
         journal.close()
-        assert await world.loop().once() is not None
-
-    in_world(tmp_path, scenario)
+        assert await world.backup_loop().once() is not None
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.unshipped, report.unreadable) == (1, 1)
     with closing(sqlite3.connect(tmp_path / "new" / "kelvin.db")) as database:
@@ -381,40 +257,34 @@ def test_a_spooled_record_of_any_size_and_without_a_time_is_in_the_backup(tmp_pa
     assert aside == [(month_of(report.made_at_us), MAX_RECORD_BYTES)]
 
 
-def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
+async def test_record_that_waited_while_its_month_was_closed_is_restored(tmp_path: Path) -> None:
     """A record that lay in a spool when the backup was made, and came after its month was closed, is an adjustment of
     the next month again: the journal says in which order both happened.
     """
     book, closing_us = default_price_book(), END_US + 2 * HOUR_US
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
         journal = Journal(directory)
         journal.commit([lambda _: encode(request_record(1))])
         journal.close()
-        assert await world.loop().once() is not None
+        assert await world.backup_loop().once() is not None
         await world.ledger.close_month(
             lambda connection: close_month(connection, book, "acme", MONTH, live=None, now_us=closing_us)
         )
         await world.enter(1)
-
-    in_world(tmp_path, scenario)
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.sound, report.replayed, report.unshipped) == (True, 2, 1)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1"]
 
 
-def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
+async def test_the_journal_brings_back_what_came_after(tmp_path: Path) -> None:
     """From a place: the newest backup, and every acknowledged record since. A file alone has what it has."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1, 2)
-        assert await world.loop().once() is not None
+        assert await world.backup_loop().once() is not None
         await world.enter(3)
         await world.enter(4)
-
-    in_world(tmp_path, scenario)
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.replayed, report.missing) == (2, 0)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3", "req-4"]
@@ -432,20 +302,15 @@ def test_a_mount_is_an_empty_data_directory(made: Path, tmp_path: Path) -> None:
         back(made, tmp_path / "other")
 
 
-def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
+async def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
     """The control of RPO 0: a journal that lost an entry, or is not there, is told; the rest comes back."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1)
-        assert await world.loop().once() is not None
+        assert await world.backup_loop().once() is not None
         for number in (2, 3):
-            assert world.journal is not None
-            world.journal.close()
-            world.journal = LedgerJournal(world.place)
-            world.ledger = Ledger(world.database, world.journal)
+            world.close()
+            world.open()
             await world.enter(number)
-
-    in_world(tmp_path, scenario)
     journal = tmp_path / "place" / "journal"
     (journal / segment_name(2)).write_bytes(b"")
     assert segments(journal)[-1] == 3
@@ -456,19 +321,16 @@ def test_entries_that_are_gone_are_counted(tmp_path: Path) -> None:
     assert back(tmp_path / "place", tmp_path / "newer").missing is None
 
 
-def test_a_damaged_backup_gives_way_to_the_one_before(tmp_path: Path) -> None:
+async def test_a_damaged_backup_gives_way_to_the_one_before(tmp_path: Path) -> None:
     """The journal reaches back to it: nothing is lost, and the report says which one was passed over, and why."""
-
-    async def scenario(world: World) -> None:
-        loop = world.loop()
+    async with installed(tmp_path) as world:
+        loop = world.backup_loop()
         for number in (1, 2):
             await world.enter(number)
             moment = await world.backups.begin()
             write_backup(world.place / name_of(NOW_S + number), world.backups.pieces(moment, world.place))
         await world.enter(3)
         assert loop.age_s() >= 0
-
-    in_world(tmp_path, scenario)
     newest = backups_in(tmp_path / "place")[-1][1]
     newest.write_bytes(newest.read_bytes()[:-2000])
     report = back(tmp_path / "place", tmp_path / "new")
@@ -489,20 +351,31 @@ def test_a_tampered_backup_puts_nothing_in_place(made: Path, tmp_path: Path, at:
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
+async def test_a_ledger_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
     """Before the backup was made: digests are right, the chain is not. It can be put in place if its owner says so."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1, 2)
         with closing(sqlite3.connect(world.data / "kelvin.db")) as connection:
             connection.execute("UPDATE ledger_requests SET completion_tokens = 1 WHERE request_id = 'req-1'")
             connection.commit()
-        await world.write(tmp_path / "b.backup")
-
-    in_world(tmp_path, scenario)
+        await world.back_up(tmp_path / "b.backup")
     with pytest.raises(CannotRestore, match="is not sound: request req-1"):
         back(tmp_path / "b.backup", tmp_path / "new")
     assert not back(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True).sound
+
+
+async def test_an_audit_that_is_not_sound_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    """A forged entry is named; who wants the data nevertheless says so, and is told."""
+    async with installed(tmp_path) as world:
+        with world.database.engine.begin() as connection:
+            connection.execute(text("DROP TRIGGER audit_keeps"))
+            connection.execute(text("UPDATE audit SET actor = 'another' WHERE link = 2"))
+        await world.back_up(tmp_path / "b.backup")
+    with pytest.raises(CannotRestore, match=r"the audit of default is not sound: link 2 \(key\.created\)"):
+        back(tmp_path / "b.backup", tmp_path / "new")
+    report = back(tmp_path / "b.backup", tmp_path / "new", accept_unsound=True)
+    assert not report.sound
+    assert [(each.tenant, each.links) for each in report.audits] == [("default", 1)]
 
 
 def test_what_is_there_is_not_replaced_unasked(made: Path, tmp_path: Path) -> None:

@@ -31,13 +31,11 @@ from controlplane.restore import restore
 from controlplane.store import Database, disposing, open_database, reading_engine, sqlite_engine, streamed
 from controlplane.verify import soundness_of
 from spool.journal import Journal
-from tests.controlplane.billing_ground import BOOK, enter
-from tests.controlplane.builders import BY, NOW_S
+from tests.controlplane.billing_ground import BOOK, GOLDEN, enter
+from tests.controlplane.builders import BY, NOW_S, ids, installed
 from tests.controlplane.postgres_server import PostgresServer, waiting_for_locks
 from tests.controlplane.postgres_server import name_of as name_of_database
 from tests.controlplane.postgres_wire import Lost, Wire
-from tests.controlplane.test_ledger_migrations import GOLDEN
-from tests.controlplane.test_restore import World, ids, in_world
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 DAYS_S = 86_400
@@ -56,27 +54,28 @@ def empty(postgres: PostgresServer) -> Iterator[PostgresPlace]:
 def filled(root: Path, *statements: str) -> Path:
     """The backup of a stopped installation that has something of everything, and what these do to it."""
 
-    async def scenario(world: World) -> None:
-        with world.database.engine.begin() as connection:
-            connection.execute(insert(schema.tenants).values(tenant="acme", created_at_s=1))
-            grant = {"tenant": "default", "model": "m", "grantee": "acme", "created_at_s": 1}
-            connection.execute(insert(schema.grants).values(grant))
-            set_days(connection, "default", {"keys": 1})
-            assert expire(connection, BY, "default", NOW_S + 3 * DAYS_S) > 0
-        enter(world.database.engine, [request_record(1), lifetime_record(1)])
-        enter(world.database.engine, [request_record(1, completion_tokens=8)])  # which contradicts it
-        enter(world.database.engine, [request_record(2, ended_at_us=END_US + 1)])
-        with world.database.engine.begin() as connection:
-            close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
-        late = request_record(3, degraded="cap-output=64", once="é" * 64, prompt_tokens=2**52)
-        await world.ledger.append_requests(RequestBatch(records=(late,)))
-        await world.ledger.note_lives(LivesSoFar(records=(lifetime_record(2, sequence=0),)), END_US - HOUR_US)
-        with world.database.engine.begin() as connection:
-            connection.execute(insert(journal_position).values(id=1, position=7))
-            for statement in statements:
-                connection.execute(text(statement))
+    async def fill() -> None:
+        async with installed(root, has_journal=False) as world:
+            with world.database.engine.begin() as connection:
+                connection.execute(insert(schema.tenants).values(tenant="acme", created_at_s=1))
+                grant = {"tenant": "default", "model": "m", "grantee": "acme", "created_at_s": 1}
+                connection.execute(insert(schema.grants).values(grant))
+                set_days(connection, "default", {"keys": 1})
+                assert expire(connection, BY, "default", NOW_S + 3 * DAYS_S) > 0
+            enter(world.database.engine, [request_record(1), lifetime_record(1)])
+            enter(world.database.engine, [request_record(1, completion_tokens=8)])  # which contradicts it
+            enter(world.database.engine, [request_record(2, ended_at_us=END_US + 1)])
+            with world.database.engine.begin() as connection:
+                close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
+            late = request_record(3, degraded="cap-output=64", once="é" * 64, prompt_tokens=2**52)
+            await world.ledger.append_requests(RequestBatch(records=(late,)))
+            await world.ledger.note_lives(LivesSoFar(records=(lifetime_record(2, sequence=0),)), END_US - HOUR_US)
+            with world.database.engine.begin() as connection:
+                connection.execute(insert(journal_position).values(id=1, position=7))
+                for statement in statements:
+                    connection.execute(text(statement))
 
-    in_world(root, scenario, journal=False)
+    asyncio.run(fill())
     return backed_up(root / "data")
 
 
@@ -138,19 +137,16 @@ def test_all_of_it_arrives(empty: PostgresPlace, tmp_path: Path) -> None:
                 connection.execute(text(forgery))
 
 
-def test_spools_and_journal_are_entered(empty: PostgresPlace, tmp_path: Path) -> None:
+async def test_spools_and_journal_are_entered(empty: PostgresPlace, tmp_path: Path) -> None:
     """As into a data directory: from a place whatever was acknowledged is there."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.enter(1)
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
         with closing(Journal(directory)) as spool:
             spool.commit([lambda _: encode(request_record(2))])
-        assert await world.loop().once() is not None
+        assert await world.backup_loop().once() is not None
         await world.enter(3)
-
-    in_world(tmp_path, scenario)
     report = into(empty, tmp_path / "place")
     assert (report.unshipped, report.replayed, report.missing) == (1, 1, 0)
     with disposing(reading_engine(empty)) as engine, engine.connect() as connection:
@@ -158,10 +154,9 @@ def test_spools_and_journal_are_entered(empty: PostgresPlace, tmp_path: Path) ->
     assert found == ["req-1", "req-2", "req-3"]
 
 
-def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path: Path) -> None:
+async def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path: Path) -> None:
     """Which lies in the place like any other: what came later is entered from there."""
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         await world.ledger.settle_journal()
         await world.enter(1)
         world.close()
@@ -169,8 +164,6 @@ def test_a_stopped_installation_has_its_journal_behind_its_backup(tmp_path: Path
         made.rename(world.place / name_of(NOW_S))
         world.open()
         await world.enter(2)
-
-    in_world(tmp_path, scenario)
     report = into(tmp_path / "new.db", tmp_path / "place")
     assert (report.replayed, report.missing) == (1, 0)
     assert ids(tmp_path / "new.db") == ["req-1", "req-2"]
@@ -213,7 +206,9 @@ def test_a_damaged_file_is_not_backed_up(tmp_path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [112, 8192], ids=["the schema", "a page of a table"])
-def test_a_backup_of_a_damaged_file_is_not_restored(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backup_of_a_damaged_file_is_not_restored(
+    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It says so in one line, whatever page it is."""
 
     def damage(_: Database, path: Path) -> None:
@@ -221,11 +216,11 @@ def test_a_backup_of_a_damaged_file_is_not_restored(tmp_path: Path, at: int, mon
         content[at : at + 200] = b"\xff" * 200
         path.write_bytes(content)
 
-    made = tmp_path / "data" / "kelvin.db"
-    made.parent.mkdir()
+    made = tmp_path / "made.db"
     open_database(made).close()
     monkeypatch.setattr(Database, "copy", damage)
-    source = backed_up(made.parent)
+    async with installed(tmp_path) as world:
+        source = await world.back_up(tmp_path / "made.backup")
     with pytest.raises(CannotRestore, match=r"the database (is damaged|can't be opened): .") as refused:
         into(tmp_path / "new.db", source)
     assert "\n" not in str(refused.value)

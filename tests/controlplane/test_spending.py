@@ -26,9 +26,7 @@ from controlplane.price_book import default_price_book
 from controlplane.spending import LATEST, Spending, spending
 from controlplane.store import Database, sqlite_engine
 from tests.controlplane.billing_ground import enter
-from tests.controlplane.door import Door, opened
-from tests.controlplane.test_access_api import OPERATOR, ask
-from tests.controlplane.test_internal_api import FeedReader, feed
+from tests.controlplane.door import OPERATOR, Door, FeedReader, ask, feed, opened
 from tests.controlplane.usage_records import request_record
 
 PROMPT = 500_000  # a million prompt tokens, by the book that is shipped

@@ -1,28 +1,20 @@
 """A split of a model: what may share its requests, for how long, and who is told."""
 
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from contracts.errors import Conflict, Failure, InvalidRequest, ModelNotFound, NotFound, Refused
+from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent
 from controlplane.registry import Registry
-from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, registration
-from tests.controlplane.door import opened
+from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, refusal, registration
+from tests.controlplane.door import opened, push
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
-
-
-async def _refusal(work: Coroutine[Any, Any, object]) -> Failure:
-    with pytest.raises(Refused) as refused:
-        await work
-    return refused.value.failure
 
 
 async def _pushed(registry: Registry, *letters: str) -> None:
@@ -33,7 +25,6 @@ async def _pushed(registry: Registry, *letters: str) -> None:
 @pytest.mark.usefixtures("backend")
 async def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
     """By whole digests, to activators and after a restart; by nothing, and by a deploy, it ends."""
-
     feed = FeedHub()
     async with opened_registry(tmp_path, feed) as registry:
         await _pushed(registry, "a", "b", "c")
@@ -59,28 +50,27 @@ async def test_a_split_is_told_kept_and_ended(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("backend")
 async def test_what_may_not_share_a_model(tmp_path: Path) -> None:
     """Each refusal names the value; nothing changes."""
-
     async with opened_registry(tmp_path) as registry:
         await _pushed(registry, "a", "b", "c")
         embeds = msgspec.structs.replace(registration(letter="e"), kind="embed")
         await registry.register(embeds, NOW_S)
         await registry.note(key(letter="c"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         split = partial(registry.split, BY)
-        assert await _refusal(split(TENANT, "nope", {}, NOW_S)) == ModelNotFound("nope")
-        assert await _refusal(split("other", "m", {A: 1, B: 1}, NOW_S)) == ModelNotFound("m")
-        assert await _refusal(split(TENANT, "m", {A: 1, "d" * 12: 1}, NOW_S)) == NotFound("version", "m@" + "d" * 12)
-        assert isinstance(await _refusal(split(TENANT, "m", {A: 1, "b": 1}, NOW_S)), InvalidRequest)
-        assert await _refusal(split(TENANT, "m", {A: 1, "a" * 13: 1}, NOW_S)) == InvalidRequest(
+        assert await refusal(split(TENANT, "nope", {}, NOW_S)) == ModelNotFound("nope")
+        assert await refusal(split("other", "m", {A: 1, B: 1}, NOW_S)) == ModelNotFound("m")
+        assert await refusal(split(TENANT, "m", {A: 1, "d" * 12: 1}, NOW_S)) == NotFound("version", "m@" + "d" * 12)
+        assert isinstance(await refusal(split(TENANT, "m", {A: 1, "b": 1}, NOW_S)), InvalidRequest)
+        assert await refusal(split(TENANT, "m", {A: 1, "a" * 13: 1}, NOW_S)) == InvalidRequest(
             "weights", A, "must name each version once"
         )
-        assert isinstance(await _refusal(split(TENANT, "m", {A: 1}, NOW_S)), InvalidRequest)
-        assert isinstance(await _refusal(split(TENANT, "m", {A: 1, C: 1}, NOW_S)), Conflict)
-        assert await _refusal(split(TENANT, "m", {A: 1, "e" * 12: 1}, NOW_S)) == Conflict(
+        assert isinstance(await refusal(split(TENANT, "m", {A: 1}, NOW_S)), InvalidRequest)
+        assert isinstance(await refusal(split(TENANT, "m", {A: 1, C: 1}, NOW_S)), Conflict)
+        assert await refusal(split(TENANT, "m", {A: 1, "e" * 12: 1}, NOW_S)) == Conflict(
             "the split", "its versions are of several kinds: embed, generate"
         )
         assert registry.model(TENANT, "m").split == {}
         await split(TENANT, "m", {A: 1, B: 1}, NOW_S)
-        refused = await _refusal(registry.delete(BY, TENANT, "m", B, NOW_S, lambda _: False))
+        refused = await refusal(registry.delete(BY, TENANT, "m", B, NOW_S, lambda _: False))
         assert refused == Conflict(f"version {B}", "requests are split to it: `kelvin models split m` ends that")
 
 
@@ -99,11 +89,9 @@ async def test_what_may_not_share_a_model(tmp_path: Path) -> None:
 )
 async def test_the_route(tmp_path: Path, weights: dict[str, float], status: int) -> None:
     """What was taken is answered, and shown with the model."""
-
     async with opened(tmp_path) as door:
         for letter in "ab":
-            body = msgspec.to_builtins(registration(letter=letter))
-            assert (await door.ask("POST", "/internal/v1/versions", body))[0] < 300
+            await push(door, letter=letter)
         got, answer = await door.admin("PUT", "/models/m/split", {"weights": weights})
         assert got == status, answer
         want = {each[0] * 64: weight for each, weight in weights.items()} if status == 200 else {}

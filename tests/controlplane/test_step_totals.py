@@ -1,7 +1,5 @@
 """What ladders gave up is counted on the bill: by step, as its requests are, and never as money."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from sqlalchemy import Engine, text, update
@@ -13,11 +11,7 @@ from controlplane.ledger_migrations import STEPS, ensure_ledger
 from controlplane.ledger_schema import closings, step_totals
 from controlplane.policy.booking import Booked, StepKey, step_sums
 from controlplane.policy.chain import Kind, digest_of
-from controlplane.verify import verify_ledger
-from tests.controlplane.backends import Backend
-from tests.controlplane.billing_ground import Record, enter, report
-from tests.controlplane.test_reconcile import found as reconciled
-from tests.controlplane.test_verify import close, verify
+from tests.controlplane.billing_ground import Record, close, enter, fresh_engine, reconciled, report, verify
 from tests.controlplane.usage_records import BEGIN_US, HOUR_US, MONTH, lifetime_record, request_record
 
 DAY = BEGIN_US // (24 * HOUR_US)
@@ -38,12 +32,10 @@ STEPS_OF_RECORDS = {"cached": 1, "cap-output": 3, "fallback": 1}
 
 
 @pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Engine:
+def engine(engine: Engine) -> Engine:
     """A month with every step, one of them by an orphan's record."""
-    made = backend.engine(tmp_path, migrated=True)
-    ensure_ledger(made)
-    enter(made, RECORDS)
-    return made
+    enter(engine, RECORDS)
+    return engine
 
 
 def kept(engine: Engine) -> list[tuple[object, ...]]:
@@ -88,10 +80,9 @@ def test_the_bill_counts_each_step(engine: Engine) -> None:
     assert not [each for each in reconciled(engine, None).differences if each.kind == "total_wrong"]
 
 
-def test_a_step_is_no_money(backend: Backend, tmp_path: Path, engine: Engine) -> None:
+def test_a_step_is_no_money(engine: Engine) -> None:
     """The same requests without a word on steps cost the same."""
-    plain = backend.engine(tmp_path / "plain", migrated=True)
-    ensure_ledger(plain)
+    plain = fresh_engine()
     records: list[Record] = [
         msgspec.structs.replace(each, degraded=msgspec.UNSET) if isinstance(each, RequestRecord) else each
         for each in RECORDS
@@ -178,9 +169,7 @@ def test_a_month_that_was_closed_before_steps_were_counted_is_sound(engine: Engi
         connection.execute(text("UPDATE ledger_chains SET chain = :chain WHERE month = :month"),
                            {"chain": chain, "month": MONTH})  # fmt: skip
     assert report(engine).degraded is msgspec.UNSET
-    with engine.connect() as connection:
-        found = verify_ledger(connection, "acme", None)
-    assert found.sound, found
+    assert verify(engine).sound, verify(engine)
     with engine.begin() as connection:
         wrong = old.replace('"ok":5', '"ok":4')
         assert wrong != old

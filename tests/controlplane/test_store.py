@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +27,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "kelvin.db"
 
 
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    with closing(Database(sqlite_engine(path))) as made:
+        yield made
+
+
 def _add(connection: Connection, tenant: str) -> None:
     connection.execute(insert(schema.tenants).values(tenant=tenant, created_at_s=1))
 
@@ -35,7 +41,7 @@ def _tenants(connection: Connection) -> set[str]:
     return set(connection.execute(select(schema.tenants.c.tenant)).scalars())
 
 
-async def test_it_is_durable_and_private(path: Path) -> None:
+async def test_it_is_durable_and_private(path: Path, database: Database) -> None:
     """WAL with synchronous=FULL on every connection, and nobody else reads the file or its log."""
 
     def pragmas(connection: Connection) -> tuple[str, int, int]:
@@ -45,18 +51,15 @@ async def test_it_is_durable_and_private(path: Path) -> None:
 
         return str(ask("journal_mode")), int(ask("synchronous")), int(ask("foreign_keys"))
 
-    database = Database(sqlite_engine(path))
     assert await database.read(pragmas) == ("wal", 2, 1)
     assert await database.write(pragmas) == ("wal", 2, 1)
     await database.write(lambda connection: _add(connection, "t"))
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    database.close()
 
 
 async def test_what_was_written_is_there_after_a_reopening(path: Path) -> None:
     """Durable on return."""
-
     database = Database(sqlite_engine(path))
     await database.write(lambda connection: _add(connection, "t"))
     database.close()
@@ -65,40 +68,35 @@ async def test_what_was_written_is_there_after_a_reopening(path: Path) -> None:
     again.close()
 
 
-async def test_a_transaction_that_raises_leaves_nothing(path: Path) -> None:
+async def test_a_transaction_that_raises_leaves_nothing(database: Database) -> None:
     """Whole or not at all."""
 
     def breaks(connection: Connection) -> None:
         _add(connection, "half")
         raise RuntimeError("no")
 
-    database = Database(sqlite_engine(path))
     with pytest.raises(RuntimeError, match="no"):
         await database.write(breaks)
     assert await database.read(_tenants) == set()
-    database.close()
 
 
-async def test_many_writers_and_readers_at_once(path: Path) -> None:
+async def test_many_writers_and_readers_at_once(database: Database) -> None:
     """Two hundred writes that read first, beside as many reads: none is refused, none is lost."""
 
     def read_then_add(connection: Connection, name: str) -> None:
         assert name not in _tenants(connection)
         _add(connection, name)
 
-    database = Database(sqlite_engine(path))
     names = [f"t{number}" for number in range(200)]
     writes = [database.write(lambda connection, name=name: read_then_add(connection, name)) for name in names]  # type: ignore[misc]
     reads = [database.read(_tenants) for _ in names]
     await asyncio.gather(*writes, *reads)
     assert await database.read(_tenants) == set(names)
-    database.close()
 
 
-async def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
+async def test_a_reader_does_not_wait_for_a_writer(database: Database) -> None:
     """A long transaction shows nothing of itself and holds nobody up."""
-
-    database, inside, leave = Database(sqlite_engine(path)), threading.Event(), threading.Event()
+    inside, leave = threading.Event(), threading.Event()
 
     def slow(connection: Connection) -> None:
         _add(connection, "t")
@@ -112,12 +110,10 @@ async def test_a_reader_does_not_wait_for_a_writer(path: Path) -> None:
     leave.set()
     await writing
     assert await database.read(_tenants) == {"t"}
-    database.close()
 
 
 async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> None:
     """Whoever asked is told to ask again, and nothing of its transaction is there; other errors stay what they are."""
-
     database = Database(sqlite_engine(path, busy_ms=1))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -133,15 +129,13 @@ async def test_a_lock_of_another_process_is_a_passing_failure(path: Path) -> Non
     database.close()
 
 
-async def test_damaged_text_is_said_as_such(path: Path) -> None:
+async def test_damaged_text_is_said_as_such(path: Path, database: Database) -> None:
     """It is no passing state, and the driver's own words are kept."""
-
-    with closing(Database(sqlite_engine(path))) as database:
-        await database.write(lambda connection: _add(connection, "t"))
-        with closing(sqlite3.connect(path)) as other, other:
-            other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
-        with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
-            await database.read(_tenants)
+    await database.write(lambda connection: _add(connection, "t"))
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("UPDATE tenants SET tenant = CAST(X'ff' AS TEXT)")
+    with pytest.raises(OperationalError, match="Could not decode to UTF-8"):
+        await database.read(_tenants)
 
 
 def _overwrite(path: Path) -> None:
@@ -163,18 +157,16 @@ def _cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [pytest.param(_overwrite, id="corrupt"), pytest.param(_cut, id="cut")])
-async def test_damaged_file_is_refused_by_name(path: Path, spoil: Callable[[Path], None]) -> None:
+async def test_damaged_file_is_refused_by_name(path: Path, database: Database, spoil: Callable[[Path], None]) -> None:
     """It is neither a defect of the program nor a passing state that is asked for each second."""
-
-    with closing(Database(sqlite_engine(path))) as database:
-        spoil(path)
-        for call in (database.read, database.write):
-            with pytest.raises(Refused) as refused:
-                await call(_tenants)
-            assert refused.value.failure == Unavailable("the database, whose files are damaged,", 60.0)
+    spoil(path)
+    for call in (database.read, database.write):
+        with pytest.raises(Refused) as refused:
+            await call(_tenants)
+        assert refused.value.failure == Unavailable("the database, whose files are damaged,", 60.0)
 
 
-async def test_read_only_file_is_refused(path: Path) -> None:
+async def test_read_only_file_is_refused(database: Database) -> None:
     """As on a disk that was mounted so after an error. What is there can be read."""
 
     def adds_nothing(connection: Connection) -> None:
@@ -184,15 +176,14 @@ async def test_read_only_file_is_refused(path: Path) -> None:
         finally:
             connection.execute(text("PRAGMA query_only=OFF"))
 
-    with closing(Database(sqlite_engine(path))) as database:
-        with pytest.raises(Refused) as refused:
-            await database.write(adds_nothing)
-        assert refused.value.failure == Unavailable("the database")
-        assert await database.read(_tenants) == set()
-        await database.write(lambda connection: _add(connection, "t"))
+    with pytest.raises(Refused) as refused:
+        await database.write(adds_nothing)
+    assert refused.value.failure == Unavailable("the database")
+    assert await database.read(_tenants) == set()
+    await database.write(lambda connection: _add(connection, "t"))
 
 
-async def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
+async def test_full_disk_is_told_and_leaves_nothing(path: Path, database: Database) -> None:
     """A key that there is no room for is refused by name. It is not published, not listed, and its audit entry is not
     there either. What was there is read on.
     """
@@ -205,7 +196,7 @@ async def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
         found: int = connection.execute(text("SELECT count(*) FROM audit")).scalar_one()
         return found
 
-    feed, database = FeedHub(), Database(sqlite_engine(path))
+    feed = FeedHub()
     keys = KeyStore(database, feed)
     await keys.bootstrap(path.parent, NOW_S)
     await database.write(fill)
@@ -216,4 +207,3 @@ async def test_full_disk_is_told_and_leaves_nothing(path: Path) -> None:
     assert refused.value.failure == CapacityExceeded("bytes on the disk of the database", 1, 0)
     assert len(await keys.of_tenant("default", NOW_S)) == len(feed.snapshot().keys) == 2 + made
     assert await database.read(entries) == recorded + made
-    database.close()

@@ -14,19 +14,17 @@ from contracts.deadline import Deadline
 from contracts.errors import Refused, Unavailable
 from contracts.usage import RequestRecord
 from contracts.wire import encode
-from controlplane.billing import billing_report
 from controlplane.ledger import Ledger
 from controlplane.ledger_schema import conflicts
-from controlplane.price_book import default_price_book
 from controlplane.usage_batches import read_batch
 from spool.frame import MAX_RECORD_BYTES
 from spool.journal import Journal
 from spool.shipper import Shipper
 from spool.spool import Spool
+from tests.controlplane.billing_ground import charged, report, rows
+from tests.controlplane.builders import back, installed
 from tests.controlplane.door import opened
-from tests.controlplane.test_ledger import charged, rows, with_ledger
-from tests.controlplane.test_restore import World, back, in_world
-from tests.controlplane.usage_records import END_US, MONTH, lifetime_record, request_record
+from tests.controlplane.usage_records import END_US, lifetime_record, request_record
 
 GOOD = encode(request_record(1)), encode(request_record(3))
 HALF = encode({"request_id": "req-2", "tenant": "acme", "source": "activator-1", "sequence": 2, "surprise": 1})
@@ -49,31 +47,21 @@ async def post(ledger: Ledger, *records: bytes) -> None:
 
 @pytest.mark.parametrize(("bad", "reason"), BAD)
 @pytest.mark.usefixtures("backend")
-def test_unreadable_record_is_kept_aside(tmp_path: Path, bad: bytes, reason: str) -> None:
+async def test_unreadable_record_is_kept_aside(ledger: Ledger, bad: bytes, reason: str) -> None:
     """The records around it enter. It is stored and counted once, with the reason."""
-
-    async def scenario(ledger: Ledger) -> None:
-        for _ in range(2):
-            await post(ledger, GOOD[0], bad, GOOD[1])
-        assert sorted(await charged(ledger)) == ["req-1", "req-3"]
-        (aside,) = await rows(ledger, conflicts)
-        assert reason in aside["reason"]
-        assert ledger.kept_aside == 1
-
-    with_ledger(tmp_path, scenario)
+    for _ in range(2):
+        await post(ledger, GOOD[0], bad, GOOD[1])
+    assert sorted(await charged(ledger)) == ["req-1", "req-3"]
+    (aside,) = await rows(ledger, conflicts)
+    assert reason in aside["reason"]
+    assert ledger.kept_aside == 1
 
 
-def test_unreadable_record_is_no_hole(tmp_path: Path) -> None:
+async def test_unreadable_record_is_no_hole(ledger: Ledger) -> None:
     """The bill's balance names the record that is kept aside, and misses no sequence of its source."""
-
-    async def scenario(ledger: Ledger) -> None:
-        await post(ledger, GOOD[0], HALF, GOOD[1])
-        report = await ledger.database.read(
-            lambda connection: billing_report(connection, default_price_book(), "acme", MONTH, live=None, now_us=END_US)
-        )
-        assert [(problem.kind, problem.subject) for problem in report.balance.problems] == [("conflict", "req-2")]
-
-    with_ledger(tmp_path, scenario)
+    await post(ledger, GOOD[0], HALF, GOOD[1])
+    problems = report(ledger.database.engine).balance.problems
+    assert [(problem.kind, problem.subject) for problem in problems] == [("conflict", "req-2")]
 
 
 @pytest.mark.parametrize("kind", ["requests", "lifetimes"])
@@ -81,7 +69,6 @@ async def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path
     """A spool's shipper hands everything over to a control plane; nothing waits behind the record."""
     path = f"/internal/v1/usage/{kind}"
     good = encode(request_record(2) if kind == "requests" else lifetime_record(2))
-
     async with opened(data) as door:
 
         async def post(records: Sequence[bytes]) -> None:
@@ -100,21 +87,18 @@ async def test_shipping_goes_on_behind_an_unreadable_record(data: Path, tmp_path
             spool.close()
 
 
-def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
+async def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
     """What the journal holds of them comes after the backup; a record in a spool that can't be read is in the backup.
     Both are in the restored ledger, once, however often it is restored.
     """
-
-    async def scenario(world: World) -> None:
+    async with installed(tmp_path) as world:
         directory = world.data / "spool" / "activator-1"
         directory.mkdir(parents=True)
         journal = Journal(directory)
         journal.commit([lambda _: b'{"request_id":"waits","tenant":"acme"}'])
         journal.close()
-        assert await world.loop().once() is not None
+        assert await world.backup_loop().once() is not None
         await post(world.ledger, GOOD[0], HALF, b"x" * MAX_RECORD_BYTES)
-
-    in_world(tmp_path, scenario)
     report = back(tmp_path / "place", tmp_path / "new")
     assert (report.unreadable, report.unshipped, report.replayed, report.missing) == (1, 0, 3, 0)
     with closing(sqlite3.connect(tmp_path / "new" / "kelvin.db")) as database:
@@ -125,7 +109,6 @@ def test_restore_keeps_unreadable_records_aside(tmp_path: Path) -> None:
 async def test_record_of_newer_program_waits_for_its_program(data: Path) -> None:
     """It is refused, and its sender keeps it: a control plane that is replaced, too, will read it."""
     record = encode({**msgspec.to_builtins(request_record(2)), "surprise": 1})
-
     async with opened(data) as door:
         body = encode(batch_of([GOOD[0], record]))
         status, problem = await door.ask("POST", "/internal/v1/usage/requests", body)

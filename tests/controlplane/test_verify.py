@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,39 +10,25 @@ from sqlalchemy import Engine, StaticPool, create_engine, text
 
 from contracts.billing import VerifyReport
 from contracts.usage import Origin
-from controlplane.billing import LATE_US, close_month
 from controlplane.ledger_migrations import STEPS, ensure_ledger
 from controlplane.policy.chain import LEDGER, genesis
-from controlplane.verify import verify_ledger
-from tests.controlplane.backends import SQLITE, Backend
-from tests.controlplane.billing_ground import BOOK, Record, enter, fresh_engine, good_month
+from tests.controlplane.backends import SQLITE
+from tests.controlplane.billing_ground import Record, close, enter, fresh_engine, good_month, verify
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 LATE = request_record(4, runtime_id="rt-2", outcome="ok", completion_tokens=70, source="activator-2", sequence=1)
 
 
 @pytest.fixture
-def engine(backend: Backend, tmp_path: Path) -> Engine:
+def engine(engine: Engine) -> Engine:
     """A month with an orphan's record that stands, a conflict, and another month; closed, with a late correction."""
-    made = backend.engine(tmp_path, migrated=True)
-    ensure_ledger(made)
     month = [record for record in good_month() if record != good_month()[3]]
-    enter(made, [*month, request_record(2, status=500, sequence=4), request_record(6, ended_at_us=END_US + HOUR_US)])
-    close(made)
-    enter(made, [LATE, lifetime_record(9, runtime_id="rt-9", requests=0), lifetime_record(3, tenant=None, model=None)])
-    return made
-
-
-def close(engine: Engine) -> None:
-    """The month of the tests."""
-    with engine.begin() as connection:
-        close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
-
-
-def verify(engine: Engine, tenant: str = "acme", month: str | None = None) -> VerifyReport:
-    """All months, or one."""
-    with engine.connect() as connection:
-        return verify_ledger(connection, tenant, month)
+    enter(engine, [*month, request_record(2, status=500, sequence=4), request_record(6, ended_at_us=END_US + HOUR_US)])
+    close(engine)
+    enter(
+        engine, [LATE, lifetime_record(9, runtime_id="rt-9", requests=0), lifetime_record(3, tenant=None, model=None)]
+    )
+    return engine
 
 
 def test_what_the_product_wrote_is_sound(engine: Engine) -> None:
@@ -128,7 +113,8 @@ def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject:
     """The first difference of a month is named; the other months are still looked at. A month's digest is that of its
     last link that holds.
     """
-    raw = sqlite3.connect(str(engine.url.database))
+    raw = engine.raw_connection().driver_connection
+    assert isinstance(raw, sqlite3.Connection)
     written = {(month, 0): genesis(LEDGER, "acme", month).hex() for month in (MONTH, "2026-12")}
     for table in ("requests", "lifetimes", "conflicts", "closings"):
         for month, link, chain in raw.execute(f"SELECT month, link, chain FROM ledger_{table} WHERE tenant = 'acme'"):
@@ -136,7 +122,6 @@ def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject:
     changed = raw.total_changes
     raw.executescript(statements)
     assert raw.total_changes > changed, "the statement did nothing"
-    raw.close()
     found = verify(engine)
     assert not found.sound
     named = [problem.subject for each in found.months for problem in each.differences]

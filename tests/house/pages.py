@@ -9,7 +9,6 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import click
@@ -17,12 +16,10 @@ import click
 from activator.routes import Asked, ListModels, Wrong, route
 from blobstore.memory import MemoryStore
 from contracts import artifact_errors, errors, traffic_errors
-from controlplane import machine_api
-from controlplane.app import compose
 from service.openapi import describe
 from snapshotter.app import open_app
 from snapshotter.settings import SnapshotterSettings
-from tests.controlplane.routes_of import Nothing
+from tests.controlplane.routes_of import Nothing, application, routes_in
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -76,14 +73,7 @@ def routes_of_docs(text: str) -> set[Route]:
 
 def routes_of_app(app: Any) -> set[Route]:
     """What an application or router has mounted; HEAD comes with GET."""
-    found: set[Route] = set()
-    for mounted in app.routes:
-        if (inner := getattr(mounted, "original_router", None)) is not None:  # newer FastAPIs include without copying
-            found |= routes_of_app(inner)
-        else:
-            path = re.sub(r"\{[^}]*\}", "{}", mounted.path)
-            found |= {(method, path) for method in mounted.methods if method != "HEAD"}
-    return found
+    return {(method, re.sub(r"\{[^}]*\}", "{}", path)) for method, path in routes_in(app)}
 
 
 def routes_of_front() -> set[Route]:
@@ -124,18 +114,13 @@ def described_routes(scratch: Path) -> set[Route]:
 
 def of_services(scratch: Path, look: Callable[[Any], T]) -> tuple[T, T]:
     """What is seen of the applications behind the activator: the control plane's, the snapshotter's."""
-    nothing = cast(Any, Nothing())
-    # Building routers touches nothing: what they act on is needed only when one is called.
-    running = SimpleNamespace(**dict.fromkeys(("replicas", "outcomes", "decider", "jobs", "alive"), nothing))
-    running.routers = (machine_api.router(*[nothing] * 3),)
-    control = compose(nothing, cast(Any, running), nothing)
 
     async def of_snapshotter() -> T:
         settings = SnapshotterSettings(data=scratch, store_url="memory:")
-        async with open_app(settings, MemoryStore(), nothing) as app:
+        async with open_app(settings, MemoryStore(), cast(Any, Nothing())) as app:
             return look(app)
 
-    return look(control), asyncio.run(of_snapshotter())
+    return look(application()), asyncio.run(of_snapshotter())
 
 
 # Layers.

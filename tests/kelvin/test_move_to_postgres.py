@@ -14,11 +14,9 @@ from contracts.wire import encode
 from kelvin.supervisor.lock import data_lock
 from service.principal import HEADER
 from tests.controlplane.builders import registration
-from tests.controlplane.door import knocking, program
+from tests.controlplane.door import feed, knocking, program, ready
 from tests.controlplane.ground import Run, fake_zygote
 from tests.controlplane.postgres_server import PostgresServer
-from tests.controlplane.test_internal_api import feed
-from tests.controlplane.test_program import ready
 from tests.controlplane.usage_records import MONTH, lifetime_record, request_record
 from tests.kelvin.test_recovery import kelvin
 

@@ -11,10 +11,10 @@ import pytest
 
 from kelvin.recovery import written
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
+from tests.controlplane.builders import back_up_and_enter_one, installed
 from tests.controlplane.door import program
 from tests.controlplane.ground import ROOT
 from tests.controlplane.postgres_server import PostgresServer
-from tests.controlplane.test_restore import World, back_up_and_enter_one, in_world
 from tests.runtime.processes import poll_until
 
 URL = "postgresql://kelvin@db.example/kelvin"
@@ -34,16 +34,13 @@ def kelvin(*words: str, database: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
+async def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
     """It names the setting and what to do in its place, and touches nothing; a backup may be looked at. The control:
     without the setting it is restored.
     """
     file, new = tmp_path / "made.backup", tmp_path / "new"
-
-    async def scenario(world: World) -> None:
-        await world.write(file)
-
-    in_world(tmp_path, scenario)
+    async with installed(tmp_path) as world:
+        await world.back_up(file)
     code, said = kelvin("restore", str(file), "--data", str(new), database=URL)
     assert (code, new.exists()) == (1, False)
     for word in ("KELVIN_DATABASE is set", "pg_restore", "unset KELVIN_DATABASE"):
@@ -55,9 +52,9 @@ def test_what_nobody_would_use_is_not_restored(tmp_path: Path) -> None:
     assert (new / "kelvin.db").exists()
 
 
-def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
+async def test_a_file_of_a_place_names_the_command_that_enters_the_journal(tmp_path: Path) -> None:
     """It is in place all the same. The command does what it says."""
-    file = back_up_and_enter_one(tmp_path)
+    file = await back_up_and_enter_one(tmp_path)
     new = str(tmp_path / "new")
     code, said = kelvin("restore", str(file), "--data", new)
     assert code == 2
