@@ -204,6 +204,15 @@ class FeedHub:
         row = self._tenants.get(tenant)
         return 1 if row is None or row.limits.weight is None else row.limits.weight
 
+    def has_budget(self, tenant: str) -> bool:
+        """Return whether the tenant has a budget of its own."""
+        row = self._tenants.get(tenant)
+        return row is not None and row.limits.budget_micros is not None
+
+    def budgets(self) -> list[str]:
+        """Return the tenants that have a budget, by name."""
+        return sorted(tenant for tenant in self._tenants if self.has_budget(tenant))
+
     def is_spent(self, tenant: str) -> bool:
         """Return whether the tenant's budget of this month is spent, as far as the ledger was read."""
         row, spending = self._tenants.get(tenant), self._spending.get(tenant)

@@ -6,7 +6,7 @@ because months and prices begin and replicas end. Rows that have changed are sen
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -18,12 +18,10 @@ from contracts.control import Feed
 from contracts.errors import Refused
 from contracts.spending import SpendingRow, TokenPrices
 from contracts.usage import RequestRecord
-from controlplane import schema
 from controlplane.billing import spent_micros
 from controlplane.clock import Clock
 from controlplane.feed import FeedHub
 from controlplane.ledger_schema import received, sources
-from controlplane.policy.access import TenantState
 from controlplane.policy.month import DAY_US, month_bounds_us, month_of
 from controlplane.policy.rating import PriceBook
 from controlplane.store import Database
@@ -95,9 +93,11 @@ class Spending:
         """Read the rows of these tenants (None: of all), and send those that have changed."""
         noted, self._noted = self._noted, set()
         now_us = self._clock.wall_s() * 1_000_000
+        # From memory, because each batch of records asks.
+        wanted = self._feed.budgets() if tenants is None else sorted(filter(self._feed.has_budget, tenants))
         try:
             rows, failed = await self._database.read(
-                lambda connection: spending(connection, self._book, now_us, tenants)
+                lambda connection: spending(connection, self._book, now_us, wanted)
             )
         except BaseException:
             self._noted |= noted
@@ -120,19 +120,13 @@ class Spending:
 
 
 def spending(
-    connection: Connection, book: PriceBook, now_us: int, among: Collection[str] | None = None
+    connection: Connection, book: PriceBook, now_us: int, tenants: Sequence[str]
 ) -> tuple[list[SpendingRow], dict[str, Exception]]:
-    """Return the rows of tenants with a budget (only those `among` them), and the errors by tenant.
+    """Return the rows of these tenants, which have a budget, and the errors by tenant.
 
     All rows come from one snapshot: `seen` says which records of each spool the sums contain. An error in one tenant's
     accounts does not stop the others.
     """
-    table = schema.tenants
-    # A limit that isn't set isn't there. Found in the database, because each batch of records asks.
-    is_set = table.c.limits.contains('"budget_micros":', autoescape=True)
-    wanted = select(table.c.tenant).where(is_set, table.c.state != TenantState.DELETED)
-    found = connection.execute(wanted.order_by(table.c.tenant)).scalars()
-    tenants = [tenant for tenant in found if among is None or tenant in among]
     if not tenants:
         return [], {}
     month = month_of(now_us)

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy import Connection, Engine, func, select, update
 
 import controlplane.spending
 from contracts.control import Feed, RequestBatch
@@ -24,10 +26,11 @@ from controlplane.policy.month import day_us
 from controlplane.policy.rating import Bill, PriceBook, Prices
 from controlplane.price_book import default_price_book
 from controlplane.spending import LATEST, Spending, spending
-from controlplane.store import Database, sqlite_engine
 from tests.controlplane.billing_ground import enter
+from tests.controlplane.builders import BY, NOW_S, World
 from tests.controlplane.door import OPERATOR, Door, FeedReader, ask, feed, opened
 from tests.controlplane.usage_records import request_record
+from tests.eventually import eventually
 
 PROMPT = 500_000  # a million prompt tokens, by the book that is shipped
 
@@ -59,7 +62,6 @@ async def test_who_has_a_budget_is_told_of_what_is_spent(data: Path) -> None:
     """From when it is given on, after each batch, and in the snapshot of the next control plane: the bill's total, up
     to which record of each spool. Without a budget nothing is told: the control.
     """
-
     async with opened(data) as door, feed(door) as reader:
         assert (await reader.line()).spending == ()
         await post(door, 1)
@@ -90,10 +92,10 @@ async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monke
     monkeypatch.setattr(controlplane.spending, "AGAIN_S", 3600.0)
     errors, read = [ValueError("a row that no code of ours wrote"), OSError("disk I/O error")], spending
 
-    def fails(connection: Connection, book: PriceBook, now_us: int, *among: Any) -> Any:
+    def fails(connection: Connection, book: PriceBook, now_us: int, tenants: Sequence[str]) -> Any:
         if errors and connection.execute(select(func.count()).select_from(request_records)).scalar_one():
             raise errors.pop()
-        return read(connection, book, now_us, *among)
+        return read(connection, book, now_us, tenants)
 
     async with opened(data) as door, feed(door) as reader:
         await ask(door, OPERATOR, "PUT", "/tenants/default/limits", {"budget_micros": 1})
@@ -105,53 +107,77 @@ async def test_budgets_are_told_after_an_error_of_the_database(data: Path, monke
 
 
 class Rows(FeedHub):
-    """Keeps what was published."""
+    """Keeps the tenants of each line that tells of spending."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: list[tuple[SpendingRow, ...]] = []
+        self.told: list[set[str]] = []
+        self.last: SpendingRow | None = None
 
     def publish(self, change: Feed) -> int:
-        self.sent.append(change.spending)
+        if change.spending:
+            self.told.append({row.tenant for row in change.spending})
+            self.last = change.spending[-1]
         return super().publish(change)
 
 
-def budgets_of(engine: Engine, *tenants: str) -> None:
-    """Each has one."""
-    with engine.begin() as connection:
-        for tenant in tenants:
-            row = {"tenant": tenant, "created_at_s": 1, "limits": '{"budget_micros": 1000000}'}
-            connection.execute(insert(schema.tenants).values(row))
-
-
-def told_tenants(rows: Rows) -> list[set[str]]:
-    return [{row.tenant for row in sent} for sent in rows.sent]
+async def give_budgets(world: World, *tenants: str) -> None:
+    """To new tenants."""
+    for tenant in tenants:
+        await world.tenants.create(BY, tenant, NOW_S)
+        await world.tenants.limit(BY, tenant, {"budget_micros": 1_000_000}, NOW_S)
 
 
 @pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])
 async def test_a_record_sends_the_row_of_its_tenant_alone(tmp_path: Path, tokens: int) -> None:
     """Though the number of its spool is seen in all rows. All are read again each half minute."""
-
-    database, rows, clock = Database(sqlite_engine(tmp_path / "kelvin.db")), Rows(), SystemClock()
-    budgets_of(database.engine, "acme", "b", "c")
-    spending, now_us = Spending(database, default_price_book(), rows, clock), time.time_ns() // 1000
-    await spending.tell()
-    running = asyncio.create_task(spending.run())
-    record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
-    enter(database.engine, [record])
-    spending.noted([record])
-    async with asyncio.timeout(30):
-        while len(rows.sent) < 2:
-            await asyncio.sleep(0.01)
-    running.cancel()
-    assert rows.sent[-1][0].seen == {"activator-1": 1}
-    budgets_of(database.engine, "d")
-    await spending.tell()
-    assert told_tenants(rows) == [{"acme", "b", "c"}, {"acme"}, {"d"}]
-    database.close()
+    rows, now_us = Rows(), time.time_ns() // 1000
+    with closing(World(tmp_path, feed=rows)) as world:
+        await give_budgets(world, "acme", "b", "c")
+        spending = Spending(world.database, default_price_book(), rows, SystemClock())
+        await spending.tell()
+        running = asyncio.create_task(spending.run())
+        record = request_record(1, ended_at_us=now_us, prompt_tokens=tokens, cached_tokens=0, completion_tokens=tokens)
+        await world.ledger.append_requests(RequestBatch(records=(record,)))
+        spending.noted([record])
+        await eventually(lambda: len(rows.told) == 2, "it is told")
+        running.cancel()
+        assert rows.last is not None
+        assert rows.last.seen == {"activator-1": 1}
+        await give_budgets(world, "d")
+        await spending.tell()
+    assert rows.told == [{"acme", "b", "c"}, {"acme"}, {"d"}]
 
 
-def test_one_tenants_defect_stops_no_other_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        pytest.param('{"budget_micros":5}', [{"acme"}], id="as the program writes it"),
+        pytest.param('{"rpm" : 9, "budget_micros" : 5}', [{"acme"}], id="with spaces"),
+        pytest.param('{"budget_micros":null}', [], id="none, in so many words"),
+        pytest.param('{"plan":"budget-micros"}', [], id="none"),
+    ],
+)
+async def test_tenants_with_a_budget_are_those_that_activators_know(
+    tmp_path: Path, limits: str, told: list[set[str]]
+) -> None:
+    """However their limits are written in the database."""
+    rows = Rows()
+    with closing(World(tmp_path, feed=rows)) as world:
+        await world.tenants.create(BY, "acme", NOW_S)
+        write = update(schema.tenants).values(limits=limits)
+        await world.database.write(lambda connection: connection.execute(write))
+        await world.tenants.load(NOW_S)
+        await Spending(world.database, default_price_book(), rows, SystemClock()).tell()
+    assert rows.told == told
+
+
+def rows_of(engine: Engine, now_us: int, *tenants: str) -> tuple[list[SpendingRow], dict[str, Exception]]:
+    with engine.connect() as connection:
+        return spending(connection, default_price_book(), now_us, tenants)
+
+
+def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accounts that can't be reckoned are left out and named; the last word on them stays."""
 
     def reckon(connection: Connection, book: PriceBook, tenant: str, month: str) -> int:
@@ -160,26 +186,9 @@ def test_one_tenants_defect_stops_no_other_budget(tmp_path: Path, monkeypatch: p
         return spent_micros(connection, book, tenant, month)
 
     monkeypatch.setattr(controlplane.spending, "spent_micros", reckon)
-    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
-    budgets_of(database.engine, "acme", "bad", "zeta")
-    with database.engine.connect() as connection:
-        rows, failed = spending(connection, default_price_book(), day_us(date(2026, 12, 2)))
+    rows, failed = rows_of(engine, day_us(date(2026, 12, 2)), "acme", "bad", "zeta")
     assert [row.tenant for row in rows] == ["acme", "zeta"]
     assert list(failed) == ["bad"]
-    database.close()
-
-
-def test_limits_of_tenants_without_a_budget_are_not_read(tmp_path: Path) -> None:
-    """Each batch of records asks whose budget it touches, of however many tenants."""
-    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
-    budgets_of(database.engine, "acme")
-    with database.engine.begin() as connection:
-        for tenant, limits in (("b", "{}"), ("c", '{"plan":"budget-micros","rpm":9}'), ("d", "unreadable")):
-            connection.execute(insert(schema.tenants).values(tenant=tenant, created_at_s=1, limits=limits))
-    with database.engine.connect() as connection:
-        rows, _ = spending(connection, default_price_book(), day_us(date(2026, 12, 2)))
-    assert [row.tenant for row in rows] == ["acme"]
-    database.close()
 
 
 @pytest.mark.parametrize(
@@ -191,31 +200,24 @@ def test_limits_of_tenants_without_a_budget_are_not_read(tmp_path: Path) -> None
         pytest.param(day_us(date(2026, 12, 31)), {"2027-01"}, id="the last"),
     ],
 )
-def test_the_month_beside_is_told_at_its_ends(tmp_path: Path, day: int, beside: set[str]) -> None:
+def test_the_month_beside_is_told_at_its_ends(engine: Engine, day: int, beside: set[str]) -> None:
     """Clocks of activators are behind or ahead."""
-    database = Database(sqlite_engine(tmp_path / "kelvin.db"))
-    budgets_of(database.engine, "acme")
-    with database.engine.connect() as connection:
-        (row,), _ = spending(connection, default_price_book(), day)
+    (row,), _ = rows_of(engine, day, "acme")
     assert (row.month, set(row.beside)) == ("2026-12", beside)
-    database.close()
 
 
-def test_records_that_waited_for_longer_than_an_hour_are_seen(tmp_path: Path) -> None:
+def test_records_that_waited_for_longer_than_an_hour_are_seen(engine: Engine) -> None:
     """Otherwise their activator counts them a second time. Of very many old activators the latest are named."""
-    database, now_us = Database(sqlite_engine(tmp_path / "kelvin.db")), day_us(date(2026, 12, 2))
-    budgets_of(database.engine, "acme")
+    now_us = day_us(date(2026, 12, 2))
     hours_ago = [
         request_record(
             1, source=f"activator-{hours}", request_id=f"r{hours}", ended_at_us=now_us - hours * 3_600_000_000
         )
         for hours in range(2, 4 + LATEST)
     ]
-    enter(database.engine, hours_ago)
-    with database.engine.connect() as connection:
-        (row,), _ = spending(connection, default_price_book(), now_us)
+    enter(engine, hours_ago)
+    (row,), _ = rows_of(engine, now_us, "acme")
     assert row.seen == {f"activator-{hours}": 1 for hours in range(2, 2 + LATEST)}
-    database.close()
 
 
 TOKENS = st.integers(0, 10_000_000)
