@@ -8,6 +8,7 @@ database last. Whatever was durable when the backup began is in one of the parts
 
 import argparse
 import asyncio
+import errno
 import importlib.metadata
 import os
 import shutil
@@ -35,7 +36,7 @@ from controlplane.ledger_schema import IN_USE, journal_position
 from controlplane.migrations import NewerDatabase
 from controlplane.opening import check_beginnings, check_pages, naming_damage
 from controlplane.program import reporting
-from controlplane.store import Database, open_database
+from controlplane.store import Database, copy_file, open_database
 from service.private import keep_secrets
 from spool.frame import encode_frame
 from spool.looking import unshipped
@@ -131,21 +132,25 @@ class Backups:
         Raises OSError, before the first piece if the copy finds no room; Stopped. What is not read to its end leaves
         nothing behind once it is closed.
         """
-        packing = Packing()
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=scratch) as draft:
             # The copy is what may find no room. It comes before the first piece, so that the answer can still say so.
             copy = Path(draft) / DATABASE
             self._database.copy(copy)
-            for name in FILES:
-                path = self._data / name
-                if path.is_file():
-                    yield from packing.content(name, path.read_bytes())
-            yield from packing.content(UNSHIPPED, moment.unshipped)
-            with copy.open("rb") as file:
-                for piece in packing.file(DATABASE, file, os.fstat(file.fileno()).st_size):
-                    if stop is not None and stop.is_set():
-                        raise Stopped
-                    yield piece
+            yield from self.archive(moment, copy, stop)
+
+    def archive(self, moment: Moment, copy: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
+        """The archive with this copy of the database. Raises as `pieces`."""
+        packing = Packing()
+        for name in FILES:
+            path = self._data / name
+            if path.is_file():
+                yield from packing.content(name, path.read_bytes())
+        yield from packing.content(UNSHIPPED, moment.unshipped)
+        with copy.open("rb") as file:
+            for piece in packing.file(DATABASE, file, os.fstat(file.fileno()).st_size):
+                if stop is not None and stop.is_set():
+                    raise Stopped
+                yield piece
         index = BackupIndex(
             format=BACKUP_FORMAT,
             made_at_us=moment.made_at_us,
@@ -188,18 +193,21 @@ def back_up_stopped(data: Path, out: BinaryIO) -> None:
     """Write a backup of an installation that doesn't run. Its kelvin.db keeps its schema, so that an older program can
     go on with it: a copy is brought to this program's.
 
-    Raises BadSetting for a damaged kelvin.db, NewerDatabase, NewerLedger, OSError, sqlite3.Error.
+    Raises BadSetting for a damaged kelvin.db, NewerDatabase, NewerLedger, OSError, sqlite3.Error, DBAPIError.
     """
     check_beginnings(data / DATABASE)
     with tempfile.TemporaryDirectory(prefix=DRAFT, dir=data) as draft:
         copy = Path(draft) / DATABASE
-        with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(data / DATABASE)) as source:
-            source.backup(target)
+        with closing(sqlite3.connect(data / DATABASE)) as source:
+            copy_file(source, copy)
         with naming_damage(data / DATABASE), closing(open_database(copy)) as database:
             check_pages(database, data / DATABASE)
             backups = Backups(data, database, None)
-            for piece in backups.pieces(asyncio.run(backups.begin()), data):
-                out.write(piece)
+            moment = asyncio.run(backups.begin())
+        if copy.with_name(f"{DATABASE}-wal").exists():  # it was not closed to its end
+            raise OSError(errno.ENOSPC, "there is no room for a copy of the database", str(data))
+        for piece in backups.archive(moment, copy):
+            out.write(piece)
     out.flush()
 
 

@@ -3,19 +3,26 @@
 import sys
 from collections.abc import Callable
 
+from sqlalchemy.exc import DBAPIError
+
 from contracts.errors import Refused
 from contracts.wire import encode
+from controlplane.store import failure_of
 
 
 def reporting(work: Callable[[], object], *refusals: type[Exception]) -> int:
     """Do it. Its report, if it has one, as JSON on standard output and 0; or what is refused, as one line on standard
-    error, and 1.
+    error, and 1. What a database reports, such as a full disk, is refused; a defect is raised.
     """
     refused_by: tuple[type[Exception], ...] = (*refusals, OSError)
     try:
         report = work()
     except Refused as refused:
         said = refused.failure.message
+    except DBAPIError as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        said = failure.message
     except refused_by as error:
         said = str(error)
     else:

@@ -6,6 +6,7 @@ does that, and with `--database` puts what was put together into an empty databa
 """
 
 import argparse
+import errno
 import shutil
 import sys
 import tempfile
@@ -41,6 +42,7 @@ from service.private import keep_secrets
 from spool.frame import Frame, decode_frame
 
 BATCH: Final = 500  # entries in a transaction
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk that is unpacked to
 
 
 def restore(
@@ -124,7 +126,9 @@ def _staging(data: Path | None, database: Path | PostgresPlace | None) -> Iterat
 
 
 def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]]:
-    """The newest file that is whole, what it says, and why newer ones were passed over."""
+    """The newest file that is whole, what it says, and why newer ones were passed over. Raises CannotRestore, OSError
+    if there is no room for the newest.
+    """
     candidates = [path for _, path in reversed(backups_in(source))] if source.is_dir() else [source]
     passed_over: list[str] = []
     for path in candidates:
@@ -135,6 +139,8 @@ def _unpacked(source: Path, staging: Path) -> tuple[Path, BackupIndex, list[str]
                 raise BadBackup("it holds no database")
             return path, index, passed_over
         except (BadBackup, OSError) as bad:
+            if isinstance(bad, OSError) and bad.errno in _NO_ROOM:
+                raise  # an older backup might fit, and lacks what the newest has
             passed_over.append(f"{path.name}: {bad}")
             for name in NAMES:
                 (staging / name).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, te
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoSession
 
-from contracts.errors import CapacityExceeded, Conflict, Refused, Unavailable
+from contracts.errors import CapacityExceeded, Conflict, Failure, Refused, Unavailable
 from controlplane import dependencies, silence
 from controlplane.ledger_migrations import ensure_ledger
 from controlplane.migrations import migrate
@@ -83,19 +83,28 @@ def _refusing_faults() -> Iterator[None]:
     except (NoSession, silence.Silent) as error:
         raise Refused(Unavailable("the database")) from error
     except DBAPIError as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
         match fault_of(error):
-            case DatabaseFault.DEFECT:
-                raise
-            case DatabaseFault.FULL:
-                raise Refused(CapacityExceeded("bytes on the disk of the database", 1, 0)) from error
             case DatabaseFault.DAMAGED:
                 log.error("the database is damaged", exc_info=error)
-                raise Refused(Unavailable("the database, whose files are damaged,", DAMAGED_S)) from error
             case DatabaseFault.REFUSED:
                 log.error("the database denies access", exc_info=error)
-                raise Refused(Unavailable("the database")) from error
-            case DatabaseFault.RETRYABLE | DatabaseFault.UNKNOWN:
-                raise Refused(Unavailable("the database")) from error
+        raise Refused(failure) from error
+
+
+def failure_of(error: DBAPIError) -> Failure | None:
+    """Return what a caller is told of an error of either database; None for a defect of ours."""
+    match fault_of(error):
+        case DatabaseFault.DEFECT:
+            return None
+        case DatabaseFault.FULL:
+            return CapacityExceeded("bytes on the disk of the database", 1, 0)
+        case DatabaseFault.DAMAGED:
+            return Unavailable("the database, whose files are damaged,", DAMAGED_S)
+        case DatabaseFault.REFUSED | DatabaseFault.RETRYABLE | DatabaseFault.UNKNOWN:
+            return Unavailable("the database")
 
 
 def fault_of(error: DBAPIError) -> DatabaseFault:
@@ -180,14 +189,13 @@ class Database:
         Raises Refused(Conflict) for PostgreSQL, OSError if a disk refuses (ENOSPC if it is full).
         """
         self.check_copied()
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
-            with closing(sqlite3.connect(path)) as target, closing(self.engine.raw_connection()) as source:
-                assert isinstance(source.driver_connection, SqliteConnection)
-                source.driver_connection.backup(target)  # SQLite's: one step under one read lock, GIL released
+            session = self.engine.raw_connection()
         except (sqlite3.Error, DBAPIError) as error:
-            is_full = fault_of_result(getattr(error, "sqlite_errorcode", 0)) is DatabaseFault.FULL
-            raise OSError(errno.ENOSPC if is_full else errno.EIO, f"the database can't be copied: {error}") from error
+            raise OSError(errno.EIO, f"the database can't be copied: {error}") from error
+        with closing(session) as source:
+            assert isinstance(source.driver_connection, SqliteConnection)
+            copy_file(source.driver_connection, path)
 
     def damage(self) -> str | None:
         """Return the first thing that SQLite's quick check finds wrong, as one line. Blocks: it reads every page."""
@@ -226,6 +234,17 @@ class Database:
             has_changed = driver.total_changes != before
         self.writes += has_changed
         return done
+
+
+def copy_file(source: SqliteConnection, path: Path) -> None:
+    """Write one consistent state of a SQLite database to a new file (mode 0600). Raises OSError if a disk refuses."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    try:
+        with closing(sqlite3.connect(path)) as target:
+            source.backup(target)  # SQLite's: one step under one read lock, GIL released
+    except sqlite3.Error as error:
+        is_full = fault_of_result(getattr(error, "sqlite_errorcode", 0)) is DatabaseFault.FULL
+        raise OSError(errno.ENOSPC if is_full else errno.EIO, f"the database can't be copied: {error}") from error
 
 
 def open_database(place: Path | PostgresPlace) -> Database:

@@ -8,17 +8,20 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from sqlalchemy import text
 from starlette.requests import Request
 
+from contracts.backup import BackupIndex
 from contracts.errors import CapacityExceeded, Refused
 from contracts.wire import encode
 from controlplane import placing
+from controlplane.archive import unpack
 from controlplane.backup_place import backups_in, name_of, write_backup
 from controlplane.backups import FILES
 from controlplane.billing import close_month
@@ -337,6 +340,29 @@ async def test_a_damaged_backup_gives_way_to_the_one_before(tmp_path: Path) -> N
     assert newest.name in report.passed_over[0]
     assert (report.replayed, report.missing) == (2, 0)
     assert ids(tmp_path / "new" / "kelvin.db") == ["req-1", "req-2", "req-3"]
+
+
+async def test_newest_backup_that_finds_no_room_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one may fit, and lacks what the newest has. The control: one that can't be read gives way."""
+
+    def fails(archive: BinaryIO, into: Mapping[str, Path]) -> BackupIndex:
+        if errors:
+            raise errors.pop()
+        return unpack(archive, into)
+
+    async with installed(tmp_path) as world:
+        for number in (1, 2):
+            await world.enter(number)
+            await world.backup_loop().once()
+    errors = [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))]
+    monkeypatch.setattr("controlplane.restore.unpack", fails)
+    with pytest.raises(OSError, match="No space left on device"):
+        back(tmp_path / "place", tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+    errors.append(OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert len(back(tmp_path / "place", tmp_path / "new").passed_over) == 1
 
 
 @pytest.mark.parametrize("at", ["kelvin.db", "admin.key", "index.json"])

@@ -4,23 +4,25 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Table, insert, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 import controlplane.postgres
 from contracts.backup import RestoreReport
 from contracts.control import LivesSoFar, RequestBatch
+from contracts.errors import CapacityExceeded
 from contracts.settings import BadSetting
 from contracts.wire import encode
 from controlplane import placing, schema
 from controlplane.arrivals import insert_rows
 from controlplane.audit import expire, set_days
 from controlplane.backup_place import name_of
-from controlplane.backups import back_up_stopped
+from controlplane.backups import back_up_stopped, main
 from controlplane.billing import LATE_US, billing_report, close_month
 from controlplane.ledger_schema import IN_USE, UNKNOWN, journal_position
 from controlplane.migrations import NewerDatabase
@@ -203,6 +205,38 @@ def test_a_damaged_file_is_not_backed_up(tmp_path: Path, at: int) -> None:
         backed_up(path.parent)
     assert "\n" not in str(refused.value)
     assert path.read_bytes() == content
+
+
+def test_a_stopped_installation_is_copied_once(tmp_path: Path) -> None:
+    """Its disk needs room for one more kelvin.db, not for two. Nothing of the copy is left."""
+    copies = set[int]()
+
+    class Watching(BytesIO):
+        def write(self, piece: Any) -> int:
+            copies.add(len(list(tmp_path.glob(".backup-*/kelvin.db"))))
+            return super().write(piece)
+
+    open_database(tmp_path / "kelvin.db").close()
+    back_up_stopped(tmp_path, Watching())
+    assert copies == {1}
+    assert list(tmp_path.glob(".backup-*")) == []
+
+
+def test_full_disk_of_a_stopped_installation_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what the API says of it: the copy finds no room as it is brought to this program's schema."""
+
+    def no_room(_: Path) -> Database:
+        full = sqlite3.OperationalError("database or disk is full")
+        full.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise OperationalError("CREATE TABLE t", None, full)
+
+    monkeypatch.setattr("controlplane.backups.open_database", no_room)
+    monkeypatch.setattr("controlplane.backups.keep_secrets", lambda: None)
+    open_database(tmp_path / "kelvin.db").close()
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"{CapacityExceeded('bytes on the disk of the database', 1, 0).message}\n"
 
 
 @pytest.mark.parametrize("at", [112, 8192], ids=["the schema", "a page of a table"])
