@@ -8,6 +8,7 @@ emptied without. What is the installation's own is the tenant's "".
 
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,7 @@ from contracts.audit import AuditChain, AuditReport
 from contracts.control import Principal, Scope, allows
 from contracts.errors import InvalidRequest, Refused
 from contracts.secrets import redact
-from contracts.wire import Decoder, Wire, decoder
+from contracts.wire import BadJson, Decoder, Wire, decoder
 from controlplane import schema
 from controlplane.chains import AUDIT, Chains, Tell
 from controlplane.policy.trail import (
@@ -259,13 +260,16 @@ def verify_chain(connection: Connection, tenant: str, tell: Tell = lambda rows: 
 
 
 def _let_go(connection: Connection, tenant: str) -> dict[str, int]:
-    """Return by window before which second entries were let go."""
+    """Return by window before which second entries were let go. An entry that was forged may say anything: one that
+    can't be read lets nothing go, and its link says that it was changed.
+    """
     c = schema.audit.c
     query = select(c.subject, c.changed).where(c.tenant == tenant, c.action == str(Action.AUDIT_EXPIRED))
     found: dict[str, int] = {}
     for subject, changed in connection.execute(query):
-        before_s = decoder(dict[str, tuple[None, int]]).decode(changed)["before_s"][1]
-        found[subject] = max(found.get(subject, 0), before_s)
+        with suppress(BadJson, KeyError):
+            _, before_s = decoder(dict[str, tuple[None, int]]).decode(changed)["before_s"]
+            found[subject] = max(found.get(subject, 0), before_s)
     return found
 
 

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 from msgspec import UNSET, structs
 from sqlalchemy import Column, Connection, Row, Table, func, select, union
+from sqlalchemy.exc import DBAPIError
 
 from contracts.audit import AuditChain
 from contracts.backup import RestoredChain
 from contracts.billing import BillingReport, ChainReport, LedgerDifference, VerifyReport
 from contracts.usage import LifetimeRecord, Origin
-from contracts.wire import decoder
+from contracts.wire import BadJson, decoder
 from controlplane import schema
 from controlplane.audit import ALL, verify_audit
 from controlplane.chains import LEDGER, Tell
@@ -47,7 +48,7 @@ from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
-from controlplane.store import streamed
+from controlplane.store import failure_of, streamed
 
 _ROWS: Final = 2_000
 _MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
@@ -142,7 +143,20 @@ class MonthRows:
     def findings(self) -> Iterator[Finding]:
         """What is wrong, in the order: links, end of the chain, totals, the closed bill. After a wrong link nothing
         holds, and nothing is looked at.
+
+        A row may have been changed to anything, also to what no column of ours holds: that it can't be read is a
+        finding. Some rows are read before their own link is checked, such as other records of a request.
         """
+        try:
+            yield from self._findings()
+        except (BadJson, ValueError, TypeError, LookupError) as error:
+            yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error}")
+        except DBAPIError as error:
+            if failure_of(error) is not None:  # nothing was said of the rows
+                raise
+            yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error.orig}")
+
+    def _findings(self) -> Iterator[Finding]:
         name = self._tenant, self._month
         written = LEDGER.end_of(self._connection, name) or (0, LEDGER.genesis(name).hex())
         shut = Closed(self._connection, {self._tenant})

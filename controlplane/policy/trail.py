@@ -155,9 +155,14 @@ def verify(
 def _problem_of_words(entry: Entry, let_go: Mapping[str, int]) -> str | None:
     if entry.said is not None and entry.said.digest() != entry.digest:
         return f"link {entry.link} ({entry.said.action}): what it says is not what was written"
-    if entry.said is None and entry.at_s >= let_go.get(entry.window, 0):
+    if entry.said is None and not _is_before(entry.at_s, let_go.get(entry.window, 0)):
         return f"link {entry.link}: its words are gone, and nothing says that they expired"
     return None
+
+
+def _is_before(at_s: object, end_s: int) -> bool:
+    """Return whether an entry's time is before that. SQLite keeps a text in a column of numbers, too."""
+    return isinstance(at_s, int) and at_s < end_s
 
 
 def differing(before: Mapping[str, Value], after: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:

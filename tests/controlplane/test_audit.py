@@ -215,6 +215,25 @@ def test_what_was_let_go_can_not_be_widened(engine: Engine) -> None:
     assert "link 6 (audit.expired)" in (verified(engine).difference or "")
 
 
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        pytest.param("UPDATE audit SET changed = '' WHERE link = 6", "link 1", id="nothing"),
+        pytest.param("UPDATE audit SET changed = '{}' WHERE link = 6", "link 1", id="no time"),
+        pytest.param("UPDATE audit SET changed = '{\"before_s\":[1]}' WHERE link = 6", "link 1", id="half of it"),
+        pytest.param("UPDATE audit SET subject = 'x' WHERE link = 6", "link 1", id="another window's"),
+    ],
+)
+def test_forged_expiry_that_cannot_be_read_is_named(engine: Engine, statement: str, says: str) -> None:
+    """It covers no entry any more, whatever somebody made of it."""
+    filled(engine)
+    with engine.begin() as connection:
+        expire(connection, BY, "acme", NOW_S + 365 * DAY_S + 3)
+    assert verified(engine).difference is None
+    forge(engine, statement)
+    assert says in (verified(engine).difference or "")
+
+
 def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
     """What is kept for no time is never written; what was there goes with the next expiry; others keep theirs."""
     note(engine, Action.ACCESS_KEYS)

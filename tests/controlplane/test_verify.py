@@ -130,6 +130,25 @@ def test_every_change_by_hand_is_found(engine: Engine, statements: str, subject:
         assert each.chain == written[each.month, each.links]
 
 
+@pytest.mark.parametrize("backend", [SQLITE], indirect=True)
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param("UPDATE ledger_requests SET origin = 'x' WHERE month > '2026-11'", id="an origin that is none"),
+        pytest.param("UPDATE ledger_requests SET timeline = '[' WHERE month > '2026-11'", id="a timeline that is none"),
+        pytest.param("UPDATE ledger_requests SET link = 'x' WHERE request_id = 'req-1'", id="a text for a link"),
+        pytest.param("UPDATE ledger_requests SET model = CAST(X'ff' AS TEXT)", id="bytes that are no text"),
+    ],
+)
+def test_rows_that_no_program_writes_are_found(engine: Engine, statement: str) -> None:
+    """Also where one is read before its own link is looked at: the late correction is, for the orphan's record."""
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+    found = verify(engine)
+    assert not found.sound
+    assert found.months[0].differences
+
+
 def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
     """Who owns the database can make a sound chain of other rows: only a digest noted elsewhere tells."""
     before = verify(engine, month="2026-12").months[0]
