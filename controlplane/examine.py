@@ -1,7 +1,7 @@
 """`python -m controlplane.examine DATABASE [PASSWORD_FILE] SPOOLS`: read all rows of a tenant in a process of its own.
 
 Nobody who waits for the control plane then waits for that, and what it takes of memory ends with it. An `Order` comes
-on standard input; lines of JSON go out: `Read` now and then, last `Report`.
+on standard input; lines of JSON go out: `Read` now and then, last `Report` or `Failed`.
 """
 
 import os
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+from sqlalchemy.exc import DBAPIError
 
 from contracts.audit import AuditReport
 from contracts.billing import ReconcileReport, VerifyReport
+from contracts.problem import WireFailure, to_wire
 from contracts.wire import Wire, decode, encode
 from controlplane.accounts import Surroundings
 from controlplane.audit import links_of as audit_links
@@ -23,7 +25,7 @@ from controlplane.policy.findings import Waiting
 from controlplane.policy.rating import PriceBook
 from controlplane.postgres_place import PostgresPlace, place_of
 from controlplane.reconcile import reconcile
-from controlplane.store import disposing, reading_engine, snapshot
+from controlplane.store import disposing, failure_of, reading_engine, snapshot
 from controlplane.verify import links_of, months_of, verify_ledger
 from spool.recovery import spools_of
 
@@ -53,6 +55,12 @@ class Report(Wire, frozen=True, tag="report"):
     """The end of it: the route's answer."""
 
     answer: msgspec.Raw
+
+
+class Failed(Wire, frozen=True, tag="failed"):
+    """The end of it without a report, such as where the database is away."""
+
+    failure: WireFailure
 
 
 class _Teller:
@@ -88,7 +96,7 @@ def _waiting(spools: Path) -> Mapping[str, Waiting]:
     return {source: Waiting(*positions) for source, positions in spools_of(spools)}
 
 
-def _write(line: Read | Report) -> None:
+def _write(line: Read | Report | Failed) -> None:
     """Whole at once; BrokenPipeError where nobody listens any more."""
     rest = memoryview(encode(line) + b"\n")
     while rest:
@@ -104,6 +112,10 @@ def main() -> None:
         _write(Report(answer=msgspec.Raw(encode(examine(order, place_of(database), Path(spools))))))
     except BrokenPipeError:
         sys.exit(1)
+    except DBAPIError as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        _write(Failed(failure=to_wire(failure)))
 
 
 if __name__ == "__main__":

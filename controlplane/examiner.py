@@ -12,9 +12,10 @@ from typing import Final
 
 from contracts.billing import Examining
 from contracts.errors import Internal, Refused
+from contracts.problem import from_wire
 from contracts.traffic_errors import Overloaded
 from contracts.wire import decode, encode
-from controlplane.examine import Order, Read, Report
+from controlplane.examine import Failed, Order, Read, Report
 from controlplane.postgres_place import PostgresPlace, words_of
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class Examiner:
         return f"<Examiner running={len(self._running())}/{RUNNING_LIMIT}>"
 
     async def answer(self, order: Order) -> bytes | Examining:
-        """The report's JSON, or how far it is: then ask again. Raises Refused: Overloaded, Internal."""
+        """The report's JSON, or how far it is: then ask again. Raises Refused: Overloaded, Internal, or as the
+        database's other readers.
+        """
         key = (order.kind, order.tenant, order.month)
         examination = self._all.get(key) or self._begin(key, order)
         self._expect(key, examination)
@@ -109,9 +112,11 @@ class Examiner:
         """Up to the report."""
         assert process.stdout is not None
         while (raw := await process.stdout.readline()).endswith(b"\n"):  # a killed process leaves half a line
-            match decode(raw, Read | Report):  # type: ignore[arg-type]
+            match decode(raw, Read | Report | Failed):  # type: ignore[arg-type]
                 case Report(answer=answer):
                     return bytes(answer)
+                case Failed(failure=failure):
+                    raise Refused(from_wire(failure))
                 case Read(rows=rows, of=of):
                     if (examination := self._all.get(key)) is not None:
                         examination.seen = Examining(rows=rows, of=of)

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from contracts.billing import Examining, ReconcileReport, VerifyReport
-from contracts.errors import Internal, Refused
+from contracts.errors import Internal, Refused, Unavailable
+from contracts.problem import from_wire, to_wire
 from contracts.traffic_errors import Overloaded
 from controlplane import examiner as subject
 from controlplane.examine import Order
@@ -87,6 +88,16 @@ async def test_both_reports_come_from_a_process_of_their_own(tmp_path: Path, mon
             asked += 1
         assert asked > 0
         assert msgspec.json.decode(raw, type=ReconcileReport).agrees
+
+
+async def test_damaged_database_is_said_as_by_every_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no defect of the process that reads it."""
+    monkeypatch.setattr(subject, "WAIT_S", 120.0)
+    (tmp_path / "kelvin.db").write_bytes(b"no database " * 1000)
+    with pytest.raises(Refused) as refused:
+        await Examiner(tmp_path / "kelvin.db", tmp_path / "spool").answer(order())
+    damaged = Unavailable("the database, whose files are damaged,", 60.0)
+    assert refused.value.failure == from_wire(to_wire(damaged))
 
 
 async def test_what_nobody_asks_for_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
