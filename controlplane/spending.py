@@ -69,6 +69,7 @@ class Spending:
     async def run(self) -> None:
         """Send changed rows until cancelled."""
         all_at_us = self._clock.monotonic_us()
+        is_away = False
         while True:
             left_s = AGAIN_S - (self._clock.monotonic_us() - all_at_us) / 1e6
             with suppress(TimeoutError):
@@ -79,10 +80,13 @@ class Spending:
             is_all = self._clock.monotonic_us() - all_at_us >= AGAIN_S * 1e6
             try:
                 await self._tell(None if is_all else frozenset(self._noted))
+                is_away = False
                 if is_all:
                     all_at_us = self._clock.monotonic_us()
-            except Refused as refused:  # the database is another's for a moment
-                log.warning("budgets are not told", extra={"error": str(refused)})
+            except Refused as refused:  # the database is another's for a moment, or away for longer
+                if not is_away:
+                    log.warning("budgets are not told", extra={"error": str(refused)})
+                is_away = True
                 self._due.set()
             except Exception:
                 self._due.set()  # what is due stays so, whatever prevented it

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, func, select, update
 
 import controlplane.spending
 from contracts.control import Feed, RequestBatch
+from contracts.errors import Refused, Unavailable
 from contracts.spending import SpendingRow, TokenPrices
 from contracts.wire import encode
 from controlplane import schema
@@ -126,6 +127,37 @@ async def give_budgets(world: World, *tenants: str) -> None:
     for tenant in tenants:
         await world.tenants.create(BY, tenant, NOW_S)
         await world.tenants.limit(BY, tenant, {"budget_micros": 1_000_000}, NOW_S)
+
+
+async def test_a_database_that_is_away_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time: it may be away for hours, and is asked four times a second."""
+    monkeypatch.setattr(controlplane.spending, "PAUSE_S", 0.001)
+    rows, refusals = Rows(), 0
+    with closing(World(tmp_path, feed=rows)) as world:
+        spending, read = Spending(world.database, default_price_book(), rows, SystemClock()), world.database.read
+
+        async def away(work: Any) -> Any:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise Refused(Unavailable("the database"))
+            return await read(work)
+
+        async def give(tenant: str) -> None:
+            nonlocal refusals
+            await give_budgets(world, tenant)
+            refusals = 20
+            spending.changed(tenant)
+            await eventually(lambda: {tenant} in rows.told, "it is told")
+
+        monkeypatch.setattr(world.database, "read", away)
+        running = asyncio.create_task(spending.run())
+        await give("acme")
+        await give("b")
+        running.cancel()
+    assert [record.getMessage() for record in caplog.records] == ["budgets are not told"] * 2
 
 
 @pytest.mark.parametrize("tokens", [10, 0], ids=["charged", "free"])
