@@ -175,12 +175,15 @@ def _actor(key_id: str, *, named: bool) -> str:
 
 
 def days_of(connection: Connection, tenant: str) -> dict[Window, int]:
-    """Return for how many days entries are kept, by window: the tenant's own, else the installation's, else ours."""
+    """Return for how many days entries are kept, by window: the tenant's own, else the installation's, else ours.
+
+    Windows of a newer program are left out.
+    """
     table = schema.audit_windows
     found = dict(DEFAULT_DAYS)
     for owner in dict.fromkeys(("", tenant)):
         rows = connection.execute(select(table.c.window_name, table.c.days).where(table.c.tenant == owner))
-        found |= {Window(row.window_name): row.days for row in rows}
+        found |= {Window(row.window_name): row.days for row in rows if row.window_name in DEFAULT_DAYS}
     return found
 
 

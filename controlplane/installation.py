@@ -89,15 +89,14 @@ async def open_installation(
     ladder.push_async_callback(examiner.close)
     registry = Registry(database, feed)
     access = Access(TenantStore(database, feed), KeyStore(database, feed))
-    try:
-        await access.keys.bootstrap(settings.data, clock.wall_s())
-    except BadKeyFile as bad:
-        raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
     trail = Trail(database, clock)
     try:
+        await access.keys.bootstrap(settings.data, clock.wall_s())
         await access.tenants.load(clock.wall_s())
         await trail.note_prices(book)
         await registry.load()
+    except BadKeyFile as bad:
+        raise BadSetting("KELVIN_DATA", str(settings.data), str(bad)) from bad
     except UnreadableColumn as column:
         rule = f"{column}: use the newer program that wrote it again, or restore the database as it was before"
         is_file = isinstance(settings.database, Path)

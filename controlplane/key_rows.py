@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, not_
 from contracts.control import KeyRow, Scope
 from contracts.errors import NotFound, Refused
 from controlplane import schema
+from controlplane.json_columns import read_word
 from controlplane.policy.access import OPERATORS, KeyState, key_state
 
 
@@ -70,7 +71,7 @@ def is_good(now_s: int) -> ColumnElement[bool]:
 
 
 def load_keys(connection: Connection) -> list[Key]:
-    """All that there are."""
+    """All that there are. Raises UnreadableColumn."""
     return [_key(row) for row in connection.execute(select(schema.keys)).mappings()]
 
 
@@ -109,7 +110,7 @@ def _key(row: RowMapping) -> Key:
         tenant=row["tenant"],
         name=row["name"],
         secret_sha256=row["secret_sha256"],
-        scopes=tuple(Scope(scope) for scope in row["scopes"].split()),
+        scopes=tuple(read_word(word, Scope, f"the scopes of key {row['key_id']}") for word in row["scopes"].split()),
         models=tuple(row["models"].split()),
         created_at_s=row["created_at_s"],
         expires_at_s=row["expires_at_s"],

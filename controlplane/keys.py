@@ -69,7 +69,7 @@ class KeyStore:
         """Make the default tenant and its keys where it never had any, and publish all that are good.
 
         A key whose file was removed after the first start stays good and is not made anew. A file that was damaged
-        after it is named in the log, and left as it is. Raises BadKeyFile.
+        after it is named in the log, and left as it is. Raises BadKeyFile, UnreadableColumn.
         """
         present = await self._database.read(load_keys)
         made: list[Key] = []

@@ -13,7 +13,7 @@ from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.facts import Model, Version, VersionKey
 from controlplane.grants import load_grantees
-from controlplane.json_columns import read_column
+from controlplane.json_columns import read_column, read_word
 from controlplane.policy.lifecycle import VersionState
 from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.trail import Action, Value, differing, made
@@ -162,9 +162,8 @@ def load_models(connection: Connection) -> list[Model]:
             kind=row["kind"],
             signature=None if stored is None else read_column(stored, Signature, f"the signature {of}"),
         )
-        version = Version(
-            registration, row["created_at_s"], VersionState(row["state"]), row["fault"], row["stopped_at_s"]
-        )
+        state = read_word(row["state"], VersionState, f"the state {of}")
+        version = Version(registration, row["created_at_s"], state, row["fault"], row["stopped_at_s"])
         versions.setdefault((row["tenant"], row["model"]), []).append(version)
     aliases: dict[tuple[str, str], dict[str, str]] = {}
     for row in connection.execute(select(schema.aliases)).mappings():

@@ -16,7 +16,7 @@ from controlplane import audit, schema
 from controlplane.audit import Actor
 from controlplane.feed import FeedHub
 from controlplane.grants import delete_grants_to
-from controlplane.json_columns import read_column
+from controlplane.json_columns import read_column, read_word
 from controlplane.key_rows import is_good
 from controlplane.policy.access import TenantState, check_empty, check_move
 from controlplane.policy.trail import Action
@@ -176,7 +176,7 @@ def _load(connection: Connection, now_s: int, only: str | None = None) -> list[T
     return [
         Tenant(
             row["tenant"],
-            TenantState(row["state"]),
+            read_word(row["state"], TenantState, f"the state of tenant {row['tenant']}"),
             row["created_at_s"],
             row["models"],
             row["keys"],

@@ -253,6 +253,15 @@ def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
         assert [verify_chain(connection, tenant).difference for tenant in ("acme", "other")] == [None, None]
 
 
+def test_window_of_a_newer_program_keeps_nothing_from_being_written(engine: Engine) -> None:
+    """Nor what is known from expiring."""
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO audit_windows VALUES ('acme', 'deploys', 7), ('acme', 'access', 7)"))
+    note(engine, Action.ACCESS_KEYS)
+    with engine.begin() as connection:
+        assert expire(connection, BY, "acme", NOW_S + 8 * DAY_S) == 1
+
+
 def test_no_secret_is_written(engine: Engine) -> None:
     """What a caller put where it does not belong is cut, as in logs."""
     key = "kv-abcdefghijkl-" + "A" * 43

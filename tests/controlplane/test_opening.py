@@ -162,6 +162,13 @@ def test_database_of_a_newer_program_is_refused(killed: Path, step: str) -> None
         _open(killed)
 
 
+_VERSION = (
+    "INSERT INTO versions (tenant, model, version, state, limits, architecture, weight_bytes, total_bytes, "
+    "kv_bytes_per_token, max_positions, created_at_s) VALUES ('default', 'm', 'v', 'ready', "
+    "'{\"max_input_tokens\":1,\"max_output_tokens\":1}', 'a', 1, 1, 1, 1, 1)"
+)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -169,6 +176,9 @@ def test_database_of_a_newer_program_is_refused(killed: Path, step: str) -> None
         pytest.param(f"tenants SET limits = '{{\"rpm\":{MAX_LIMIT + 1}}}'", f"limits .*<= {MAX_LIMIT}", id="a bound"),
         pytest.param("models SET scale = '{\"pace\":1}'", "scale of model default/m .*`pace`", id="a scale"),
         pytest.param("models SET degradation = '{}'", "ladder of model default/m .*`steps`", id="a ladder"),
+        pytest.param("keys SET scopes = scopes || ' observe'", "scopes of key .*'observe'", id="a scope"),
+        pytest.param("tenants SET state = 'frozen'", "state of tenant default .*'frozen'", id="a tenant's state"),
+        pytest.param("versions SET state = 'old'", "state of version default/m@v .*'old'", id="a version's state"),
     ],
 )
 async def test_settings_of_a_newer_program_are_refused(tmp_path: Path, change: str, named: str) -> None:
@@ -177,6 +187,7 @@ async def test_settings_of_a_newer_program_are_refused(tmp_path: Path, change: s
         await KeyStore(database, FeedHub()).bootstrap(tmp_path, NOW_S)
         with database.engine.begin() as connection:
             connection.exec_driver_sql("INSERT INTO models (tenant, model, created_at_s) VALUES ('default', 'm', 1)")
+            connection.exec_driver_sql(_VERSION)
             connection.exec_driver_sql(f"UPDATE {change}")
         refusal = rf"KELVIN_DATA=.*: the {named}.*: use the newer program"
         with pytest.raises(BadSetting, match=refusal):
