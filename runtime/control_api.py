@@ -97,7 +97,7 @@ def build_control_app() -> FastAPI:
 
 
 def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = False) -> FastAPI:
-    """Return the probes' application, before it has its replica: see `control_api.attach`.
+    """Return the probes' application, before it has its replica: see `attach`.
 
     An engine without progress for `step_s` seconds hangs: `/healthz` is 503 then, so that the pod is replaced. With
     `parks` the pod counts as fine also while it waits for a version or restores one.

@@ -164,7 +164,7 @@ class Pod:
 
 
 class Pods(PodCalls):
-    """Answers by the rules of `runtime/orders`."""
+    """Pods by the address of their orders, which answer by the rules of `runtime/control_api.py` (`Orders`)."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}

@@ -1,4 +1,4 @@
-"""What a pod that waits is told over mutual TLS, and what it says of itself. See `runtime/orders`."""
+"""What a pod that waits is told over mutual TLS, and what it says of itself. See `runtime/control_api.py`."""
 
 from typing import Final, TypeVar
 
