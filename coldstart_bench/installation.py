@@ -8,15 +8,16 @@ import http.client
 import json
 import os
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from coldstart_bench.patience import comes
 from coldstart_bench.processes import Rest, children, cpu_ticks, runtimes_below
@@ -141,11 +142,16 @@ class Door:
 class Installation:
     """A running `kelvin up`; `door` has the tenant's key, `admin` the administrator's."""
 
-    def __init__(self, data: Path, port: int, pid: int = 0) -> None:
+    def __init__(self, data: Path, port: int, pid: int) -> None:
         self.data, self.port, self.pid = data, port, pid
         self.began_s = time.time()
         self.door = Door(port, data / "ca.pem", data / "default.key")
         self.admin = Door(port, data / "ca.pem", data / "admin.key")
+
+    def close(self) -> None:
+        """Ends the connections: a door that ends waits for idle ones."""
+        self.door.close()
+        self.admin.close()
 
     @property
     def key(self) -> str:
@@ -231,57 +237,114 @@ class Installation:
             raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
+def kelvin(
+    data: Path, *words: str, settings: Mapping[str, str] | None = None, limit_s: float | None = None
+) -> tuple[int, str, str]:
+    """A command as a user types it, to its end: exit code and both outputs. Raises subprocess.TimeoutExpired."""
+    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
+    environment = {**os.environ, **(settings or {})}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Up:
+    """A `kelvin up`, begun. It has ended after the block, and what it says on standard error can be read meanwhile."""
+
+    def __init__(
+        self,
+        data: Path,
+        port: int,
+        settings: Mapping[str, str] | None = None,
+        *,
+        options: Sequence[str] = (),
+        program: str = "kelvin.main",
+        prefix: Sequence[str] = (),
+        errors: Path | None = None,
+    ) -> None:
+        """`program` is run as `kelvin`, by `prefix` where there is one. `errors` is added to; without it, a file that
+        goes with this object is.
+        """
+        words = [*prefix, sys.executable, "-m", program, "up", "--data", str(data), "--port", str(port), *options]
+        # Nobody would read a pipe, and a full one stops who writes.
+        self._errors: IO[bytes] = tempfile.TemporaryFile() if errors is None else errors.open("ab+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=self._errors, text=True, env={**os.environ, **(settings or {})}
+        )
+        self.pid = self._process.pid
+
+    def __repr__(self) -> str:
+        return f"<Up {self._process}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ready_line(self) -> str:
+        """The line that it prints once it is ready; empty where it ends before."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def said(self) -> str:
+        """What `errors` has so far."""
+        file = self._errors.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")  # it goes on writing where it was
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, where it lives."""
+        self._process.send_signal(number)
+
+    def ended_with(self) -> int:
+        """Its exit status, once it has ended by itself."""
+        return self._process.wait(READY_S)
+
+    def end(self) -> None:
+        """Have it end, and wait for it; kill it where it takes too long."""
+        end(self._process)
+
+    def close(self) -> None:
+        """As `end`, and let go of it."""
+        self.end()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
+
+
 @contextlib.contextmanager
 def running(
     data: Path,
     port: int | None = None,
-    settings: dict[str, str] | None = None,
+    settings: Mapping[str, str] | None = None,
     *,
     options: Sequence[str] = (),
     program: str = "kelvin.main",
 ) -> Iterator[Installation]:
     """`kelvin up` on `data` until the block ends; nothing of it is left then. `program` is run as `kelvin`."""
-    words = [sys.executable, "-m", program, "up", "--data", str(data), *options]
-    environment = {**os.environ, **(settings or {})}
     for attempt in range(ATTEMPTS):
         chosen = port or free_port()
-        with _process([*words, "--port", str(chosen)], environment) as (process, log):
-            assert process.stdout is not None
-            if "ready" not in (line := process.stdout.readline()):
-                end(process)
-                log.seek(0)
-                said = log.read()
-                if port is None and TAKEN in said and attempt + 1 < ATTEMPTS:
+        with Up(data, chosen, settings, options=options, program=program) as up:
+            if "ready" not in (line := up.ready_line()):
+                up.end()
+                if port is None and TAKEN in up.said() and attempt + 1 < ATTEMPTS:
                     continue  # between our look and its own somebody else took the port
-                raise InstallationFailed(f"kelvin up: {line}{said}")
-            installation = Installation(data, chosen, process.pid)
+                raise InstallationFailed(f"kelvin up: {line}{up.said()}")
+            installation = Installation(data, chosen, up.pid)
             try:
                 yield installation
             finally:
-                installation.door.close()
-                installation.admin.close()
+                installation.close()
             return
-
-
-@contextlib.contextmanager
-def _process(command: Sequence[str], environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """With what it says of itself. Told to end when the block does, and waited for."""
-    with tempfile.TemporaryFile("w+") as log:  # nobody would read a pipe, and a full one stops who writes
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        try:
-            yield process, log
-        finally:
-            end(process)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Have a process end, and wait for it; kill it where it takes too long."""
     process.terminate()
     try:
-        process.communicate(timeout=READY_S)
+        process.wait(READY_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def unfinished(data: Path) -> list[str]:

@@ -170,7 +170,7 @@ def drill_stage(yard: Yard, stage: Stage, processes: Iterable[Process]) -> None:
     """Each of these processes killed at the stage, in any order, on one installation; then its closing checks."""
     order, shared, number = list(processes), leftovers.shared_memory(), count()
     yard.chance.shuffle(order)
-    program = "tests.e2e.held_up" if stage is Stage.LAST_BYTE else "kelvin.main"
+    program = "tests.e2e.held_activator" if stage is Stage.LAST_BYTE else "kelvin.main"
 
     def fresh() -> AbstractContextManager[Ground]:
         return standing(Ground(yard.work / f"{stage}-{next(number)}", program=program), yard.models.served)

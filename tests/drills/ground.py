@@ -3,10 +3,7 @@
 import contextlib
 import http.client
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +11,13 @@ from typing import Any, Final
 
 import psutil
 
+from coldstart_bench import patience
 from coldstart_bench.clock import SteppedClock
 from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, differences, totals_of
-from coldstart_bench.installation import READY_S, Installation, InstallationFailed, free_port
+from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, kelvin
 from tests.drills.bill import bounds_of_all, remaining, unexplained
 from tests.drills.matrix import Process
-from tests.drills.operations import ROOT, Calls, Command, NotSo, Push
+from tests.drills.operations import Calls, Command, NotSo, Push
 
 SERVED: Final = "served"
 STANDBYS: Final = 2
@@ -50,12 +48,8 @@ _MODULES: Final = {
 
 def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
     """Until it is so. Raises NotSo saying what never came."""
-    limit, pause_s = time.monotonic() + limit_s, 0.02
-    while not is_so():
-        if time.monotonic() > limit:
-            raise NotSo(f"after {limit_s:g} s it is not so that {what}")
-        time.sleep(pause_s)
-        pause_s = min(1.25 * pause_s, 0.1)  # what takes seconds needs the processor itself
+    if not patience.comes(is_so, limit_s):
+        raise NotSo(f"after {limit_s:g} s it is not so that {what}")
 
 
 class Ground:
@@ -76,7 +70,7 @@ class Ground:
         self._clock, self._ahead_s = clock, 0
         self._program, self._options, self._prefix = program, options, prefix
         self._settings = {**SETTINGS, **(settings or {}), **(clock.settings if clock else {})}
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Up | None = None
         self._family: list[psutil.Process] = []
         self._up: Installation | None = None
         self._counted = Totals()
@@ -107,31 +101,27 @@ class Ground:
 
     def begin(self) -> int:
         """Start `kelvin up` and return its process id."""
-        words = ["up", "--data", str(self.data), "--port", str(self.port), *self._options]
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        with self.errors.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [*self._prefix, sys.executable, "-m", self._program, *words],
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self._settings},
-                stdout=subprocess.PIPE,
-                stderr=sink,
-                text=True,
-            )
+        if self._process is not None:
+            self._process.close()
+        self._process = Up(
+            self.data, self.port, self._settings,
+            options=self._options, program=self._program, prefix=self._prefix, errors=self.errors,
+        )  # fmt: skip
         return self._process.pid
 
     def becomes_ready(self) -> bool:
         """Wait until it says that it is ready, or ends."""
         assert self._process is not None
-        assert self._process.stdout is not None
-        if "ready" not in self._process.stdout.readline():
+        if "ready" not in self._process.ready_line():
             return False
         self.connect()
         return True
 
     def connect(self) -> None:
         """Speak to it with the keys that are in the data directory now."""
-        self._up = Installation(self.data, self.port)
+        assert self._process is not None
+        self._up = Installation(self.data, self.port, self._process.pid)
 
     def count_from(self, totals: Totals) -> None:
         """Take these for what the bill has, on a directory that another installation used before."""
@@ -140,7 +130,7 @@ class Ground:
     def ended_with(self) -> int:
         """The exit status of `kelvin up`, which has ended or is about to."""
         assert self._process is not None
-        return self._process.wait(READY_S)
+        return self._process.ended_with()
 
     def step(self, seconds: int) -> None:
         """Set the installation's wall clock so far ahead of this process's. A month that begins counts from nothing."""
@@ -161,35 +151,29 @@ class Ground:
         self.note_family()
         assert self._process is not None
         # The activator would wait for the TLS end of our idle connections, which we read only with the next answer.
-        self.up.door.close()
-        self.up.admin.close()
-        self._process.send_signal(signal.SIGTERM)
-        status = self._process.wait(READY_S)
+        self.up.close()
+        self._process.send(signal.SIGTERM)
+        status = self.ended_with()
         self.gone()
         if status != 0:
             raise NotSo(f"`kelvin up` ended with {status}")
 
     def restart(self) -> None:
         """After the supervisor's death: all others end by themselves, and the directory is free again."""
-        assert self._process is not None
-        self._process.wait(READY_S)
         self.gone()
         self.start()
 
     def abandon(self) -> None:
         """Whatever is left of it, ended the hard way."""
         if self._up is not None:
-            self._up.door.close()
-            self._up.admin.close()
+            self._up.close()
         self.note_family()
         for process in self._family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+            self._process.send(signal.SIGKILL)
+            self._process.close()
 
     def ask(self, method: str, path: str, body: object | None = None) -> Any:
         """Of the admin API. Raises one of AWAY while nobody answers."""
@@ -201,12 +185,8 @@ class Ground:
 
     def kelvin(self, *words: str) -> tuple[int, str, str]:
         """A command, to its end: exit code and both outputs."""
-        command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(self.data)]
-        environment = {**os.environ, **self._settings}  # its clock, for a command that begins with today's month
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S * 2
-        )
-        return done.returncode, done.stdout, done.stderr
+        # With its clock, for a command that begins with today's month.
+        return kelvin(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
         """Begin one."""
@@ -310,13 +290,16 @@ class Ground:
         bounds = bounds_of_all(endings) + self._late
         self._unrecorded += sum(each.unrecorded and each.words > 0 for each in endings)
         self._due.clear()
-        limit, found = time.monotonic() + SETTLED_S, Totals()
-        wrong = ["the bill can't be asked for"]
-        while wrong and time.monotonic() < limit:
+        found = Totals()
+
+        def amiss() -> list[str]:
+            nonlocal found
             with contextlib.suppress(*AWAY):
                 found = totals_of(self.bill())
-                wrong = differences(self._counted, found, bounds)
-            time.sleep(0.05)
+                return differences(self._counted, found, bounds)
+            return ["the bill can't be asked for"]
+
+        wrong = patience.remaining(amiss, SETTLED_S)
         self._late = Bounds() if wrong else remaining(self._counted, found, bounds)
         self._counted = found
         return wrong
@@ -376,13 +359,9 @@ class Ground:
 
     def gone(self) -> None:
         """Wait for the end of every process that was noted. Raises NotSo."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process.wait(READY_S)
+        self.ended_with()
         if self._up is not None:
-            self._up.door.close()
-            self._up.admin.close()
+            self._up.close()
         _, alive = psutil.wait_procs(self._family, timeout=WAIT_S)  # one that is still loading hears of it afterwards
         if alive:
             raise NotSo(f"processes outlive their supervisor: {[(each.pid, _words(each)) for each in alive]}")

@@ -1,12 +1,12 @@
 """Bring an operation to a stage and hold it there, by what anyone outside can see and do: no hook in the product.
 
 A stage is held by stopping (SIGSTOP) whoever would end it; so what is seen at the stage is still there when the kill
-comes. `last-byte` alone needs more: the activator of `tests/e2e/held_up.py` stops itself between record and last byte.
+comes. `last-byte` alone needs more: the activator of `tests/e2e/held_activator.py` stops itself between record and last
+byte.
 """
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from typing import Final
 import psutil
 
 from coldstart_bench.endings import ANSWERED
+from coldstart_bench.patience import comes
 from tests.drills.ground import SERVED, Ground, wait
 from tests.drills.matrix import Process, Stage
 from tests.drills.models import TinyModels
@@ -155,9 +156,7 @@ def decode(ground: Ground, models: TinyModels) -> Iterator[Held]:
     with contextlib.closing(held):
         call.wait_for(lambda: call.words >= BEGUN_WORDS, "tokens come")
         held.stop(runtime)
-        limit = time.monotonic() + 10
-        while not call.is_quiet(QUIET_S) and time.monotonic() < limit:
-            pass
+        comes(lambda: call.is_quiet(QUIET_S), 10)
         yield held
 
 

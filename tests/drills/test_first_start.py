@@ -1,10 +1,11 @@
-"""`kelvin up` on a new directory, killed with all its processes at random moments, until it may go on."""
+"""`kelvin up` on a new directory, killed with all its processes, at stages and random moments, until it may go on."""
 
 import contextlib
 import os
 import random
 import time
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -12,11 +13,20 @@ from coldstart_bench.endings import ANSWERED
 from tests.drills.drill import kill
 from tests.drills.ground import SERVED, Ground
 from tests.drills.models import TinyModels
+from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(3000)]
 
 KILLS = int(os.environ.get("KELVIN_TEST_KILLS", "3"))
 LAST_S = 8.0  # of the moments at which it is killed; most of what is made is made by then
+# Files of a data directory that never held anything, in the order in which a first start makes them.
+STAGES: Final = ("kelvin.db", "spool", "run/control.sock")
+
+
+def _kill(ground: Ground) -> None:
+    ground.note_family()
+    kill(ground.everything())
+    ground.gone()
 
 
 def test_first_start_killed_anywhere_goes_on(tmp_path: Path) -> None:
@@ -25,14 +35,17 @@ def test_first_start_killed_anywhere_goes_on(tmp_path: Path) -> None:
     chance = random.Random(seed)
     with contextlib.ExitStack() as stack:
         stack.callback(ground.abandon)
+        for stage in STAGES:
+            ground.begin()
+            wait((ground.data / stage).exists, f"a start makes {stage}")
+            _kill(ground)
         for _ in range(KILLS):
             ground.begin()
-            time.sleep(chance.uniform(0.1, LAST_S))
-            ground.note_family()
-            kill(ground.everything())
-            ground.gone()
+            time.sleep(chance.uniform(0.1, LAST_S))  # the moment is the test's own
+            _kill(ground)
         ground.start()
         ground.wait_until_whole()
+        assert ground.ask("GET", "/admin/v1/models") == {"models": []}
         with contextlib.closing(ground.push(TinyModels(tmp_path).served, SERVED)) as push:
             assert push.outcome() == ANSWERED, (seed, push.said())
         ground.expect_answer()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def littered(tmp_path: Path, models: TinyModels) -> Iterator[Ground]:
         ground.gone()
         for directory in _directories(ground.data, tmp_path / "backups"):
             _litter(directory)
+        ground.data.chmod(0o755)
         try:
             yield ground
         finally:
@@ -73,15 +75,19 @@ def _litter(directory: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="root reads every directory")
 def test_start_over_foreign_entries(littered: Ground, models: TinyModels) -> None:
-    """It starts, answers, pushes, collects, bills and ends well, and what is not ours is there afterwards."""
+    """It starts, answers, pushes, collects, bills and ends well, and what is not ours is there afterwards. A data
+    directory that others could look into is its owner's alone.
+    """
     littered.start()
+    assert stat.S_IMODE(littered.data.stat().st_mode) == 0o700
     littered.wait_until_whole()
     littered.expect_answer()
     assert littered.settle([]) == []
     with contextlib.closing(littered.push(models.fresh(), "another")) as push:
         assert push.outcome() == ANSWERED, push.said()
     backup = ["backup", str(littered.data.parent / "one.backup")]
-    for words in (["status"], ["collect", "--run"], backup, ["billing", "report"], ["billing", "verify"]):
+    bills = (["billing", "report"], ["billing", "reconcile"], ["billing", "verify"])
+    for words in (["status"], ["models"], ["collect", "--run"], backup, *bills):
         status, out, err = littered.kelvin(*words)
         assert (words, status, "Traceback" in out + err) == (words, 0, False), out + err
     for words in (["fsck"], ["doctor"]):  # which name what they find

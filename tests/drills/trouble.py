@@ -1,13 +1,13 @@
 """One cell of the second matrix: an operation begun under a fault, which lasts until it has ended, or some seconds."""
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from coldstart_bench.endings import ANSWERED, Outcome, Way
+from coldstart_bench.patience import comes
 from tests.drills import leftovers
 from tests.drills.bill import reasons
 from tests.drills.drill import Yard, closing_checks, timed
@@ -35,9 +35,7 @@ def endure(scene: Scene, models: TinyModels, operation: Operation, expected: Out
         with scene.during():
             running: Running = push() if operation is Operation.PUSH else scene.call(scene.tokens)
             stack.callback(running.close)
-            limit = time.monotonic() + LASTS_S
-            while not running.is_over() and time.monotonic() < limit:
-                time.sleep(0.02)
+            comes(running.is_over, LASTS_S)
         seen = running.outcome()
         wrong = reasons(expected, seen)
         endings = [replace(ending, unread=scene.unread) for ending in running.endings()]

@@ -5,8 +5,10 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from coldstart_bench.installation import Installation
@@ -62,10 +64,27 @@ def post(kelvin: Installation, path: str, body: object, **extra: str) -> Answer:
     return answer
 
 
-def _post(kelvin: Installation, path: str, body: object, **extra: str) -> Answer:
+def _post(kelvin: Installation, path: str, body: object, key_file: str = "default.key", **extra: str) -> Answer:
+    return ask(kelvin, "POST", path, kelvin.data / key_file, body, headers(kelvin, key_file, **extra))
+
+
+def ask(
+    kelvin: Installation,
+    method: str,
+    path: str,
+    key: Path,
+    body: object | None = None,
+    more: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> Answer:
+    """Make one call with that key and `more` headers, on a connection of its own. Raises TimeoutError where nothing
+    comes for so long.
+    """
     connection = connect(kelvin)
+    connection.timeout = timeout_s
     try:
-        connection.request("POST", path, json.dumps(body), headers(kelvin, **extra))
+        sent = {**headers(kelvin, str(key.absolute())), **(more or {})}
+        connection.request(method, path, None if body is None else json.dumps(body), sent)
         return read(connection.getresponse())
     finally:
         connection.close()
@@ -95,24 +114,13 @@ def read(answer: http.client.HTTPResponse) -> Answer:
     return found
 
 
-def all_at_once(calls: Sequence[Callable[[], Answer]]) -> list[Answer]:
-    """Make the calls from threads that start together; answers in order of the calls."""
-    answers: list[Answer | BaseException] = [RuntimeError("not called")] * len(calls)
+def all_at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Make the calls from threads that start together; what they gave, in order. Raises the first that failed."""
     gate = threading.Barrier(len(calls))
 
-    def one(index: int) -> None:
+    def one(call: Callable[[], Any]) -> Any:
         gate.wait()
-        try:
-            answers[index] = calls[index]()
-        except BaseException as error:
-            answers[index] = error
+        return call()
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    failed = [answer for answer in answers if isinstance(answer, BaseException)]
-    if failed:
-        raise failed[0]
-    return [answer for answer in answers if isinstance(answer, Answer)]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(one, calls))

@@ -1,6 +1,111 @@
-"""`python -m tests.e2e.held_activator`: what `held_up` starts in the activator's place."""
+"""`kelvin up` whose activator can be stopped at a point of a request's end: a composition of the tests, no setting.
 
-from tests.e2e.held_up import main
+The test writes the point's name to DATA/hold. The activator that comes there takes the file away and stops itself
+(SIGSTOP), so that the test can look at the world, and SIGKILL it. At "disk waits" its disk takes nothing until the
+replica knows what was delivered; then it stops.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+# In the order in which an answer passes them.
+POINTS: Sequence[str] = ("end read", "disk waits", "synced", "finished", "told")
+TOLD_S = 30.0  # more than the replica ever takes; then the test sees that it was not told
+
+
+def main() -> None:
+    """Supervisor with arguments, without any the activator."""
+    if len(sys.argv) == 1:
+        _activator()
+        return
+    from kelvin import main as command
+    from kelvin.supervisor import children
+
+    held = [replace(spec, module=__spec__.name) if spec.name == "activator" else spec for spec in children.SPECS]
+    setattr(children, "SPECS", tuple(held))  # noqa: B010 - mypy would have the name exported
+    command.main()
+
+
+def _is_held(point: str) -> bool:
+    hold = Path(os.environ["KELVIN_DATA"]) / "hold"
+    with suppress(FileNotFoundError):
+        if hold.read_text() == point:
+            hold.unlink()
+            return True
+    return False
+
+
+def _stop_at(point: str) -> None:
+    if _is_held(point):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _activator() -> None:
+    from activator import __main__ as program
+    from activator.account import Account
+    from activator.exchange import Exchange
+    from activator.sessions import Desk
+    from activator.usage import Usage
+    from contracts.errors import Failure
+    from spool.disk import Disk
+
+    desks: set[Desk] = set()
+    settled: list[Account] = []  # what ended here: its record alone is what the disk stops at
+    begin, settle, finish, tell, write, sync = (
+        Desk._begin,
+        Usage.settle,
+        Exchange.finish,
+        Desk._tell,
+        Disk.write,
+        Disk.sync,
+    )
+
+    async def held_settle(
+        self: Usage, account: Account, failure: Failure | None = None, status: int | None = None
+    ) -> None:
+        _stop_at("end read")
+        settled.append(account)
+        await settle(self, account, failure, status)
+
+    async def held_finish(self: Exchange, data: bytes) -> None:
+        await finish(self, data)
+        if settled:  # a question about the bill ends here, too, and its asker may go on before that
+            _stop_at("finished")
+
+    def seen_begin(self: Desk) -> None:
+        desks.add(self)
+        begin(self)
+
+    async def held_tell(self: Desk) -> None:
+        ends = any(receipt.recorded for receipt in self._due.values())
+        await tell(self)
+        if ends:
+            _stop_at("told")
+
+    def held_write(self: Disk, fd: int, payload: bytes, offset: int) -> None:
+        if settled and _is_held("disk waits"):
+            limit = time.monotonic() + TOLD_S
+            while any(desk._telling for desk in desks) and time.monotonic() < limit:
+                time.sleep(0.005)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        write(self, fd, payload, offset)
+
+    def held_sync(self: Disk, fd: int) -> None:
+        sync(self, fd)
+        if settled:
+            _stop_at("synced")
+
+    Usage.settle, Exchange.finish, Desk._tell = held_settle, held_finish, held_tell  # type: ignore[method-assign]
+    Desk._begin = seen_begin  # type: ignore[method-assign]
+    Disk.write, Disk.sync = held_write, held_sync  # type: ignore[method-assign]
+    program.main()
+
 
 if __name__ == "__main__":
     main()

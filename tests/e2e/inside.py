@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from contracts.jobs import RuntimeReport
 from service.client import ServiceClient
 from service.unix import SocketDirectory
 from tests.e2e.calls import Answer
+from tests.e2e.commands import run
 
 
 def cache(kelvin: Installation) -> Any:
@@ -121,25 +121,31 @@ def bill(kelvin: Installation) -> Any:
     return kelvin.admin.request("GET", f"/admin/v1/billing/report?tenant=default&month={month}")
 
 
+def rows(kelvin: Installation, query: str, values: Sequence[str] | Mapping[str, str] = ()) -> list[sqlite3.Row]:
+    """Rows of the installation's database."""
+    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
+        database.row_factory = sqlite3.Row
+        return database.execute(query, values).fetchall()
+
+
+def change(kelvin: Installation, query: str, values: Sequence[str | int] | Mapping[str, str]) -> int:
+    """Change the installation's database by hand, beside it; the number of rows that this changed."""
+    with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db", timeout=60)) as database, database:
+        return database.execute(query, values).rowcount
+
+
 def is_recorded(kelvin: Installation, request_id: str) -> bool:
     """Whether the request's record is in the ledger; records of one activator arrive in order."""
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        found = database.execute("SELECT count(*) FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone()
-    return bool(found[0])
+    return bool(rows(kelvin, "SELECT 1 FROM ledger_requests WHERE request_id = ?", (request_id,)))
 
 
 def record(kelvin: Installation, answer: Answer) -> dict[str, Any]:
     """The request's row in the ledger, once it is there."""
     request_id = answer.headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, request_id), "the record is in the ledger")
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        database.row_factory = sqlite3.Row
-        return dict(database.execute("SELECT * FROM ledger_requests WHERE request_id = ?", (request_id,)).fetchone())
+    return dict(rows(kelvin, "SELECT * FROM ledger_requests WHERE request_id = ?", (request_id,))[0])
 
 
 def reconciled(kelvin: Installation, code: int) -> Any:
     """What the command says as JSON; its exit code must be `code`."""
-    command = [sys.executable, "-m", "kelvin.main", "billing", "reconcile", "--json", "--data", str(kelvin.data)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout)
+    return json.loads(run(kelvin, "billing", "reconcile", "--json", code=code, errors=False))

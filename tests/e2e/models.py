@@ -4,6 +4,7 @@ Libraries are imported where one is made: that takes seconds, in each worker tha
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,13 @@ def make_tiny(directory: Path, family: str, seed: int = 1, *, layers: int = 2, d
 def prompt_of(ids: Sequence[int]) -> str:
     """The text whose tokens are `ids`."""
     return " ".join(f"w{token - 3}" for token in ids)
+
+
+def words_of(stream: str) -> int:
+    """Tokens in the text of a stream of completions: one of these models writes a word for each."""
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
+    return len(re.findall(r"w\d+|<s>|</s>|<unk>", text))
 
 
 def text_of(directory: Path, ids: Sequence[int]) -> str:

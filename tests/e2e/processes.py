@@ -1,10 +1,15 @@
 """The processes of an installation, as its operator's process table shows them. Any of them may end meanwhile."""
 
 import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
-from coldstart_bench.installation import Installation
+from coldstart_bench.installation import Installation, Up, free_port
 
 
 def command(process: psutil.Process) -> list[str]:
@@ -15,10 +20,30 @@ def command(process: psutil.Process) -> list[str]:
         return []
 
 
+def refused_start(
+    data: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None, options: Sequence[str] = ()
+) -> str:
+    """What `kelvin up` says of why it does not start: it is never ready, and ends with 1."""
+    with Up(data, port or free_port(), settings, options=options) as process:
+        assert (process.ready_line(), process.ended_with()) == ("", 1), process.said()
+        return process.said()
+
+
+@contextlib.contextmanager
+def service(log: Path, settings: Mapping[str, str], *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """`python -m` with these words, one process of a host of its own. Killed in the end, if it still runs."""
+    with log.open("ab") as said:
+        process = subprocess.Popen([sys.executable, "-m", *words], env={**os.environ, **settings}, stderr=said)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
 def supervisor(installation: Installation) -> psutil.Process:
-    """The `kelvin up` of this test's process."""
-    (found,) = [p for p in psutil.Process().children() if {"up", str(installation.data)} <= set(command(p))]
-    return found
+    """Its `kelvin up`."""
+    return psutil.Process(installation.pid)
 
 
 def services(installation: Installation) -> dict[str, psutil.Process]:

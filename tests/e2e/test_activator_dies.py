@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -17,19 +16,21 @@ from coldstart_bench.installation import Installation, running
 from contracts.usage import ACK_TOKENS
 from tests.e2e.calls import Answer, complete, connect, headers
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.held_up import POINTS
+from tests.e2e.held_activator import POINTS
 from tests.e2e.inside import is_recorded, reconciled, sole_replica
+from tests.e2e.models import words_of
 from tests.e2e.processes import services
 
 pytestmark = pytest.mark.deep
 
+HELD = "tests.e2e.held_activator"
 TOKENS = 100  # more than one acknowledgement tells of, and not a multiple
 
 
 @pytest.fixture(scope="module")
 def held(scratch: Path, llama: Path) -> Iterator[Installation]:
     """An installation whose activator stops where a test says."""
-    with running(scratch / "held", settings=SETTINGS, program="tests.e2e.held_up") as installation:
+    with running(scratch / "held", settings=SETTINGS, program=HELD) as installation:
         installation.push(llama, "llama")
         _recorded(installation, complete(installation, "llama", "w1", max_tokens=1))
         yield installation
@@ -42,14 +43,7 @@ def _recorded(kelvin: Installation, answer: Answer) -> None:
 
 
 def _activator(kelvin: Installation) -> psutil.Process:
-    return services(kelvin)["tests.e2e.held_activator"]
-
-
-def _words(stream: bytes) -> int:
-    """Tokens in the text of a stream: the tiny models write one word per token."""
-    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
-    text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
-    return len(re.findall(r"w\d+|<s>|</s>|<unk>", text))
+    return services(kelvin)[HELD]
 
 
 def _read(answer: http.client.HTTPResponse) -> bytes:
@@ -131,7 +125,7 @@ def test_at_every_point_the_bill_is_the_clients_own_count(held: Installation) ->
     prompt = _talkative(held)
     for point in POINTS:
         before = _report(held)
-        counted = _words(_cut_off(held, point, prompt, stream=True))
+        counted = words_of(_cut_off(held, point, prompt, stream=True).decode())
         assert counted == TOKENS, point
         short = ACK_TOKENS if point == "end read" else 0
         assert counted - short <= _charged(held, point, before) <= counted, point

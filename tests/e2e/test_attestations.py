@@ -1,8 +1,6 @@
 """Signed versions from outside: said at a push, shown, demanded at a start; and a new engine is proven once."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,15 +89,7 @@ def test_nothing_unverified_starts(tmp_path: Path) -> None:
         kelvin.forget("host")
         refused = complete(kelvin, "m", "w1", max_tokens=2)
         assert (refused.status, refused.json["error"]["code"]) == (500, "version_unverified")
-        assert "default/attestations" in run_findings(kelvin)
+        assert "default/attestations" in run(kelvin, "fsck", code=1, errors=False)
         assert cache(kelvin)["unverified_versions"] > 0
         run(kelvin, *push, "--sign", str(tmp_path / "key.pem"))
         assert complete(kelvin, "m", "w1", max_tokens=2).status == 200
-
-
-def run_findings(kelvin: Installation) -> str:
-    """What the check says to a user."""
-    words = [sys.executable, "-m", "kelvin.main", "fsck", "--data", str(kelvin.data)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    return done.stdout

@@ -5,12 +5,10 @@ that is between them, and its certificates and authorities change while it is in
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import signal
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +19,10 @@ import pytest
 from coldstart_bench.installation import Installation, free_port, running
 from contracts.roles import Role
 from service.trust import PUBLIC_FILE, SECRET_FILE
+from tests.e2e.commands import run_to_the_end
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import is_recorded, log_lines
-from tests.e2e.processes import services
+from tests.e2e.processes import service, services
 from tests.service.pki import Authority, write
 
 pytestmark = pytest.mark.deep
@@ -72,18 +71,15 @@ def _certify(inner: Path, of: Authority, *bundle: Authority) -> None:
         write(inner / role, of.of(role), *bundle)
 
 
-def _environment(data: Path, inner: Path, **more: str) -> dict[str, str]:
-    return {**os.environ, **SETTINGS, "KELVIN_DATA": str(data), "KELVIN_INNER_TLS": str(inner), **more}
+def _settings(data: Path, inner: Path, **more: str) -> dict[str, str]:
+    return {**SETTINGS, "KELVIN_DATA": str(data), "KELVIN_INNER_TLS": str(inner), **more}
 
 
 @contextlib.contextmanager
-def _process(module: str, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def _process(module: str, settings: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     """On a host of its own: it has its data directory for itself. It ends well."""
-    with Path(environment["KELVIN_DATA"], "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", module], env=environment, stderr=log)
-    try:
+    with service(Path(settings["KELVIN_DATA"], "log"), settings, module) as process:
         yield process
-    finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -128,11 +124,11 @@ def snapshotter(kelvin: Installation, scratch: Path, inner: Path, places: dict[s
     for name in (SECRET_FILE, PUBLIC_FILE):
         shutil.copy2(kelvin.data / name, data / name)
     listen = places["KELVIN_SNAPSHOTTER"].removeprefix("https://")
-    environment = _environment(
+    settings = _settings(
         data, inner, KELVIN_CONTROL=places["KELVIN_CONTROL"], KELVIN_SNAPSHOTTER_LISTEN=listen,
         KELVIN_STORE=(kelvin.data / "store").as_uri(),
     )  # fmt: skip
-    with _process("snapshotter", environment):
+    with _process("snapshotter", settings):
         kelvin.wait((data / "run" / "snapshotter.sock").exists, "the snapshotter listens")
         yield data
 
@@ -144,8 +140,8 @@ def elsewhere(
     """What is here."""
     data, port = scratch / "here", free_port()
     data.mkdir()
-    environment = _environment(data, inner, **places, KELVIN_HOST="0.0.0.0", KELVIN_PORT=str(port))
-    with _process("activator", environment) as process:
+    settings = _settings(data, inner, **places, KELVIN_HOST="0.0.0.0", KELVIN_PORT=str(port))
+    with _process("activator", settings) as process:
         found = Elsewhere(data, port, (kelvin.data / "default.key").read_text().strip(), process)
         kelvin.wait(found.is_ready, "the activator elsewhere knows the model")
         yield found
@@ -166,12 +162,8 @@ def test_a_model_is_pushed_from_another_host(kelvin: Installation, elsewhere: El
     """Through the activator to a snapshotter, which asks the control plane for gate, seal and registration."""
     door = ["--url", f"https://localhost:{elsewhere.port}", "--ca", str(elsewhere.data / "ca.pem")]
     key = ["--key", str(kelvin.data / "admin.key")]
-    done = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "push", str(qwen2), "--name", "pushed", *door, *key],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    status, _, err = run_to_the_end("push", str(qwen2), "--name", "pushed", *door, *key)
+    assert status == 0, err
     kelvin.wait(lambda: elsewhere.ask("GET", "/v1/models/pushed")[0] == 200, "the activator elsewhere knows it")
     status, raw, _ = elsewhere.ask("POST", "/v1/completions", BODY | {"model": "pushed"})
     assert status == 200, raw
@@ -234,8 +226,8 @@ def test_certificates_change_while_requests_run(
 
 def test_another_roles_certificate_starts_no_activator(scratch: Path, inner: Path, places: dict[str, str]) -> None:
     """It ends at once, and says which setting is at fault."""
-    environment = _environment(scratch / "none", inner / Role.RUNTIME, **places)
-    done = subprocess.run([sys.executable, "-m", "activator"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "KELVIN_INNER_TLS=" in done.stderr
-    assert "is for the role runtime, not spiffe://kelvin/activator" in done.stderr
+    log = scratch / "none.log"
+    with service(log, _settings(scratch / "none", inner / Role.RUNTIME, **places), "activator") as process:
+        assert process.wait(60) == 2
+    assert "KELVIN_INNER_TLS=" in log.read_text()
+    assert "is for the role runtime, not spiffe://kelvin/activator" in log.read_text()

@@ -36,7 +36,7 @@ def test_two_hundred_at_once_on_zero_are_one_restore(kelvin: Installation, llama
     kelvin.forget("host")
     before, leases = reads(kelvin), cache(kelvin)["leases_granted"]
     want = greedy(llama, PROMPT, 6)
-    answers = all_at_once([lambda: complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6)] * 200)
+    answers = all_at_once(*[lambda: complete(kelvin, "llama", prompt_of(PROMPT), max_tokens=6)] * 200)
     assert [answer.status for answer in answers] == [200] * 200
     assert {answer.text.strip() for answer in answers} == {text_of(llama, want)}
     assert cache(kelvin)["leases_granted"] == leases + 1

@@ -1,11 +1,7 @@
 """Every command of the command line, as a user types it, against an installation."""
 
-import contextlib
 import json
 import shutil
-import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +10,13 @@ import pytest
 import safetensors
 
 from coldstart_bench.installation import Installation
+from tests.e2e import benches
 from tests.e2e.calls import complete, post
-from tests.e2e.commands import run
-from tests.e2e.inside import at_rest, cache, is_recorded, reads
+from tests.e2e.commands import run, run_to_the_end
+from tests.e2e.inside import at_rest, cache, change, is_recorded, reads
 from tests.e2e.models import make_tiny
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -276,14 +271,10 @@ def test_billing_verify_finds_a_row_that_was_changed_by_hand(kelvin: Installatio
     month = time.strftime("%Y-%m", time.gmtime())
     assert f"default {month} (open): " in run(kelvin, "billing", "verify")
 
-    def change(by: int) -> None:
-        with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db", timeout=30)) as database, database:
-            changed = "UPDATE ledger_requests SET prompt_tokens = prompt_tokens + ? WHERE request_id = ?"
-            assert database.execute(changed, (by, last)).rowcount == 1
-
-    change(1)
+    query = "UPDATE ledger_requests SET prompt_tokens = prompt_tokens + ? WHERE request_id = ?"
+    assert change(kelvin, query, (1, last)) == 1
     assert f"default {month}: request {last}: " in run(kelvin, "billing", "verify", "--month", month, code=2)
-    change(-1)
+    assert change(kelvin, query, (-1, last)) == 1
     run(kelvin, "billing", "verify", "--tenant", "default")
 
 
@@ -294,18 +285,14 @@ def test_billing_reconcile_names_a_total_that_was_changed_by_hand(kelvin: Instal
     month = time.strftime("%Y-%m", time.gmtime())
     assert "the accounts agree" in run(kelvin, "billing", "reconcile", "--month", month)
 
-    def change(by: int) -> None:
-        with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db", timeout=30)) as database, database:
-            changed = (
-                "UPDATE ledger_request_totals SET completion_tokens = completion_tokens + ? WHERE rowid = (SELECT "
-            )
-            changed += "rowid FROM ledger_request_totals WHERE billable AND model = 'llama' AND month = ? LIMIT 1)"
-            assert database.execute(changed, (by, month)).rowcount == 1
-
-    change(1_000_000)
+    query = (
+        "UPDATE ledger_request_totals SET completion_tokens = completion_tokens + ? WHERE rowid = "
+        "(SELECT rowid FROM ledger_request_totals WHERE billable AND model = 'llama' AND month = ? LIMIT 1)"
+    )
+    assert change(kelvin, query, (1_000_000, month)) == 1
     words = ("billing", "reconcile", "--month", month)
     told = json.loads(run(kelvin, *words, "--json", code=2, errors=False))
-    change(-1_000_000)
+    assert change(kelvin, query, (-1_000_000, month)) == 1
     (wrong,) = [each for each in told["differences"] if each["fails"]]
     assert (wrong["kind"], wrong["tokens"], wrong["amount_micros"]) == ("total_wrong", 1_000_000, 1_500_000)
 
@@ -327,25 +314,54 @@ def test_billing_close_freezes_a_month(kelvin: Installation) -> None:
 
 def test_another_installation_is_reached_by_url_ca_and_key(kelvin: Installation) -> None:
     """Without a data directory."""
-    command = [sys.executable, "-m", "kelvin.main", "models", "--url", f"https://localhost:{kelvin.port}"]
-    files = ["--ca", str(kelvin.data / "ca.pem"), "--key", str(kelvin.data / "admin.key")]
-    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "llama" in done.stdout
+    files = ("--ca", str(kelvin.data / "ca.pem"), "--key", str(kelvin.data / "admin.key"))
+    status, out, err = run_to_the_end("models", "--url", f"https://localhost:{kelvin.port}", *files)
+    assert status == 0, err
+    assert "llama" in out
 
 
 def test_an_installation_that_is_away_is_a_sentence(tmp_path: Path) -> None:
     """No stack trace, the directory and the remedy are named."""
-    command = [sys.executable, "-m", "kelvin.main", "models", "--data", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "kelvin up" in done.stderr
-    assert "Traceback" not in done.stderr
+    status, _, err = run_to_the_end("models", "--data", str(tmp_path / "none"))
+    assert status == 1
+    assert "kelvin up" in err
 
 
 def test_bench_is_a_command() -> None:
     """Its options are checked before anything runs."""
-    command = [sys.executable, "-m", "kelvin.main", "bench", "cold", "--sizes", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = benches.run("cold", "--sizes", "none")
     assert done.returncode == 2
     assert "numbers of GB" in done.stderr
+
+
+def test_models_render_for_a_cluster(kelvin: Installation) -> None:
+    """The version that `prod` names, as the model scales here; what a cluster would refuse is refused."""
+    image, version = "registry.example/kelvin@sha256:" + "0" * 64, kelvin.model("llama")["version"]
+    words = ("models", "render", "llama", "--image", image, "--store", "s3://models")
+    found = json.loads(run(kelvin, *words))
+    assert found["metadata"]["name"] == f"llama-{version[:12]}"
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert (container["image"], container["args"][1]) == (image, version)
+    annotations = found["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["autoscaling.knative.dev/max-scale"] == str(kelvin.model("llama")["scale"]["max"])
+    assert "kubernetes.podspec-nodeselector" in run(kelvin, *words, "--node", "gpu=h100", code=1)
+    assert "must be KEY=VALUE" in run(kelvin, *words, "--node", "gpu", code=2)
+    inner = ("--control", "https://c:7500", "--snapshotter", "https://s:7501", "--inner-secret", "inner")
+    (container,) = json.loads(run(kelvin, *words, *inner))["spec"]["template"]["spec"]["containers"]
+    assert {"name": "KELVIN_CONTROL", "value": "https://c:7500"} in container["env"]
+    assert "go together" in run(kelvin, *words, *inner[:4], code=2)
+    assert "kubernetes.podspec-volumes-hostpath" in run(kelvin, *words, "--cache", "/c", code=1)
+
+
+@pytest.mark.deep
+def test_doctor_beside_a_running_installation(kelvin: Installation) -> None:
+    """Its secrets are guarded, its CA and the certificate that callers see are good, and it serves on."""
+    words = ("doctor", "--data", str(kelvin.data), "--read-bytes", str(8 << 20), "--json")
+    _, out, err = run_to_the_end(*words)
+    found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
+    for check in ("secrets", "certificate of the CA", "certificate that callers see", "store", "services"):
+        assert found[check]["level"] == "ok", found[check]
+    assert found["backups"]["level"] == "warn", "the tests' installation has none"
+    assert kelvin.door.request("GET", "/v1/models")["data"]
+    secrets = [(kelvin.data / name).read_text().strip() for name in ("admin.key", "default.key")]
+    assert not any(secret in out + err for secret in secrets)

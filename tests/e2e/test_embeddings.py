@@ -71,7 +71,7 @@ def test_as_the_library_has_it(kelvin: Installation, minilm: str, wanted: torch.
     alone = vectors(ask(input=TEXTS[0]))
     assert (alone - wanted[:1]).abs().max() < 1e-5
     assert (vectors(ask(input=TEXTS)) - wanted).abs().max() < 1e-5
-    answers = all_at_once([partial(ask, input=text) for text in TEXTS * 3])
+    answers = all_at_once(*[partial(ask, input=text) for text in TEXTS * 3])
     for answer, want in zip(answers, [*wanted] * 3, strict=True):
         assert (vectors(answer)[0] - want).abs().max() < 1e-5
 
@@ -128,7 +128,7 @@ def test_refused_before_compute(kelvin: Installation, minilm: str, body: Any, co
 def test_a_bad_request_harms_none_beside_it(kelvin: Installation, minilm: str, wanted: torch.Tensor) -> None:
     """In one burst with refused ones the others have their answers."""
     calls = [partial(embed, kelvin, model=minilm, input=text) for text in (TEXTS[0], [[10**6]], TEXTS[1], "w " * 400)]
-    answers = all_at_once(calls)
+    answers = all_at_once(*calls)
     assert [answer.status for answer in answers] == [200, 400, 200, 400]
     for answer, want in ((answers[0], wanted[0]), (answers[2], wanted[1])):
         assert (vectors(answer)[0] - want).abs().max() < 1e-5

@@ -10,7 +10,7 @@ import pytest
 from coldstart_bench.installation import Installation
 from tests.e2e.commands import run
 from tests.e2e.models import make_tiny
-from tests.e2e.test_removal import Tenant
+from tests.e2e.tenants import Tenant, make_tenant
 
 pytestmark = pytest.mark.deep
 
@@ -18,14 +18,10 @@ pytestmark = pytest.mark.deep
 @pytest.fixture
 def pair(kelvin: Installation, tmp_path: Path) -> Iterator[tuple[Tenant, Tenant]]:
     """An owner with a model, and another tenant; both are gone afterwards."""
-    made = []
-    for name in ("owner", "guest"):
-        (tmp_path / name).mkdir()
-        made.append(Tenant(kelvin, f"{name}-{time.time_ns()}", tmp_path / name))
-    owner, guest = made
+    owner, guest = (make_tenant(kelvin, f"{name}-{time.time_ns()}", tmp_path) for name in ("owner", "guest"))
     owner.run("push", str(make_tiny(tmp_path / "m", "llama", seed=41)), "--name", "m")
     yield owner, guest
-    for tenant in made:
+    for tenant in (owner, guest):
         run(kelvin, "tenants", "delete", tenant.name, "--force")
 
 
@@ -35,7 +31,7 @@ def test_a_grant_from_outside(kelvin: Installation, pair: tuple[Tenant, Tenant])
     theirs = f"{owner.name}/m"
     prompt = "w1 w2 w3 " * 20
     refused = guest.complete(model=theirs)
-    assert refused.status_code == 404
+    assert refused.status == 404
     assert owner.run("models", "grant", "m", guest.name) == f"{guest.name} may call {theirs}\n"
     assert "must be another tenant" in owner.run("models", "grant", "m", owner.name, code=1)
     assert json.loads(owner.run("models", "--json"))["models"][0]["grantees"] == [guest.name]
@@ -43,13 +39,13 @@ def test_a_grant_from_outside(kelvin: Installation, pair: tuple[Tenant, Tenant])
     assert theirs in guest.run("models", "grants")
     own = owner.complete(prompt=prompt)
     answered = guest.complete(model=theirs, prompt=prompt)
-    assert (own.status_code, answered.status_code) == (200, 200)
-    assert answered.json()["choices"] == own.json()["choices"]
-    assert answered.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert (own.status, answered.status) == (200, 200)
+    assert answered.json["choices"] == own.json["choices"]
+    assert answered.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert guest.run("models", "delete", "m", code=1)  # a grant is for calls alone
     owner.run("models", "revoke", "m", guest.name)
-    kelvin.wait(lambda: guest.complete(model=theirs).status_code == 404, "the grant is gone")
-    assert guest.complete(model=theirs).json()["error"]["code"] == refused.json()["error"]["code"]
+    kelvin.wait(lambda: guest.complete(model=theirs).status == 404, "the grant is gone")
+    assert guest.complete(model=theirs).json["error"]["code"] == refused.json["error"]["code"]
     assert "does not exist" in owner.run("models", "revoke", "m", guest.name, code=1)
     owner.run("stop", "m")
 

@@ -8,7 +8,9 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete, connect, headers
-from tests.e2e.models import greedy, prompt_of, text_of
+from tests.e2e.models import FAMILIES, greedy, make_tiny, prompt_of, text_of
+
+PROMPTS = ([4, 8, 15, 16, 23, 42], [7] * 3 + list(range(3, 40)))  # the second alone is longer than any window
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -29,7 +31,7 @@ def test_greedy_equals_generate_in_company(kelvin: Installation, request: pytest
     prompts = [[rng.randrange(3, 64) for _ in range(rng.choice((1, 3, 17, 60, 130)))] for _ in range(12)]
     wanted = [text_of(directory, greedy(directory, prompt, 16)) for prompt in prompts]
     quitters = [_start_and_quit(kelvin, family, rng.randrange(1, 6)) for _ in range(4)]
-    answers = all_at_once([partial(complete, kelvin, family, prompt_of(ids), max_tokens=16) for ids in prompts])
+    answers = all_at_once(*[partial(complete, kelvin, family, prompt_of(ids), max_tokens=16) for ids in prompts])
     assert [answer.text.strip() for answer in answers] == wanted
     assert quitters
 
@@ -43,3 +45,17 @@ def _start_and_quit(kelvin: Installation, model: str, events: int) -> int:
     read = sum(1 for _ in zip(range(events), answer, strict=False))
     connection.close()
     return read
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"llama", "qwen2"}))
+def test_greedy_equals_generate_in_every_family(kelvin: Installation, scratch: Path, family: str) -> None:
+    """Push → gate → seal → cold start by HTTP; greedy answers of two requests at once are `generate`'s own."""
+    directory, name = make_tiny(scratch / family, family, seed=5), family.replace("_", "-")
+    kelvin.push(directory, name)
+    kelvin.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": 1})
+    answers = all_at_once(*[partial(complete, kelvin, name, prompt_of(ids), max_tokens=24) for ids in PROMPTS])
+    assert [answer.status for answer in answers] == [200, 200]
+    wanted = [text_of(directory, greedy(directory, ids, 24)) for ids in PROMPTS]
+    assert [answer.text.strip() for answer in answers] == wanted
+    kelvin.to_zero(name)

@@ -4,8 +4,6 @@ What is wrong in it is refused by name.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import safetensors
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete
+from tests.e2e.commands import run
 from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
 from tests.snapshotter.models import Weight
 from tests.snapshotter.tensors_files import TensorsFile
@@ -35,11 +34,6 @@ def as_tensors(directory: Path) -> Path:
     return path
 
 
-def command(kelvin: Installation, *words: str) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "kelvin.main", *words, "--data", str(kelvin.data)]
-    return subprocess.run(whole, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def directory(scratch: Path) -> Path:
     """A model that nobody else has: its chunks lie in one place."""
@@ -50,9 +44,7 @@ def directory(scratch: Path) -> Path:
 def kept(kelvin: Installation, directory: Path) -> Path:
     """Its tensorizer file, pushed."""
     path = as_tensors(directory)
-    done = command(kelvin, "push", str(path), "--name", MODEL, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["created"]
+    assert json.loads(run(kelvin, "push", str(path), "--name", MODEL, "--json"))["created"]
     return path
 
 
@@ -77,12 +69,10 @@ def test_restored_from_the_file(cold: Installation, directory: Path, kept: Path,
     assert answer.status == 200, answer.raw
     assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))
     version = cold.model(MODEL)["version"]
-    done = command(cold, "export", f"{MODEL}@{version}", str(tmp_path / "out"), "--format", "tensors")
-    assert done.returncode == 0, done.stderr
-    assert "as they were pushed" in done.stdout
+    said = run(cold, "export", f"{MODEL}@{version}", str(tmp_path / "out"), "--format", "tensors")
+    assert "as they were pushed" in said
     assert (tmp_path / "out" / "model.tensors").read_bytes() == kept.read_bytes()
-    checked = command(cold, "fsck")
-    assert checked.returncode == 0, checked.stdout
+    run(cold, "fsck")
 
 
 def test_a_wrong_byte_is_refused(cold: Installation, directory: Path) -> None:
@@ -97,8 +87,7 @@ def test_a_wrong_byte_is_refused(cold: Installation, directory: Path) -> None:
     answer = complete(cold, MODEL, prompt_of(PROMPT), max_tokens=2)
     assert (answer.status, answer.json["error"]["code"]) == (500, "chunk_corrupt")
     assert digest in answer.raw.decode()
-    found = command(cold, "fsck")
-    assert (found.returncode, path.name in found.stdout) == (1, True)
+    assert path.name in run(cold, "fsck", code=1, errors=False)
     path.write_bytes(whole)
     answer = complete(cold, MODEL, prompt_of(PROMPT), max_tokens=6)
     assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))

@@ -1,22 +1,19 @@
 """Tenants and keys by the command line, from a tenant's first key to its end, against an installation."""
 
 import json
-import ssl
 from pathlib import Path
 
-import httpx
 import pytest
 
 from coldstart_bench.installation import Installation
+from tests.e2e.calls import ask
 from tests.e2e.commands import run
 
 
 def _ask(kelvin: Installation, key: Path, path: str = "/v1/models") -> tuple[int, bytes]:
     """A call with that key: status and body."""
-    headers = {"authorization": f"Bearer {key.read_text().strip()}"}
-    trust = ssl.create_default_context(cafile=str(kelvin.data / "ca.pem"))
-    answer = httpx.get(f"https://localhost:{kelvin.port}{path}", headers=headers, verify=trust, trust_env=False)
-    return answer.status_code, answer.content
+    answer = ask(kelvin, "GET", path, key)
+    return answer.status, answer.raw
 
 
 @pytest.mark.deep

@@ -1,8 +1,6 @@
 """What a model gives up before it is late or refuses, as its admin sets it: in the answer, the record and the bill."""
 
-import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import Answer, complete, post
 from tests.e2e.commands import run
-from tests.e2e.inside import is_recorded
+from tests.e2e.inside import is_recorded, record
 from tests.e2e.models import make_tiny
 
 
@@ -63,11 +61,8 @@ def test_another_model_answers_while_one_starts(kelvin: Installation, rung: str)
     assert answer.headers["x-kelvin-version"] == kelvin.model("llama")["version"]
     kelvin.wait(lambda: kelvin.model(rung)["state"] == "ready", "the model that was asked has started")
     kelvin.wait(lambda: "x-kelvin-degraded" not in post(kelvin, "/v1/completions", body).headers, "and answers")
-    kelvin.wait(lambda: is_recorded(kelvin, answer.headers["x-request-id"]), "it is in the ledger")
-    with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db")) as database:
-        query = "SELECT model, completion_tokens, degraded FROM ledger_requests WHERE request_id = ?"
-        (row,) = database.execute(query, (answer.headers["x-request-id"],)).fetchall()
-    assert row == ("llama", 3, "fallback-of=rung")
+    found = record(kelvin, answer)
+    assert (found["model"], found["completion_tokens"], found["degraded"]) == ("llama", 3, "fallback-of=rung")
     run(kelvin, "models", "ladder", rung, "--off")
 
 

@@ -1,14 +1,13 @@
 """A replica killed in the middle of an answer: told, replaced, and billed for what was delivered."""
 
 import contextlib
-import json
 import os
-import re
 import signal
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import complete, connect, headers
 from tests.e2e.inside import bill, cache, is_recorded, living, replicas, report
+from tests.e2e.models import words_of
 
 
 def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str:
@@ -26,13 +25,6 @@ def _stream_and_kill(kelvin: Installation, model: str, after_events: int) -> str
                     os.kill(pid, signal.SIGKILL)
     connection.close()
     return "".join(lines)
-
-
-def _words(stream: str) -> int:
-    """Tokens in the text of a stream: the tiny models write one word per token."""
-    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
-    text = "".join(choice["text"] for event in events for choice in event.get("choices", ()))
-    return len(re.findall(r"w\d+|<s>|</s>|<unk>", text))
 
 
 def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_was_delivered(
@@ -53,7 +45,7 @@ def test_a_replica_killed_mid_stream_is_a_terminal_error_and_is_billed_for_what_
     after = bill(kelvin)
     assert after["requests"].get("replica_lost", 0) == before["requests"].get("replica_lost", 0) + 1
     kelvin.wait(lambda: cache(kelvin)["leases"] == living(kelvin), "the dead replica's lease is gone")
-    assert after["completion_tokens"] == before["completion_tokens"] + _words(raw) + 2
+    assert after["completion_tokens"] == before["completion_tokens"] + words_of(raw) + 2
 
 
 def test_nothing_leaks_after_many_hangups(kelvin: Installation) -> None:

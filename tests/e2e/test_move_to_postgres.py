@@ -1,7 +1,5 @@
 """`kelvin up` goes on in a PostgreSQL: the same keys open the door, the same models answer, the bill goes on."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +8,9 @@ import pytest
 from coldstart_bench.installation import Installation, running
 from tests.controlplane.postgres_server import PostgresServer, name_of
 from tests.e2e.calls import complete
+from tests.e2e.commands import run_to_the_end
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import bill, is_recorded
-
-ROOT = Path(__file__).parents[2]
-
-
-def kelvin_says(*arguments: str) -> tuple[int, str]:
-    """Exit code, and all that it said."""
-    command = [sys.executable, "-m", "kelvin.main", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
 
 
 def _charged(kelvin: Installation) -> Any:
@@ -45,8 +35,8 @@ def test_an_installation_moves(scratch: Path, llama: Path) -> None:
             ("backup", str(backup), "--data", str(data)),
             ("restore", str(backup), "--database", place.url),
         ):
-            code, said = kelvin_says(*command)
-            assert code == 0, said
+            status, out, err = run_to_the_end(*command)
+            assert status == 0, out + err
         with running(data, settings={**SETTINGS, "KELVIN_DATABASE": place.url}) as kelvin:
             assert [model["id"] for model in kelvin.door.request("GET", "/v1/models")["data"]] == ["llama"]
             assert _charged(kelvin) == charged

@@ -5,7 +5,6 @@ woken, and the bill balances when there is one again.
 import contextlib
 import json
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from http.client import HTTPException
@@ -19,7 +18,7 @@ from coldstart_bench.installation import Installation, running
 from tests.e2e.calls import Answer, post
 from tests.e2e.commands import run
 from tests.e2e.conftest import SETTINGS
-from tests.e2e.inside import is_recorded, replicas
+from tests.e2e.inside import is_recorded, replicas, rows
 from tests.e2e.processes import services
 
 pytestmark = pytest.mark.deep
@@ -62,16 +61,13 @@ def _kept(kelvin: Installation, what: bytes) -> bool:
 
 def _lives(kelvin: Installation) -> set[str]:
     """Runtimes of `llama` whose lives are recorded."""
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        rows = database.execute("SELECT runtime_id FROM ledger_lifetimes WHERE model = 'llama'")
-        return {runtime_id for (runtime_id,) in rows}
+    found = rows(kelvin, "SELECT runtime_id FROM ledger_lifetimes WHERE model = 'llama'")
+    return {runtime_id for (runtime_id,) in found}
 
 
 def _served(kelvin: Installation) -> int:
     """Requests that went well, as recorded."""
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        row = database.execute("SELECT count(*) FROM ledger_requests WHERE outcome = 'ok'").fetchone()
-        return int(row[0])
+    return len(rows(kelvin, "SELECT 1 FROM ledger_requests WHERE outcome = 'ok'"))
 
 
 def _balanced(kelvin: Installation) -> None:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from coldstart_bench.installation import Installation, InstallationFailed
 from tests.e2e import predictors
 from tests.e2e.calls import Answer, all_at_once, connect, headers, post, read
+from tests.e2e.commands import run
 from tests.e2e.inside import bill, record, report
 from tests.e2e.predictors import COLUMNS, Trained
 
@@ -86,7 +85,7 @@ def test_as_scikit_learn_has_it(kelvin: Installation, served: dict[str, Trained]
     kelvin.to_zero(name)
     assert_as_the_library(infer(kelvin, name, rows[:1]), model, rows[:1])
     assert_as_the_library(infer(kelvin, name, rows), model, rows)
-    answers = all_at_once([partial(infer, kelvin, name, rows[at : at + 3]) for at in range(0, 36, 3)])
+    answers = all_at_once(*[partial(infer, kelvin, name, rows[at : at + 3]) for at in range(0, 36, 3)])
     for at, answer in enumerate(answers):
         assert_as_the_library(answer, model, rows[3 * at : 3 * at + 3])
 
@@ -234,7 +233,7 @@ def test_a_bad_request_harms_none_beside_it(kelvin: Installation, served: dict[s
     model, rows = served["logistic"].model, served["logistic"].rows
     huge = np.full((1, COLUMNS), 3e38, np.float32)
     calls = [partial(infer, kelvin, "logistic", each) for each in (rows[:2], huge, rows[2:3], [[1.0]])]
-    answers = all_at_once(calls)
+    answers = all_at_once(*calls)
     assert [answer.status for answer in answers[::2]] == [200, 200]
     assert [answer.status // 100 for answer in answers] == [2, 4, 2, 4], [answer.raw for answer in answers]
     assert_as_the_library(answers[0], model, rows[:2])
@@ -256,26 +255,19 @@ def test_who_hangs_up_leaves_nothing(kelvin: Installation, served: dict[str, Tra
     kelvin.wait(lambda: report(kelvin, "boosted").open_files <= before.open_files + 2, "no descriptor is left")
 
 
-def run(kelvin: Installation, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command as a user types it."""
-    words = [sys.executable, "-m", "kelvin.main", *command, "--data", str(kelvin.data)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
-
-
 def test_pushed_again_exported_and_checked(
     kelvin: Installation, served: dict[str, Trained], scratch: Path, tmp_path: Path
 ) -> None:
     """The same directory is the same version; it comes back as it was pushed; nothing at rest is wrong."""
     version = kelvin.model("logistic")["version"]
     assert kelvin.push(scratch / "onnx" / "logistic", "logistic") == version
-    done = run(kelvin, "export", f"logistic@{version[:12]}", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
+    run(kelvin, "export", f"logistic@{version[:12]}", str(tmp_path / "out"))
     found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert found == {path.name: path.read_bytes() for path in (scratch / "onnx" / "logistic").iterdir()}
-    other = run(kelvin, "export", f"logistic@{version[:12]}", str(tmp_path / "other"), "--format", "tensors")
-    assert (other.returncode, (tmp_path / "other").exists()) == (1, False)
-    assert "as it was pushed" in other.stderr
-    assert run(kelvin, "fsck").returncode == 0
+    tensors = ("export", f"logistic@{version[:12]}", str(tmp_path / "other"), "--format", "tensors")
+    assert "as it was pushed" in run(kelvin, *tensors, code=1)
+    assert not (tmp_path / "other").exists()
+    run(kelvin, "fsck")
 
 
 def test_what_may_not_enter_is_refused(kelvin: Installation, trained: dict[str, Trained], tmp_path: Path) -> None:
@@ -283,9 +275,7 @@ def test_what_may_not_enter_is_refused(kelvin: Installation, trained: dict[str, 
     directory = trained["logistic"].write(tmp_path / "bad")
     raw = (directory / "model.onnx").read_bytes()
     (directory / "model.onnx").write_bytes(raw.replace(b"ai.onnx.ml", b"ai.evil.ml"))
-    done = run(kelvin, "push", str(directory), "--name", "bad")
-    assert done.returncode == 3
-    assert "ai.evil.ml" in done.stderr
+    assert "ai.evil.ml" in run(kelvin, "push", str(directory), "--name", "bad", code=3)
     (directory / "model.onnx").write_bytes(raw)
     (directory / "model.pkl").write_bytes(b"")
     with pytest.raises(InstallationFailed, match="pickles can run code"):

@@ -1,17 +1,15 @@
 """`kelvin billing reconcile` from outside: what somebody or something did to the accounts is named; else they agree."""
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from coldstart_bench.installation import Installation
 from spool.spool import Spool
 from tests.e2e.calls import complete, post
-from tests.e2e.inside import is_recorded, reconciled
+from tests.e2e.inside import change, is_recorded, reconciled, rows
 
 pytestmark = pytest.mark.deep
 
@@ -100,35 +98,24 @@ def named(kelvin: Installation) -> dict[str, str]:
     kelvin.to_zero("llama")  # whichever replica comes next serves this request alone
     request = complete(kelvin, "llama", "w1 w2", max_tokens=3).headers["x-request-id"]
     kelvin.wait(lambda: is_recorded(kelvin, request), "the request is in the ledger")
-    served = ask(
-        kelvin, "SELECT runtime_id, source FROM ledger_requests WHERE request_id = :request", {"request": request}
-    )
-    ((life, source),) = served
+    query = "SELECT runtime_id, source FROM ledger_requests WHERE request_id = :request"
+    ((life, source),) = rows(kelvin, query, {"request": request})
     kelvin.to_zero("llama")
     kelvin.wait(
-        lambda: bool(ask(kelvin, "SELECT 1 FROM ledger_lifetimes WHERE runtime_id = :life", {"life": life})),
+        lambda: bool(rows(kelvin, "SELECT 1 FROM ledger_lifetimes WHERE runtime_id = :life", {"life": life})),
         "its life, too",
     )
     return {"life": life, "request": request, "source": source}
 
 
-def ask(kelvin: Installation, query: str, names: dict[str, str]) -> list[Any]:
-    """Rows of the installation's database."""
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        return database.execute(query, names).fetchall()
-
-
 @contextlib.contextmanager
 def changed(kelvin: Installation, planted: Planted, names: dict[str, str]) -> Iterator[None]:
     """By hand, beside the running installation, and undone."""
-    with contextlib.closing(sqlite3.connect(kelvin.data / "kelvin.db", timeout=60)) as database:
-        try:
-            with database:
-                assert sum(database.execute(each, names).rowcount for each in planted.do.split(";")) > 0
-            yield
-        finally:
-            with database:
-                assert database.execute(planted.undo, names).rowcount > 0
+    try:
+        assert sum(change(kelvin, each, names) for each in planted.do.split(";")) > 0
+        yield
+    finally:
+        assert change(kelvin, planted.undo, names) > 0
 
 
 def test_without_anything_planted_the_accounts_agree(kelvin: Installation, named: dict[str, str]) -> None:
@@ -166,7 +153,7 @@ def test_cut_whole_answer_is_charged_and_the_accounts_agree(kelvin: Installation
         "SELECT outcome, prompt_tokens, completion_tokens, billable, device_us, origin FROM ledger_requests "
         "WHERE request_id = :request"
     )
-    ((outcome, prompt, completion, billable, device_us, origin),) = ask(kelvin, query, {"request": request})
+    ((outcome, prompt, completion, billable, device_us, origin),) = rows(kelvin, query, {"request": request})
     assert (outcome, prompt, billable, origin) == ("deadline_exceeded", 3, 1, "activator")
     assert 1 < completion < 4000
     assert device_us > 0

@@ -11,17 +11,16 @@ from coldstart_bench import recovery
 from coldstart_bench.installation import Installation
 from coldstart_bench.recovery import DrillPlan, drill, judge
 from tests.e2e.calls import complete
+from tests.e2e.commands import run_to_the_end
 from tests.e2e.inside import bill, is_recorded
-
-ROOT = Path(__file__).parents[2]
+from tests.e2e.processes import refused_start
 
 
 def run(*words: str, code: int = 0) -> str:
     """The command's output, standard error included; its exit code must be `code`."""
-    command = [sys.executable, "-m", "kelvin.main", *words]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    status, out, err = run_to_the_end(*words)
+    assert status == code, out + err
+    return out + err
 
 
 @pytest.mark.deep
@@ -52,7 +51,7 @@ def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, t
     assert "is in use by process" in run("restore", str(tmp_path / "x.backup"), "--data", str(kelvin.data), code=1)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "restoring").touch()
-    assert "run `kelvin restore` again" in run("up", "--data", str(tmp_path / "data"), code=1)
+    assert "run `kelvin restore` again" in refused_start(tmp_path / "data")
     assert "nothing runs in" in run("backup", str(tmp_path / "y.backup"), "--data", str(tmp_path), code=1)
 
 
@@ -61,9 +60,13 @@ def test_nothing_is_restored_over_a_running_installation(kelvin: Installation, t
 @pytest.mark.timeout(600)
 def test_the_drill_shows_what_is_stated(tmp_path: Path) -> None:
     """As a user runs it: both losses, nothing missing, in time."""
-    said = run("drill", "recovery", "--requests", "5", "--json", str(tmp_path / "report.json"))
+    command = [sys.executable, "-m", "kelvin.main", "drill", "recovery", "--requests", "5"]
+    done = subprocess.run(
+        [*command, "--json", str(tmp_path / "report.json")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["passed"], said
+    assert report["passed"], done.stdout
     assert [case["lost"] for case in report["cases"]] == ["the database", "the data directory"]
     for case in report["cases"]:
         assert case["answered"] == case["billed"] > 0

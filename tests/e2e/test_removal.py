@@ -1,12 +1,10 @@
 """Models and tenants that pushed are taken away by the command line, and tenants are given limits, from outside."""
 
 import json
-import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from coldstart_bench.installation import Installation
@@ -14,35 +12,15 @@ from tests.e2e.calls import complete
 from tests.e2e.commands import run
 from tests.e2e.inside import is_recorded
 from tests.e2e.models import make_tiny
+from tests.e2e.tenants import Tenant, make_tenant
 
 pytestmark = pytest.mark.deep
-
-
-class Tenant:
-    """A tenant with an admin's key and one to call with."""
-
-    def __init__(self, kelvin: Installation, name: str, keys: Path) -> None:
-        self._kelvin, self.name, self.admin, self.infer = kelvin, name, keys / "admin.key", keys / "infer.key"
-        run(kelvin, "tenants", "create", name)
-        for key, scope in ((self.admin, "admin"), (self.infer, "infer")):
-            words = ("keys", "create", scope, "--tenant", name, "--scope", scope, "--output", str(key))
-            run(kelvin, *words)
-
-    def run(self, *words: str, code: int = 0) -> str:
-        return run(self._kelvin, *words, "--key", str(self.admin), code=code)
-
-    def complete(self, **more: object) -> httpx.Response:
-        trust = ssl.create_default_context(cafile=str(self._kelvin.data / "ca.pem"))
-        body = {"model": "m", "prompt": "w1", "max_tokens": 2, "temperature": 0, **more}
-        headers = {"authorization": f"Bearer {self.infer.read_text().strip()}"}
-        url = f"https://localhost:{self._kelvin.port}/v1/completions"
-        return httpx.post(url, headers=headers, json=body, verify=trust, trust_env=False, timeout=60)
 
 
 @pytest.fixture
 def charlie(kelvin: Installation, tmp_path: Path) -> Iterator[Tenant]:
     """A tenant that nobody had, and that is gone afterwards."""
-    tenant = Tenant(kelvin, f"charlie-{time.time_ns()}", tmp_path)
+    tenant = make_tenant(kelvin, f"charlie-{time.time_ns()}", tmp_path)
     yield tenant
     if tenant.name in run(kelvin, "tenants", "list", "--json"):
         run(kelvin, "tenants", "delete", tenant.name, "--force")
@@ -52,11 +30,11 @@ def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_pat
     """Refused while it is named; forced, it is a 404, its bytes are collectable, its bill stays; pushed, it is new."""
     directory = make_tiny(tmp_path / "m", "llama", seed=31)
     charlie.run("push", str(directory), "--name", "m")
-    assert charlie.complete().status_code == 200
+    assert charlie.complete().status == 200
     refused = charlie.run("models", "delete", "m", code=1)
     assert "the alias 'prod' names a version of it" in refused
     assert "deleted m, 1 versions" in charlie.run("models", "delete", "m", "--force")
-    assert charlie.complete().status_code == 404
+    assert charlie.complete().status == 404
     assert json.loads(charlie.run("models", "--json")) == {"models": []}
     assert "model.deleted" in charlie.run("audit", "list")
     told = json.loads(charlie.run("collect", "--dry-run", "--json"))
@@ -65,17 +43,17 @@ def test_a_model_from_push_to_end(kelvin: Installation, charlie: Tenant, tmp_pat
     words = ("billing", "report", "--tenant", charlie.name, "--month", month, "--format", "json")
     kelvin.wait(lambda: json.loads(charlie.run(*words))["requests"].get("ok", 0) == 1, "its request is billed")
     charlie.run("push", str(directory), "--name", "m")
-    assert charlie.complete().status_code == 200
+    assert charlie.complete().status == 200
 
 
 def test_a_tenant_with_all_it_has(kelvin: Installation, charlie: Tenant, tmp_path: Path) -> None:
     """Its keys are bad at once, its models gone; an operator frees its bytes; others serve on, the bill stays."""
     charlie.run("push", str(make_tiny(tmp_path / "m", "llama", seed=32)), "--name", "m")
     answered = charlie.complete()
-    assert answered.status_code == 200
+    assert answered.status == 200
     assert "is not empty: models m" in run(kelvin, "tenants", "delete", charlie.name, code=1)
     assert f"--tenant {charlie.name}" in run(kelvin, "tenants", "delete", charlie.name, "--force")
-    assert charlie.complete().status_code == 401
+    assert charlie.complete().status == 401
     assert charlie.name not in run(kelvin, "tenants", "list")
     assert "is not given again" in run(kelvin, "tenants", "create", charlie.name, code=1)
     told = json.loads(run(kelvin, "collect", "--run", "--tenant", charlie.name, "--json"))
@@ -102,13 +80,13 @@ def test_limits_of_a_tenant(kelvin: Installation, charlie: Tenant, tmp_path: Pat
     given = {"weight": 4, "priority": "standard", "plan": "pro", "deadline_max_s": 100}
     assert limits == {"requests": 4, "body_bytes": 2048, "output_tokens": 5, **given}
     assert "2048" in charlie.run("tenants", "list")
-    assert charlie.complete(prompt="w1 " * 2000).status_code == 413
-    assert "your tenant allows at most 5" in charlie.complete(max_tokens=6).text
+    assert charlie.complete(prompt="w1 " * 2000).status == 413
+    assert "your tenant allows at most 5" in charlie.complete(max_tokens=6).raw.decode()
     run(kelvin, "tenants", "set", charlie.name, "--context-tokens", "3", "--rpm", "60")
-    assert "your tenant allows at most 2" in charlie.complete(prompt="w1 w2 w3 w4", max_tokens=1).text  # by the replica
+    assert "your tenant allows at most 2" in charlie.complete(prompt="w1 w2 w3 w4", max_tokens=1).raw.decode()
     answered = charlie.complete(max_tokens=1)
-    assert (answered.status_code, answered.headers["x-ratelimit-limit-requests"]) == (200, "60")
+    assert (answered.status, answered.headers["x-ratelimit-limit-requests"]) == (200, "60")
     run(kelvin, "tenants", "set", charlie.name, "--budget-micros", "0", "--rpm", "default")
-    assert (charlie.complete().status_code, "insufficient_quota" in charlie.complete().text) == (429, True)
+    assert (charlie.complete().status, "insufficient_quota" in charlie.complete().raw.decode()) == (429, True)
     assert "tenant.limited" in charlie.run("audit", "list")
     assert "operator" in charlie.run("tenants", "set", charlie.name, "--requests", "9", code=1)

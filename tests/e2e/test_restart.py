@@ -3,35 +3,29 @@ under streams: none of the clients sees it.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import sqlite3
 import ssl
-import sys
 import threading
+from functools import partial
 
 import pytest
 
+from coldstart_bench import installation
 from coldstart_bench.installation import Installation
 from tests.activator.kept_alive import Connected, Load
 from tests.activator.world import http
-from tests.e2e.calls import Answer, complete
+from tests.e2e.calls import Answer, all_at_once, complete
 from tests.e2e.commands import run
-from tests.e2e.inside import replicas
+from tests.e2e.inside import replicas, rows
 from tests.e2e.processes import command, services, supervisor
 
 pytestmark = pytest.mark.deep
 
 
-async def _restart(kelvin: Installation) -> tuple[int | None, str]:
-    words = ("-m", "kelvin.main", "restart", "activator", "--data", str(kelvin.data))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    said, wrong = await process.communicate()
-    return process.returncode, (said + wrong).decode()
+def _restart(kelvin: Installation) -> tuple[int, str, str]:
+    return installation.kelvin(kelvin.data, "restart", "activator")
 
 
 def test_three_restarts_under_load(kelvin: Installation) -> None:
@@ -48,8 +42,8 @@ def test_three_restarts_under_load(kelvin: Installation) -> None:
 
     async def change() -> None:
         for _ in range(3):
-            status, said = await _restart(kelvin)
-            assert status == 0, said
+            status, out, err = await asyncio.to_thread(_restart, kelvin)
+            assert status == 0, out + err
             seen.append(services(kelvin)["activator"].pid)
 
     load = Load(connect, [get, post, get, get])
@@ -68,11 +62,7 @@ def test_an_activator_that_dies_refuses_nobody(kelvin: Installation) -> None:
 
 def test_two_orders_at_once(kelvin: Installation) -> None:
     """Both return, whatever each took for the old door, and one activator is there in the end."""
-
-    async def both() -> list[tuple[int | None, str]]:
-        return list(await asyncio.gather(_restart(kelvin), _restart(kelvin)))
-
-    assert [status for status, _ in asyncio.run(both())] == [0, 0]
+    assert [status for status, *_ in all_at_once(*[partial(_restart, kelvin)] * 2)] == [0, 0]
     kelvin.wait(
         lambda: [command(p)[-1:] for p in supervisor(kelvin).children()].count(["activator"]) == 1, "one is left"
     )
@@ -115,8 +105,7 @@ def _serving(kelvin: Installation) -> set[str]:
 
 
 def _lives(kelvin: Installation) -> set[str]:
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        return {row[0] for row in database.execute("SELECT runtime_id FROM ledger_lifetimes")}
+    return {runtime_id for (runtime_id,) in rows(kelvin, "SELECT runtime_id FROM ledger_lifetimes")}
 
 
 def test_replicas_are_replaced_under_streams(kelvin: Installation) -> None:

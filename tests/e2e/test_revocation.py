@@ -1,10 +1,7 @@
 """A revocation reaches every activator within a second: one control plane, two activators, all of them real."""
 
-import os
 import ssl
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +12,8 @@ import pytest
 
 from coldstart_bench.installation import free_port
 from tests.controlplane.door import program
-from tests.controlplane.ground import ROOT, Run, fake_zygote
+from tests.controlplane.ground import Run, fake_zygote
+from tests.e2e.processes import service
 from tests.eventually import wait
 
 pytestmark = pytest.mark.deep
@@ -28,16 +26,9 @@ WITHIN_S = 1.0
 def _activator(data: Path) -> Iterator[tuple[str, str]]:
     """Its URL, and where it says how it is: not at its door, and its socket has the name of the other one's."""
     port, health = free_port(), f"127.0.0.1:{free_port()}"
-    environment = {
-        **os.environ, "KELVIN_DATA": str(data), "KELVIN_PORT": str(port), "KELVIN_HEALTH_LISTEN": health
-    }  # fmt: skip
-    with (data.parent / "activator.log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "activator"], cwd=ROOT, env=environment, stderr=log)
-    try:
+    settings = {"KELVIN_DATA": str(data), "KELVIN_PORT": str(port), "KELVIN_HEALTH_LISTEN": health}
+    with service(data.parent / "activator.log", settings, "activator"):
         yield f"https://localhost:{port}", f"http://{health}/readyz"
-    finally:
-        process.kill()
-        process.wait(60)
 
 
 def _feed(client: httpx.Client, readyz: str) -> str:

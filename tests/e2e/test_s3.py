@@ -2,22 +2,19 @@
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, free_port, running
+from coldstart_bench.installation import Installation, running
 from tests.e2e.calls import complete
+from tests.e2e.commands import run
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.models import greedy, make_tiny, prompt_of, text_of
-from tests.e2e.processes import supervisor
+from tests.e2e.processes import refused_start, supervisor
 from tests.e2e.test_kept_file import as_tensors
-from tests.e2e.test_kept_file import command as said
 from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.faults.faults import SLOW_DOWN, Cut, Lost, Refused, flipped, truncated
 from tests.faults.proxy import FaultProxy
@@ -73,21 +70,14 @@ def test_push_cold_start_answer(cold: Installation, llama: Path, proxy: FaultPro
     assert proxy.count("GET", "/here/default/packs/") > 0
     assert not (cold.data / "store").exists()
     for command in (["fsck"], ["collect", "--dry-run"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "kelvin.main", *command, "--data", str(cold.data)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(cold, *command)
 
 
 def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, scratch: Path) -> None:
     """A tensorizer file lies in the bucket as it is; a replica is restored from ranges of it."""
     directory = make_tiny(scratch / "kept-s3", "llama", seed=78)
     path = as_tensors(directory)
-    done = said(cold, "push", str(path), "--name", "kept", "--json")
-    assert done.returncode == 0, done.stderr
+    run(cold, "push", str(path), "--name", "kept")
     cold.forget("host")
     cold.forget("nvme")
     proxy.forget()
@@ -95,7 +85,7 @@ def test_a_kept_file_is_read_by_ranges(cold: Installation, proxy: FaultProxy, sc
     assert answer.text.strip() == text_of(directory, greedy(directory, PROMPT, 6))
     assert proxy.count("GET", ".tensors") > 5
     out = scratch / "kept-s3-out"
-    assert said(cold, "export", "kept", str(out), "--format", "tensors").returncode == 0
+    run(cold, "export", "kept", str(out), "--format", "tensors")
     assert (out / "model.tensors").read_bytes() == path.read_bytes()
 
 
@@ -147,15 +137,7 @@ def test_secrets_are_where_they_are_needed(up: Installation) -> None:
 
 def test_a_store_that_can_never_work_is_one_line(tmp_path: Path, buckets: Buckets) -> None:
     """`kelvin up` ends at once, names the setting and the rule, and leaves nothing running."""
-    command = [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(free_port())]
-    refused = subprocess.run(
-        [*command, "--store", buckets.url("nobody", "x")],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert refused.returncode == 1
+    said = refused_start(tmp_path / "data", ENVIRONMENT, options=["--store", buckets.url("nobody", "x")])
     place = f"KELVIN_STORE=s3://nobody/x/ at http://{buckets.host}:{buckets.port}"
-    assert f"can't start: {place}: the bucket does not exist (S3 answered NoSuchBucket, 404)" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert f"can't start: {place}: the bucket does not exist (S3 answered NoSuchBucket, 404)" in said
+    assert "Traceback" not in said

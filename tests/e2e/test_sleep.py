@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from coldstart_bench.installation import Installation, InstallationFailed
 from contracts.jobs import RuntimeState
 from tests.e2e.calls import complete
 from tests.e2e.commands import run
-from tests.e2e.inside import cache, replicas, report, sole_replica
+from tests.e2e.inside import cache, replicas, report, rows, sole_replica
 from tests.e2e.models import greedy, prompt_of, text_of
 from tests.e2e.processes import services
 
@@ -51,11 +50,12 @@ def _asleep(kelvin: Installation, state: str = "asleep") -> Any:
     return sole_replica(kelvin, "llama")
 
 
-def _lives(kelvin: Installation, runtime_id: str) -> list[tuple[int, int, int]]:
-    """Standby, restore, total microseconds of the replica's life, where it is over."""
-    with contextlib.closing(sqlite3.connect(f"file:{kelvin.data}/kelvin.db?mode=ro", uri=True)) as database:
-        wanted = "SELECT standby_us, restore_us, total_us FROM ledger_lifetimes WHERE runtime_id = ?"
-        return database.execute(wanted, (runtime_id,)).fetchall()
+def _life(kelvin: Installation, runtime_id: str) -> tuple[int, int, int]:
+    """Standby, restore, total microseconds of the replica's life, once that is in the ledger."""
+    query = "SELECT standby_us, restore_us, total_us FROM ledger_lifetimes WHERE runtime_id = ?"
+    kelvin.wait(lambda: bool(rows(kelvin, query, (runtime_id,))), "its life is in the ledger")
+    ((standby_us, restore_us, total_us),) = rows(kelvin, query, (runtime_id,))
+    return standby_us, restore_us, total_us
 
 
 def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installation, llama: Path) -> None:
@@ -88,8 +88,7 @@ def test_a_sleeper_holds_no_slot_and_wakes_to_the_right_answer(sleepy: Installat
     assert "wakes in" in words
     assert "it sleeps" not in run(kelvin, "explain", "start", "llama")
     kelvin.to_zero("llama")
-    kelvin.wait(lambda: _lives(kelvin, replica["runtime_id"]) != [], "its life is in the ledger")
-    ((standby_us, restore_us, total_us),) = _lives(kelvin, replica["runtime_id"])
+    standby_us, restore_us, total_us = _life(kelvin, replica["runtime_id"])
     assert 0 < restore_us < total_us
     assert slept_us <= standby_us < total_us, "time asleep is nobody's"
     run(kelvin, "billing", "reconcile")
@@ -142,8 +141,7 @@ def test_dropped_weights_come_back_right_and_a_kill_meanwhile_loses_no_request(
         agent.resume()
     assert (answer.status, answer.text.strip()) == (200, right)
     kelvin.to_zero("llama")
-    kelvin.wait(lambda: _lives(kelvin, replica["runtime_id"]) != [], "its life is in the ledger")
-    ((standby_us, restore_us, total_us),) = _lives(kelvin, replica["runtime_id"])
+    standby_us, restore_us, total_us = _life(kelvin, replica["runtime_id"])
     assert 0 < standby_us < total_us, "time asleep is nobody's"
     assert restore_us > 0
     run(kelvin, "billing", "reconcile")

@@ -1,7 +1,5 @@
 """Models that wake at once find standbys: the pool of a real installation learns it, and shows what it costs."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 
 from coldstart_bench.installation import Installation
 from tests.e2e.calls import all_at_once, complete
+from tests.e2e.commands import run
 from tests.e2e.models import make_tiny, prompt_of
 from tests.e2e.processes import services
 
@@ -61,7 +60,7 @@ def wake_all(house: Installation) -> tuple[int, int]:
     house.wait(lambda: pool(house)["parked"] >= pool(house)["wanted"], "as many are parked as are wanted")
     before = pool(house)
     calls = [lambda name=name: complete(house, name, prompt_of([5, 9]), max_tokens=2) for name in MODELS]
-    assert [answer.status for answer in all_at_once(calls)] == [200] * len(MODELS)
+    assert [answer.status for answer in all_at_once(*calls)] == [200] * len(MODELS)
     after = pool(house)
     return after["hits"] - before["hits"], after["misses"] - before["misses"]
 
@@ -95,6 +94,4 @@ def test_the_platforms_memory_is_shown(house: Installation) -> None:
     assert series[f'kelvin_platform_memory_bytes{{{own},of="zygote",measure="pss"}}'] > 0
     assert series[f'kelvin_standby_takes_total{{{own},device="cpu",taker="start",result="hit"}}'] == found["hits"]
     assert series[f"kelvin_standby_probability{{{own}}}"] >= 0.95
-    command = [sys.executable, "-m", "kelvin.main", "status", "--data", str(house.data)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert f"{found['hits']} starts found one, {found['misses']} did not" in shown
+    assert f"{found['hits']} starts found one, {found['misses']} did not" in run(house, "status")

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,15 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, InstallationFailed, free_port, running
+from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, running
 from tests.e2e.calls import complete, connect, headers
 from tests.e2e.conftest import SETTINGS
 from tests.e2e.inside import bill, replicas, sole_replica
 from tests.e2e.models import make_tiny
-from tests.e2e.processes import command, services
+from tests.e2e.processes import command, refused_start, services
 from tests.endings import disorder
 
 ROOT = Path(__file__).parents[2]
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 AWAY = (InstallationFailed, OSError, http.client.HTTPException)
 
 
@@ -91,14 +91,7 @@ def test_the_price_book_is_the_operators(up: Installation) -> None:
 
 def test_a_second_up_on_the_same_directory_says_so(up: Installation) -> None:
     """It exits non-zero, names the directory, and disturbs nothing."""
-    second = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "up", "--data", str(up.data), "--port", str(free_port())],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert second.returncode == 1
-    assert "is in use by process" in second.stderr
+    assert "is in use by process" in refused_start(up.data)
     assert complete(up, "m", "w1 w2", max_tokens=2).status == 200
 
 
@@ -107,15 +100,9 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     """One line names setting, value and rule; nothing is left running."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        refused = subprocess.run(
-            [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(port)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert refused.returncode == 1
-    assert f"activator can't start: KELVIN_PORT={port}: 127.0.0.1 refuses it: Address already in use" in refused.stderr
-    assert "Traceback" not in refused.stderr
+        said = refused_start(tmp_path / "data", port=port)
+    assert f"activator can't start: KELVIN_PORT={port}: 127.0.0.1 refuses it: Address already in use" in said
+    assert "Traceback" not in said
     assert not any(str(tmp_path) in command(process) for process in psutil.Process().children())
 
 
@@ -185,71 +172,58 @@ def test_a_restarted_control_plane_adopts_what_runs(up: Installation) -> None:
 @pytest.mark.deep
 def test_a_setting_that_no_process_can_live_with_is_told_at_once(tmp_path: Path) -> None:
     """Not after the time to be ready has passed; the variable, its value and the rule are in the message."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(free_port())],
-        env={**os.environ, **SETTINGS, "KELVIN_KV_BYTES": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "controlplane can't start: KELVIN_KV_BYTES=1: must be 67108864 or more" in done.stderr
+    said = refused_start(tmp_path / "data", {**SETTINGS, "KELVIN_KV_BYTES": "1"})
+    assert "controlplane can't start: KELVIN_KV_BYTES=1: must be 67108864 or more" in said
 
 
 @pytest.mark.deep
 def test_a_process_that_is_not_ready_in_time_is_named(tmp_path: Path) -> None:
     """The one that the others wait for, and the setting that gives it longer."""
-    refused = subprocess.run(
-        [sys.executable, "-m", "kelvin.main", "up", "--data", str(tmp_path / "data"), "--port", str(free_port())],
-        env={**os.environ, **SETTINGS, "KELVIN_READY_S": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert "zygote is not ready after 1 s; KELVIN_READY_S gives it longer" in refused.stderr
+    said = refused_start(tmp_path / "data", {**SETTINGS, "KELVIN_READY_S": "1"})
+    assert "zygote is not ready after 1 s; KELVIN_READY_S gives it longer" in said
 
 
-@pytest.mark.parametrize("is_asked", [False, True], ids=["idle", "under a stream"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_the_end_of_the_supervisor_leaves_nothing(tmp_path: Path, number: signal.Signals, is_asked: bool) -> None:
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with a model, whose installation has ended."""
+    directory = tmp_path_factory.mktemp("ends")
+    with running(directory / "data", settings=SETTINGS) as kelvin:
+        kelvin.push(make_tiny(directory / "model", "llama", seed=3), "m")
+    return directory / "data"
+
+
+@pytest.mark.parametrize(
+    ("number", "is_asked"),
+    [
+        pytest.param(signal.SIGTERM, False, id="SIGTERM, idle"),
+        *(pytest.param(number, True, id=f"{number.name}, under a stream") for number in ENDS),
+    ],
+)
+def test_the_end_of_the_supervisor_leaves_nothing(ends: Path, number: signal.Signals, is_asked: bool) -> None:
     """What asks for an end drains and exits 0; SIGKILL ends every process by the lifeline; the directory is free again,
     and no log has a traceback.
     """
-    port, data = free_port(), tmp_path / "data"
-    command = [sys.executable, "-m", "kelvin.main", "up", "--data", str(data), "--port", str(port)]
-    own = tmp_path / "supervisor.log"
-    environment = {**os.environ, **SETTINGS}
-    with (
-        own.open("w") as sink,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, text=True, env=environment) as process,
-        contextlib.ExitStack() as stack,
-    ):
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("kelvin is ready: url=https://localhost:")
-            if is_asked:
-                kelvin = Installation(data, port, process.pid)
-                kelvin.push(make_tiny(tmp_path / "model", "llama", seed=3), "m")
-                stack.callback((streaming := connect(kelvin)).close)
-                body = {"model": "m", "prompt": "w1 w2", "max_tokens": 3000, "stream": True}
-                streaming.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
-                answer = streaming.getresponse()
-                assert (answer.status, answer.readline()[:6]) == (200, b"data: ")
-                stack.enter_context(reading(answer))
-            family = psutil.Process(process.pid).children(recursive=True)
-            assert len(family) >= 5
-            process.send_signal(number)
-            assert process.wait(timeout=60) == (-9 if number is signal.SIGKILL else 0)
-            _, alive = psutil.wait_procs(family, timeout=60)
-            assert alive == []
-        finally:
-            process.kill()
-    logs = [own, *(data / "logs").glob("*.log")]
+    port = free_port()
+    with Up(ends, port, SETTINGS) as process, contextlib.ExitStack() as stack:
+        assert process.ready_line().startswith("kelvin is ready: url=https://localhost:"), process.said()
+        if is_asked:
+            kelvin = Installation(ends, port, process.pid)
+            stack.callback((streaming := connect(kelvin)).close)
+            body = {"model": "m", "prompt": "w1 w2", "max_tokens": 3000, "stream": True}
+            streaming.request("POST", "/v1/completions", json.dumps(body), headers(kelvin))
+            answer = streaming.getresponse()
+            assert answer.status == 200
+            assert any(line.startswith(b"data: ") for line in answer), "no token came"  # after some that say to wait
+            stack.enter_context(reading(answer))
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 5
+        process.send(number)
+        assert process.ended_with() == (-9 if number is signal.SIGKILL else 0)
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert alive == []
+        logs = [process.said(), *(path.read_text() for path in (ends / "logs").glob("*.log"))]
     assert len(logs) > 5
-    assert [line for log in logs for line in disorder(log.read_text())] == []
+    assert [line for log in logs for line in disorder(log)] == []
 
 
 @contextlib.contextmanager

@@ -4,13 +4,8 @@ request at zero is answered by that pod, and by nothing else; what dies meanwhil
 
 import asyncio
 import json
-import os
 import signal
 import ssl
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +22,7 @@ from tests.cluster.playing import SETTINGS as ON_CLUSTER
 from tests.cluster.test_pools import ADDRESS, POOLS, SERVICE, appears, cost
 from tests.controlplane.door import knocking, program
 from tests.e2e.conftest import SETTINGS
+from tests.e2e.processes import service
 from tests.eventually import eventually
 from tests.faults.buckets import ENVIRONMENT, Buckets
 from tests.kelvin.orders import Orders
@@ -37,19 +33,6 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]
 
 BODY: Final = {"model": "llama", "prompt": "hello", "max_tokens": 3, "temperature": 0}
 NAME: Final = f"{POOLS}/{SERVICE}-00001"
-
-
-@contextmanager
-def process(log: Path, *words: str, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Killed in the end, with what lives by its lifeline."""
-    environment = {**os.environ, **SETTINGS, **{f"KELVIN_{name.upper()}": value for name, value in more.items()}}
-    with log.open("wb") as said:
-        started = subprocess.Popen([sys.executable, "-m", *words], env=environment, stderr=said)
-    try:
-        yield started
-    finally:
-        started.kill()
-        started.wait(60)
 
 
 def test_a_request_at_zero_takes_the_pod_that_waits(
@@ -93,8 +76,10 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
         tls = ssl.create_default_context(cafile=str(data / "ca.pem"))
         with (
             start() as control,
-            process(
-                tmp_path / "activator.log", "activator", data=str(data), port=str(front), autoscaler=autoscaler.url
+            service(
+                tmp_path / "activator.log",
+                {**SETTINGS, "KELVIN_DATA": str(data), "KELVIN_PORT": str(front), "KELVIN_AUTOSCALER": autoscaler.url},
+                "activator",
             ),
         ):
             await eventually(lambda: knative.services() == {SERVICE}, "the pool's Service alone")
@@ -133,9 +118,10 @@ def test_a_request_at_zero_takes_the_pod_that_waits(
 
     with (
         serving() as server,
-        process(
-            tmp_path / "pod.log", "kelvin.main", "runtime", "--standby", "cpu-1", "--threads", "1", *kept,
-            standby_listen=f"{ADDRESS}:{LISTEN_PORT}", inner_tls=str(inner),
+        service(
+            tmp_path / "pod.log",
+            {**SETTINGS, "KELVIN_STANDBY_LISTEN": f"{ADDRESS}:{LISTEN_PORT}", "KELVIN_INNER_TLS": str(inner)},
+            "kelvin.main", "runtime", "--standby", "cpu-1", "--threads", "1", *kept,
         ),
     ):  # fmt: skip
         server.features.update(dict.fromkeys(FEATURES, "enabled"))
