@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.models import make_tiny
+from tests.e2e.models import make_tiny
 
 
 @pytest.fixture(scope="session")
@@ -19,4 +19,4 @@ def scratch() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def tiny(scratch: Path) -> Path:
     """A model of a few hundred kilobytes."""
-    return make_tiny(scratch / "tiny")
+    return make_tiny(scratch / "tiny", "llama")

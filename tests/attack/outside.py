@@ -1,24 +1,21 @@
-"""What an attack has of an installation: tenants with keys, raw connections, a bystander, and the process table."""
+"""What an attack has of an installation beside tenants: raw connections, a bystander, and memory that is watched."""
 
 import contextlib
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import psutil
 
 from coldstart_bench.installation import Installation
-from tests.e2e.calls import Answer, connect, read
-from tests.eventually import wait
+from tests.e2e.calls import Answer, ask
 
 ROOT: Final = Path(__file__).parents[2]
 SETTINGS: Final = {
@@ -30,15 +27,7 @@ SETTINGS: Final = {
     "KELVIN_SCRUB_S": "0",
     "KELVIN_BREAKER_S": "1",  # what is broken on purpose is tried again soon
 }
-COMMAND_S: Final = 150.0
 MIB: Final = 1 << 20
-
-
-def kelvin(data: Path, *words: str) -> tuple[int, str, str]:
-    """Run a command as a user does; return its exit code and both outputs."""
-    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_S)
-    return done.returncode, done.stdout, done.stderr
 
 
 def sentence(code: int, out: str, err: str) -> str:
@@ -49,97 +38,10 @@ def sentence(code: int, out: str, err: str) -> str:
     return said
 
 
-@dataclass(frozen=True)
-class Tenant:
-    """A tenant with the keys of its admin and of its caller."""
-
-    up: Installation
-    name: str
-    admin: Path
-    infer: Path
-
-    def kelvin(self, *words: str) -> tuple[int, str, str]:
-        """Run a command with the admin's key."""
-        return kelvin(self.up.data, *words, "--key", str(self.admin))
-
-    def run(self, *words: str) -> str:
-        """Run a command that must succeed; return what it prints."""
-        code, out, err = self.kelvin(*words)
-        assert code == 0, out + err
-        return out
-
-    def push(self, directory: Path, model: str = "m") -> dict[str, Any]:
-        """Push as a user does; return the command's JSON, that of a refusal too."""
-        code, out, err = self.kelvin("push", str(directory), "--name", model, "--json")
-        assert "Traceback" not in err, err
-        found: dict[str, Any] = json.loads(out)
-        return found | {"exit": code}
-
-    def complete(self, prompt: str = "w1", model: str = "m", **fields: object) -> Answer:
-        """Ask for two tokens unless told otherwise."""
-        body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
-        return self.post("/v1/completions", body)
-
-    def post(self, path: str, body: object, headers: Mapping[str, str] | None = None) -> Answer:
-        """POST JSON with the caller's key."""
-        return ask(self.up, "POST", path, self.infer, body, headers)
-
-    def report(self) -> Any:
-        """Return this month's bill."""
-        month = time.strftime("%Y-%m", time.gmtime())
-        answer = ask(self.up, "GET", f"/admin/v1/billing/report?tenant={self.name}&month={month}", self.admin)
-        assert answer.status == 200, answer.raw
-        return answer.json
-
-
-def ask(
-    up: Installation,
-    method: str,
-    path: str,
-    key: Path,
-    body: object | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 120.0,
-) -> Answer:
-    """Make one call on a connection of its own. Raises TimeoutError where nothing comes for so long."""
-    sent = {"authorization": f"Bearer {key.read_text().strip()}", "content-type": "application/json", **(headers or {})}
-    connection = connect(up)
-    connection.timeout = timeout_s
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body), sent)
-        return read(connection.getresponse())
-    finally:
-        connection.close()
-
-
 def metric(up: Installation, series: str) -> float:
     """Return the sum of the series that begin so on the page of metrics; 0 where there are none."""
     page = ask(up, "GET", "/admin/v1/metrics", up.data / "admin.key").raw.decode()
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(series))
-
-
-def make_tenant(up: Installation, name: str, keys: Path, *limits: str) -> Tenant:
-    """Make a tenant with two keys, and `limits` as options of `kelvin tenants set`. Wait for the control
-    plane first: a test before may have killed it.
-    """
-    wait(lambda: ask(up, "GET", "/admin/v1/status", up.data / "admin.key").status == 200, "the control plane answers")
-    answer = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": name})
-    assert answer.status == 201, answer.raw
-    made = Tenant(up, name, keys / f"{name}-admin.key", keys / f"{name}-infer.key")
-    for path, scope in ((made.admin, "admin"), (made.infer, "infer")):
-        body = {"name": scope, "scopes": [scope]}
-        answer = ask(up, "POST", f"/admin/v1/keys?tenant={name}", up.data / "admin.key", body)
-        assert answer.status == 201, answer.raw
-        path.write_text(answer.json["secret"])
-    if limits:
-        code, out, err = kelvin(up.data, "tenants", "set", name, *limits)
-        assert code == 0, out + err
-    return made
-
-
-def default_tenant(up: Installation) -> Tenant:
-    """Return the tenant that every installation begins with, whose admin is the operator."""
-    return Tenant(up, "default", up.data / "admin.key", up.data / "default.key")
 
 
 class Bystander:
@@ -300,24 +202,3 @@ def request(up: Installation, body: object, *headers: str, key: Path | None = No
     if not any(line.lower().startswith(("transfer-encoding:", "content-length:")) for line in headers):
         lines.append(f"Content-Length: {len(raw)}")
     return "\r\n".join([*lines, "", ""]).encode() + raw
-
-
-def in_parallel(*jobs: Callable[[], object]) -> list[Any]:
-    """Run the jobs at the same time; return their results in order. Raises the first that failed."""
-    found: list[Any] = [None] * len(jobs)
-
-    def run(number: int) -> None:
-        try:
-            found[number] = jobs[number]()
-        except BaseException as error:
-            found[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-    return found

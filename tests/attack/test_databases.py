@@ -8,10 +8,11 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
-from tests.attack.outside import SETTINGS, Bystander, Tenant, ask, kelvin, make_tenant
+from coldstart_bench.installation import Installation, kelvin, running
+from tests.attack.outside import SETTINGS, Bystander
 from tests.controlplane.postgres_server import PostgresServer, name_of
-from tests.e2e.calls import Answer
+from tests.e2e.calls import Answer, ask
+from tests.e2e.tenants import Tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]

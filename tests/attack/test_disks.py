@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +11,12 @@ from typing import Final
 import psutil
 import pytest
 
-from coldstart_bench.installation import READY_S, Installation, free_port
-from tests.attack.models import make_tiny
-from tests.attack.outside import MIB, ROOT, SETTINGS, Bystander, Tenant, ask, default_tenant, make_tenant
+from coldstart_bench.installation import Installation, Up, free_port, kelvin
+from tests.attack import own_mounts
+from tests.attack.outside import MIB, SETTINGS, Bystander
+from tests.e2e.calls import ask
+from tests.e2e.models import make_tiny
+from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [
@@ -23,8 +25,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems"),
 ]
 
-DATA_BYTES: Final = 96 * MIB
-STAGING_BYTES: Final = 4 * MIB
 IDLE_CPU_S: Final = 1.0  # of the snapshotter, in so many seconds:
 LOOK_S: Final = 3.0
 
@@ -33,26 +33,14 @@ LOOK_S: Final = 3.0
 def up(scratch: Path, tiny: Path) -> Iterator[Installation]:
     """An installation on two small disks that nobody else sees; its data directory by the way of its own process."""
     data, port = scratch / "disks", free_port()
-    command = [sys.executable, "-m", "tests.attack.own_mounts", str(DATA_BYTES), str(STAGING_BYTES),
-               "up", "--data", str(data), "--port", str(port)]  # fmt: skip
-    settings = {**SETTINGS, "KELVIN_NVME_BYTES": str(8 * MIB)}
-    errors = scratch / "disks.errors"
-    with errors.open("wb") as sink:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **settings},
-            stdout=subprocess.PIPE, stderr=sink, text=True,
-        )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        assert "ready" in process.stdout.readline(), errors.read_text()
+    sizes = {own_mounts.DATA_BYTES: str(96 * MIB), own_mounts.STAGING_BYTES: str(4 * MIB)}
+    settings = {**SETTINGS, **sizes, "KELVIN_NVME_BYTES": str(8 * MIB)}
+    with Up(data, port, settings, program="tests.attack.own_mounts") as process:
+        assert "ready" in process.ready_line(), process.said()
         up = Installation(Path(f"/proc/{process.pid}/root{data}"), port, process.pid)
         default_tenant(up).push(tiny)
         yield up
-        up.door.close()
-        up.admin.close()
-    finally:
-        process.terminate()
-        process.communicate(timeout=READY_S)
+        up.close()
 
 
 @pytest.fixture
@@ -122,7 +110,7 @@ def test_read_only_staging(up: Installation, tenant: Tenant, scratch: Path) -> N
     """Pushes while staging can't be written end with a sentence, and leave no loop that burns a core; requests are
     answered. The same push succeeds once it can.
     """
-    directory = make_tiny(scratch / "read-only", seed=11)
+    directory = make_tiny(scratch / "read-only", "llama", seed=11)
     _mount(up, "ro")
     try:
         with Bystander(tenant.complete) as bystander:
@@ -137,19 +125,17 @@ def test_read_only_staging(up: Installation, tenant: Tenant, scratch: Path) -> N
 
 def _push_briefly(tenant: Tenant, directory: Path) -> int | None:
     """The exit code of a push that its caller gives up on; a push goes on for two minutes where it may help."""
-    command = [sys.executable, "-m", "kelvin.main", "push", str(directory), "--name", "other", "--data",
-               str(tenant.up.data)]  # fmt: skip
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
+        code, _, err = kelvin(tenant.up.data, "push", str(directory), "--name", "other", limit_s=20)
     except subprocess.TimeoutExpired:
         return None
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode
+    assert "Traceback" not in err, err
+    return code
 
 
 def test_full_staging(up: Installation, tenant: Tenant, scratch: Path) -> None:
     """A push for which staging has no room is refused by name; requests are answered; with room it succeeds."""
-    directory = make_tiny(scratch / "full", seed=12)
+    directory = make_tiny(scratch / "full", "llama", seed=12)
     with _full(up.data / "staging"), Bystander(tenant.complete) as bystander:
         answer = _push_briefly(tenant, directory)
         assert answer != 0
@@ -182,7 +168,7 @@ def test_push_on_a_full_store(up: Installation, tenant: Tenant, scratch: Path) -
     """The store has no room for a version: the push is refused by name, requests are answered, and the same push
     succeeds once there is room.
     """
-    directory = make_tiny(scratch / "no-room", seed=15)
+    directory = make_tiny(scratch / "no-room", "llama", seed=15)
     with _full(up.data), Bystander(tenant.complete) as bystander:
         answer = tenant.push(directory, "other")
         assert answer["exit"] in (1, 4), answer
@@ -198,7 +184,7 @@ def test_lost_manifest(up: Installation, scratch: Path) -> None:
     nobody says that there is no such model. Another model answers; with the manifest back it answers, too.
     """
     owner = make_tenant(up, "loser", scratch)
-    directory = make_tiny(scratch / "lost", seed=13)
+    directory = make_tiny(scratch / "lost", "llama", seed=13)
     version = owner.push(directory)["version"]
     assert owner.complete().status == 200
     (manifest,) = [path for path in (up.data / "store").rglob(version) if path.parent.name == "manifests"]
@@ -228,7 +214,7 @@ def _versions(owner: Tenant) -> list[dict[str, list[object]]]:
 def test_start_that_fails_says_why(up: Installation, scratch: Path) -> None:
     """The weights of a version are gone from every tier: its caller and the admin API say which failure it is."""
     owner = make_tenant(up, "weightless", scratch)
-    assert owner.push(make_tiny(scratch / "weightless", seed=14))["exit"] == 0
+    assert owner.push(make_tiny(scratch / "weightless", "llama", seed=14))["exit"] == 0
     _forget(up, owner)
     for path in (up.data / "store" / owner.name).rglob("packs/*"):
         path.unlink()

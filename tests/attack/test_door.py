@@ -19,25 +19,13 @@ from typing import Final, Self
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, running
+from coldstart_bench.installation import Installation, kelvin, running
 from tests.activator.identity import KeyServer, Signer, claims, key_server
-from tests.attack.outside import (
-    MIB,
-    SETTINGS,
-    Bystander,
-    Tenant,
-    anonymous_bytes,
-    ask,
-    default_tenant,
-    in_parallel,
-    kelvin,
-    make_tenant,
-    metric,
-    sentence,
-)
-from tests.e2e.calls import Answer
+from tests.attack.outside import MIB, SETTINGS, Bystander, anonymous_bytes, metric, sentence
+from tests.e2e.calls import Answer, all_at_once, ask
 from tests.e2e.inside import is_recorded
 from tests.e2e.processes import command, services, supervisor
+from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -187,7 +175,7 @@ def test_door_change_that_fails(door: Door) -> None:
         wait(is_killed, "a new door starts")
 
     with Bystander(lambda: door.tenant.complete()) as bystander:
-        (code, out, err), _ = in_parallel(lambda: _restart(door), kill_the_new_one)
+        (code, out, err), _ = all_at_once(lambda: _restart(door), kill_the_new_one)
         assert "Traceback" not in out + err, out + err
         bystander.wait_for(3)
     assert bystander.failures == []
@@ -240,7 +228,7 @@ def _ask_across_a_change(door: Door, payer: Tenant) -> list[Answer]:
         wait(lambda: _others(door, before), "a new door starts")
         return repeat()
 
-    first, changed, second = in_parallel(repeat, change, later)
+    first, changed, second = all_at_once(repeat, change, later)
     assert changed[0] == 0, changed
     answers = [first, second, repeat()]
     assert [each.status for each in answers] == [200] * 3
@@ -336,12 +324,12 @@ def test_replicas_killed_while_requests_queue(door: Door, payer: Tenant, killed:
             wait(lambda: len(_replicas(payer)) == 2, "two replicas serve")
             _kill_replicas(payer, killed)
 
-    *answers, _ = in_parallel(*jobs, kill)
+    *answers, _ = all_at_once(*jobs, kill)
     refused = [answer for answer in answers if answer.status != 200]
     assert {answer.json["error"]["code"] for answer in refused} <= {"replica_lost", "breaker_open", "start_failed"}
     assert door.pid() == before
     wait(lambda: payer.complete().status == 200, "it serves again")
-    again = in_parallel(*jobs)
+    again = all_at_once(*jobs)
     assert [answer.raw for answer in again if answer.status != 200] == []
     assert door.pid() == before
     answered = len(answers) - len(refused) + QUEUED + 1
@@ -418,7 +406,7 @@ def test_another_server_in_place_of_a_replica(door: Door, payer: Tenant, answer:
     try:
         os.kill(pid, signal.SIGKILL)
         with Impostor(place, answer) as impostor:
-            answers = in_parallel(*[lambda n=n: payer.complete(f"w{n}", max_tokens=4) for n in range(16)])
+            answers = all_at_once(*[lambda n=n: payer.complete(f"w{n}", max_tokens=4) for n in range(16)])
         assert impostor.asked, "nobody was sent there"
     finally:
         controlplane.resume()

@@ -13,8 +13,10 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, running
-from tests.attack.outside import SETTINGS, Bystander, Tenant, Wire, default_tenant, kelvin, make_tenant, request
+from coldstart_bench.installation import Installation, kelvin, running
+from tests.attack.outside import SETTINGS, Bystander, Wire, request
+from tests.e2e.calls import ask
+from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -38,7 +40,6 @@ def victim(up: Installation) -> Iterator[Tenant]:
     assert tenant.complete().status == 200
 
 
-LOCKED_S: Final = 9.0  # longer than anything of ours waits for a lock
 UPGRADES: Final = {
     "unknown": ("Connection: upgrade", "Upgrade: x"),
     "h2c": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"),
@@ -141,7 +142,7 @@ def test_hint_leads_somewhere(up: Installation, victim: Tenant, scratch: Path) -
 
 
 def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: Path) -> None:
-    """Another process holds the database's write lock for longer than anybody waits for it. Requests are answered
+    """Another process holds the database's write lock until who waits for it has given up. Requests are answered
     meanwhile; afterwards a budget of one micro-unit lets nothing pass.
     """
     spender = make_tenant(up, "locked", scratch)
@@ -151,7 +152,9 @@ def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: 
         other.execute("BEGIN EXCLUSIVE")
         try:
             with Bystander(victim.complete) as bystander:
-                time.sleep(LOCKED_S)
+                refused = ask(up, "POST", "/admin/v1/tenants", up.data / "admin.key", {"tenant": "late"})
+                assert (refused.status, refused.json["code"]) == (503, "unavailable"), refused.raw
+                bystander.wait_for(1)
                 assert spender.complete().status == 200
         finally:
             other.execute("ROLLBACK")

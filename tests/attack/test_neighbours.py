@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,19 +17,10 @@ import psutil
 import pytest
 
 from coldstart_bench.installation import Installation, running
-from tests.attack.models import make_tiny, variant
-from tests.attack.outside import (
-    ROOT,
-    SETTINGS,
-    Bystander,
-    Tenant,
-    ask,
-    default_tenant,
-    in_parallel,
-    make_tenant,
-    p95,
-)
-from tests.e2e.calls import connect
+from tests.attack.outside import ROOT, SETTINGS, Bystander, p95
+from tests.e2e.calls import all_at_once, ask, connect
+from tests.e2e.models import make_tiny
+from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -64,7 +56,7 @@ class Ground:
 
 
 def _filtered(source: Path, directory: Path, policy: object) -> Path:
-    variant(source, directory)
+    shutil.copytree(source, directory)
     (directory / "kelvin-filters.json").write_text(json.dumps(policy))
     return directory
 
@@ -180,7 +172,7 @@ def test_refused_prompts_beside_a_stream(ground: Ground) -> None:
     def refuse() -> list[Any]:
         return [ground.victim.complete(prompt, model="p") for _ in range(PROMPTS // 6)]
 
-    *refused, beside = in_parallel(*[refuse] * 6, lambda: _longest_gap(ground.victim, 1500))
+    *refused, beside = all_at_once(*[refuse] * 6, lambda: _longest_gap(ground.victim, 1500))
     for answer in (each for several in refused for each in several):
         assert answer.status == 400, answer.raw
         assert answer.json["error"]["code"] == "context_length_exceeded"
@@ -270,7 +262,7 @@ def test_guest_beside_the_owner(ground: Ground, scratch: Path) -> None:
     """
     owner = make_tenant(ground.up, "owner", scratch)
     guest = make_tenant(ground.up, "guest", scratch)
-    assert owner.push(make_tiny(scratch / "shared", seed=21), "shared")["exit"] == 0
+    assert owner.push(make_tiny(scratch / "shared", "llama", seed=21), "shared")["exit"] == 0
     scale(owner, "shared", max=1)
     owner.run("models", "grant", "shared", "guest")
     wait(lambda: guest.complete(model="owner/shared").status == 200, "the guest may call it")

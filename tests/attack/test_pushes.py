@@ -4,6 +4,7 @@ Each is refused by the name of its file, takes bounded memory, and leaves the pu
 """
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,18 +14,10 @@ from typing import Any, Final
 import pytest
 
 from coldstart_bench.installation import Installation, running
-from tests.attack.models import make_tiny, variant, with_template
-from tests.attack.outside import (
-    MIB,
-    SETTINGS,
-    Bystander,
-    MemoryWatch,
-    Tenant,
-    default_tenant,
-    in_parallel,
-    make_tenant,
-    metric,
-)
+from tests.attack.outside import MIB, SETTINGS, Bystander, MemoryWatch, metric
+from tests.e2e.calls import all_at_once
+from tests.e2e.models import make_tiny
+from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -58,6 +51,20 @@ def ground(scratch: Path, tiny: Path) -> Iterator[Ground]:
         yield found
 
 
+def variant(source: Path, directory: Path, **changes: Callable[[Any], Any]) -> Path:
+    """Copy a model; `config`, `tokenizer` or `tokenizer_config` name a file of JSON and what becomes of its content."""
+    shutil.copytree(source, directory)
+    for name, change in changes.items():
+        path = directory / f"{name}.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    return directory
+
+
+def with_template(source: Path, directory: Path, template: str) -> Path:
+    """Copy a model, with this chat template."""
+    return variant(source, directory, tokenizer_config=lambda config: config | {"chat_template": template})
+
+
 def _is_refused(answer: dict[str, Any], file: str) -> None:
     """Exit code 3 is for a directory that may not be served; the file is named, and nothing of ours is."""
     assert answer["exit"] == 3, answer
@@ -71,7 +78,7 @@ def test_endless_template_beside_another_push(ground: Ground, scratch: Path, tin
     requests are answered; the attacker's are refused by the file that is at fault.
     """
     directories = [with_template(tiny, scratch / f"endless-{n}", NESTED_LOOPS + str(n)) for n in range(8)]
-    other = make_tiny(scratch / "beside", seed=2)
+    other = make_tiny(scratch / "beside", "llama", seed=2)
     taken: list[float] = []
 
     def push_beside() -> dict[str, Any]:
@@ -83,7 +90,7 @@ def test_endless_template_beside_another_push(ground: Ground, scratch: Path, tin
 
     with Bystander(ground.victim.complete) as bystander:
         jobs = [lambda d=directory: ground.attacker.push(d, "endless") for directory in directories]
-        beside, *refused = in_parallel(push_beside, *jobs)
+        beside, *refused = all_at_once(push_beside, *jobs)
     assert beside["exit"] == 0, beside
     assert taken[0] < PUSH_S
     for answer in refused:
@@ -230,8 +237,8 @@ def test_panicking_regex(ground: Ground, scratch: Path, tiny: Path) -> None:
 
 def test_racing_pushes(ground: Ground, scratch: Path) -> None:
     """Four pushes of one directory at once: all have the same version, and one alone says that it made it."""
-    directory = make_tiny(scratch / "race", seed=3)
-    answers = in_parallel(*[lambda: ground.victim.push(directory, "race")] * 4)
+    directory = make_tiny(scratch / "race", "llama", seed=3)
+    answers = all_at_once(*[lambda: ground.victim.push(directory, "race")] * 4)
     assert [answer["exit"] for answer in answers] == [0] * 4, answers
     assert len({answer["version"] for answer in answers}) == 1
     assert [answer["created"] for answer in answers].count(True) == 1
@@ -239,7 +246,7 @@ def test_racing_pushes(ground: Ground, scratch: Path) -> None:
 
 def test_push_of_a_deleted_version(ground: Ground, scratch: Path) -> None:
     """A version that was deleted and is pushed again is said to be back, and answers."""
-    first, second = make_tiny(scratch / "gone", seed=4), make_tiny(scratch / "stays", seed=5)
+    first, second = make_tiny(scratch / "gone", "llama", seed=4), make_tiny(scratch / "stays", "llama", seed=5)
     version = ground.victim.push(first, "back")["version"]
     stays = ground.victim.push(second, "back")["version"]
     ground.victim.run("deploy", f"back@{stays[:12]}")
@@ -264,7 +271,7 @@ def test_one_message_on_which_a_template_loops(ground: Ground, scratch: Path, ti
 
     with Bystander(lambda: chat("w1")) as bystander:
         bystander.wait_for(2)
-        refused = in_parallel(*[lambda: chat("loop")] * 4)
+        refused = all_at_once(*[lambda: chat("loop")] * 4)
         bystander.wait_for(3)
     assert [answer.status for answer in refused] == [400] * 4, refused[0].raw
     assert "template" in refused[0].json["error"]["message"]

@@ -12,19 +12,10 @@ import pytest
 
 from coldstart_bench.installation import Installation, running
 from tests.activator.redis_server import RedisServer
-from tests.attack.outside import (
-    MIB,
-    SETTINGS,
-    Bystander,
-    Tenant,
-    ask,
-    default_tenant,
-    in_parallel,
-    make_tenant,
-    metric,
-)
-from tests.e2e.calls import Answer
+from tests.attack.outside import MIB, SETTINGS, Bystander, metric
+from tests.e2e.calls import Answer, all_at_once, ask
 from tests.e2e.inside import is_recorded
+from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
@@ -90,7 +81,7 @@ def _fill(ground: Ground, name: str) -> list[Answer]:
             for number in range(first, KEPT, 8)
         ]
 
-    found = in_parallel(*[lambda first=first: some(first) for first in range(8)])
+    found = all_at_once(*[lambda first=first: some(first) for first in range(8)])
     return [answer for several in found for answer in several]
 
 
@@ -151,20 +142,29 @@ def test_flushed_redis(ground: Ground, scratch: Path, tiny: Path) -> None:
     """
     fast = make_tenant(ground.up, "fast", scratch, "--rpm", str(RPM))
     assert fast.push(tiny)["exit"] == 0
-    began = time.monotonic()
     statuses: list[int] = []
+    is_over = threading.Event()
 
     def hammer() -> None:
-        while time.monotonic() < began + 8:
+        while not is_over.is_set():
             statuses.append(fast.complete(max_tokens=1).status)
 
+    def wait_for(status: int) -> None:
+        had = statuses.count(status)
+        wait(lambda: statuses.count(status) > had, f"somebody is answered {status}")
+
     def flush() -> None:
-        for _ in range(4):
-            time.sleep(1.5)  # spreads the flushes over the load
-            ground.redis.ask("FLUSHALL")
+        try:
+            wait_for(429)
+            for _ in range(4):
+                ground.redis.ask("FLUSHALL")
+                wait_for(200)
+                wait_for(429)
+        finally:
+            is_over.set()
 
     with Bystander(ground.limited.complete) as bystander:
-        in_parallel(hammer, hammer, hammer, hammer, flush)
+        all_at_once(hammer, hammer, hammer, hammer, flush)
     assert bystander.failures == []
     assert set(statuses) == {200, 429}
     assert RPM <= statuses.count(200) <= 5 * RPM + RPM
@@ -187,7 +187,7 @@ def test_claims_of_a_flushed_redis(ground: Ground) -> None:
         wait(lambda: b":once:" in ground.redis.ask("KEYS kelvin:*:once:*"), "the key is claimed")
         ground.redis.ask("FLUSHALL")
 
-    first, second, _ = in_parallel(repeat, repeat, flush)
+    first, second, _ = all_at_once(repeat, repeat, flush)
     assert [first.status, second.status, repeat().status] == [200] * 3
     wait(lambda: ground.filler.report()["requests"].get("ok", 0) > before, "the run is on the bill")
     # Records reach the bill in the order in which a door writes them, so a second charge would come before this one.
