@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -155,8 +155,11 @@ class NvmeTier:
 
     @contextmanager
     def coming(self, tenant: str, digest: str) -> Iterator[None]:
-        """A block that brings or writes the chunk here, if it can. Other calls for it wait meanwhile."""
+        """A block that brings or writes the chunk here, if it can. Other calls for it wait meanwhile, also where one
+        writes what another one is bringing: until both have ended.
+        """
         key, event = (tenant, digest), asyncio.Event()
+        outer = self._coming.get(key)
         self._coming[key] = event
         try:
             yield
@@ -164,6 +167,8 @@ class NvmeTier:
             event.set()
             if self._coming.get(key) is event:
                 del self._coming[key]
+                if outer is not None and not outer.is_set():
+                    self._coming[key] = outer
 
     async def came(self, tenant: str, digest: str) -> bool:
         """Wait until no other call brings or writes the chunk. Return whether its file can be read then."""
@@ -196,7 +201,7 @@ class NvmeTier:
         gone = self.index.admit(key, data.nbytes, self._wall_s())
         if gone is None:
             return False
-        with nullcontext() if key in self._coming else self.coming(tenant, digest):  # whoever fetched it has said so
+        with self.coming(tenant, digest):
             return await self._write(key, data, gone)
 
     async def _write(self, key: Key, data: memoryview, gone: tuple[Key, ...]) -> bool:

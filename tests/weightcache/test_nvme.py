@@ -314,6 +314,44 @@ async def test_cancelled_admission(tmp_path: Path) -> None:
         assert tier.index.total_bytes == 0
 
 
+async def test_a_write_beside_a_call_that_brings_the_chunk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a load brought may be written while a prefetch brings the same chunk. Whichever ends first, whoever asks for
+    the chunk waits for the other one: that it is neither there nor coming would have it asked for again at once.
+    """
+    held, go = threading.Event(), threading.Event()
+    write = ChunkFiles.write
+
+    def slowly(self: ChunkFiles, path: Path, data: memoryview, *, direct: bool) -> None:
+        held.set()
+        assert go.wait(30)
+        write(self, path, data, direct=direct)
+
+    monkeypatch.setattr(ChunkFiles, "write", slowly)
+
+    async with opened(tmp_path) as tier:
+        key = ("a", NAMES[0])
+        with tier.coming(*key):
+            writing = asyncio.create_task(tier.admit(*key, page(7)))
+            await asyncio.to_thread(held.wait, 30)
+        asking = asyncio.create_task(tier.came(*key))
+        settling = asyncio.create_task(tier.settle())
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        assert not settling.done()
+        go.set()
+        assert await writing
+        assert await asking
+        await settling
+        with tier.coming("a", NAMES[1]):
+            assert await tier.admit("a", NAMES[1], page(8))
+            asking = asyncio.create_task(tier.came("a", NAMES[1]))
+            await asyncio.sleep(0.05)
+            assert not asking.done()
+        assert await asking
+
+
 async def test_what_goes_meanwhile_is_no_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file may go between the look at the disk and the one at the index; one that was never known is told."""
     scan, stray = ChunkFiles.scan, tmp_path / "a" / NAMES[5][:2] / NAMES[5]
