@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Clock:
-    """Call it for its seconds."""
+    """Returns `now_s` (seconds) when it is called. A test moves it."""
 
     now_s: float = 1000.0
 

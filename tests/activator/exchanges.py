@@ -1,4 +1,4 @@
-"""A request as its handler has it, of a client that takes everything."""
+"""A request as a handler gets it, without a connection. Its client reads everything at once."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,7 +9,7 @@ from activator.exchange import ARRIVED, NAMED, Exchange, arrival
 
 
 class FakeConnection:
-    """What it is sent it has."""
+    """A connection whose client has read what it was sent."""
 
     def __init__(self) -> None:
         self.alarm = Alarm()
@@ -42,7 +42,9 @@ def exchange(
     headers: Iterable[tuple[bytes, bytes]] = (),
     address: str = "127.0.0.1",
 ) -> Exchange:
-    """Named req_1, within a minute. What it is answered is `said`: a status, as <200>, and pieces of the body."""
+    """Return the request req_1, with a deadline of a minute. Its answer is appended to `said`: the status (<200>),
+    then pieces of the body.
+    """
 
     async def send(message: Message) -> None:
         if said is not None:

@@ -1,4 +1,4 @@
-"""What tests of requests that share an answer ask, and compare."""
+"""Requests with the same idempotency key: what such tests send, count and compare; two activators with one Redis."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,19 +15,19 @@ KEYED = http(json.dumps(STREAM).encode(), extra="Idempotency-Key: order-7\r\n") 
 
 
 def sent(records: list[RequestRecord]) -> list[tuple[str, int, int, bool]]:
-    """Outcome, status, completion tokens and whether it is one with others, of each."""
+    """Return (outcome, status, completion tokens, whether it shares its answer) of each record."""
     return [(each.outcome, each.status, each.completion_tokens, bool(each.once)) for each in records]
 
 
 def same(one: Got, other: Got) -> bool:
-    """Status, body and what headers say of the answer."""
+    """Return whether two answers have the same status, body, and headers about the answer."""
     names = {"content-type", "content-length", "server-timing", "x-kelvin-version", "cache-control"}
     heads = [{name: value for name, value in got.headers.items() if name in names} for got in (one, other)]
     return (one.status, one.body, heads[0]) == (other.status, other.body, heads[1])
 
 
 async def until_joined(here: World, count: int) -> None:
-    """Wait until so many came while the answer was under way."""
+    """Wait until `count` requests have joined an answer under way."""
     await here.until_figure("kelvin_repeats_total", count, answer="joined")
 
 

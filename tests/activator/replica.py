@@ -55,7 +55,7 @@ def whole(text: str, model: str = "m", *, chat: bool = True) -> bytes:
 
 
 class Call:
-    """One request at the fake."""
+    """One request at the fake replica, and what its script may do with it."""
 
     def __init__(self, replica: "FakeReplica", request: web.Request, body: bytes) -> None:
         self.replica = replica
@@ -72,40 +72,40 @@ class Call:
         self.is_deleted = False
 
     async def open(self) -> None:
-        """The 200 and its head."""
+        """Send the 200 and its head, once."""
         if self.answer is None:
             self.answer = web.StreamResponse(headers={"content-type": CONTENT_TYPE, **self.replica.credit_of(self)})
             await self.answer.prepare(self.request)
             await self.replica.changed()
 
     async def write(self, kind: FrameKind, payload: bytes = b"", tokens: int = 0, prompt: int = 3) -> None:
-        """A frame with cumulative counts."""
+        """Send a frame with cumulative counts."""
         await self.open()
         assert self.answer is not None
         self.tokens = tokens
         await self.answer.write(encode_frame(Frame(kind, Counts(prompt, 1, tokens, tokens * 10), payload)))
 
     async def data(self, payload: bytes, tokens: int) -> None:
-        """Bytes for the client."""
+        """Send bytes for the client."""
         await self.write(FrameKind.DATA, payload, tokens)
 
     async def end(self, tokens: int) -> None:
-        """The answer is complete."""
+        """Send the frame that ends a complete answer."""
         await self.write(FrameKind.END, END, tokens)
 
     async def fail(self, failure: Failure, tokens: int = 0) -> None:
-        """The answer ends here."""
+        """Send the frame that ends an answer with a failure."""
         await self.open()
         assert self.answer is not None
         await self.answer.write(failed_frame(to_wire(failure), Counts(3, 1, tokens, 0)))
 
     def refuse(self, failure: Failure, encoded_tokens: int = 0) -> None:
-        """Before any compute, and after so many tokens of the prompt were encoded."""
+        """Refuse before any compute, after `encoded_tokens` of the prompt were encoded."""
         headers = headers_of(failure) | ({ENCODED: str(encoded_tokens)} if encoded_tokens else {})
         self.refusal = web.Response(status=failure.status, body=openai_error(failure, self.request_id), headers=headers)
 
     async def run(self, script: "Script") -> None:
-        """To its end, or until the activator deletes the request: then the answer ends as a runtime ends it."""
+        """Run the script. If the activator deletes the request, end the answer as a runtime does."""
         self.work = asyncio.ensure_future(script(self))
         try:
             await self.work
@@ -120,13 +120,13 @@ class Call:
             self.work.cancel()
 
     def delete(self) -> None:
-        """The activator wants no more of it."""
+        """End the script, because the activator deleted the request."""
         if self.work is not None and not self.work.done():
             self.is_deleted = True
             self.work.cancel()
 
     def cut(self) -> None:
-        """The connection breaks."""
+        """Break the connection."""
         assert self.request.transport is not None
         self.is_cut = True
         self.request.transport.abort()
@@ -176,7 +176,7 @@ async def lost(call: Call) -> None:
 
 
 def refuses(failure: Failure, encoded_tokens: int = 0) -> Script:
-    """Before any compute."""
+    """Return a script that refuses before any compute."""
 
     async def script(call: Call) -> None:
         call.refuse(failure, encoded_tokens)
@@ -202,7 +202,7 @@ class Held:
         await self._then(call)
 
     def release(self) -> None:
-        """All there are, and whoever comes."""
+        """Let all requests go on, also those that come later."""
         self._released.set()
 
 
@@ -225,12 +225,12 @@ def halves() -> Held:
 
 
 class FakeReplica:
-    """Answers by its script; knows what was cancelled, acknowledged, and how many ran at once."""
+    """A replica that answers by its script, and notes what was cancelled, acknowledged, and how many ran at once."""
 
     def __init__(self, script: Script = hello) -> None:
         self.script = script
         self.credits: Credits | None = None  # by which it divides its streams, if it is no older build
-        self.refused = 0  # as it was full
+        self.refused = 0  # requests that came while it was full
         self.calls: list[Call] = []
         self.deleted: list[str] = []
         self.deleted_before_close: list[str] = []
@@ -242,7 +242,7 @@ class FakeReplica:
         self.most = 0
         self.events = asyncio.Condition()
         self._listening: Listening | None = None
-        self._cut: set[asyncio.Transport] = set()
+        self._transports: set[asyncio.Transport] = set()
 
     async def start(self, run: Path, name: str) -> None:
         """Listen as `rt-NAME.sock`."""
@@ -266,7 +266,7 @@ class FakeReplica:
 
     async def kill(self) -> None:
         """As by SIGKILL: every connection breaks, nobody listens."""
-        for transport in list(self._cut):
+        for transport in list(self._transports):
             transport.abort()
         await self.stop()
 
@@ -276,7 +276,7 @@ class FakeReplica:
             await self.events.wait_for(lambda: claim(self))
 
     async def changed(self) -> None:
-        """Something to look at again."""
+        """Have `until` look again."""
         async with self.events:
             self.events.notify_all()
 
@@ -307,7 +307,7 @@ class FakeReplica:
         call = Call(self, request, await request.read())
         transport = request.transport
         assert transport is not None
-        self._cut.add(transport)
+        self._transports.add(transport)
         self.calls.append(call)
         self.running += 1
         self.most = max(self.most, self.running)
@@ -317,7 +317,7 @@ class FakeReplica:
         finally:
             self.running -= 1
             if not transport.is_closing():
-                self._cut.discard(transport)
+                self._transports.discard(transport)
             await asyncio.shield(self.changed())
         if call.refusal is not None:
             return call.refusal

@@ -34,7 +34,7 @@ FAILED = RestoreFailure(
 
 @dataclass
 class Bell(Waker):
-    """A waker that tells nobody."""
+    """A waker that only notes what it was told."""
 
     rung: list[VersionKey] = field(default_factory=list)
     ringing: set[VersionKey] = field(default_factory=set)
@@ -60,13 +60,13 @@ class Bell(Waker):
 
 
 def queue_limits(*, version: int = 10_000, in_all: int = 1 << 20, wait_s: float = 60.0) -> QueueLimits:
-    """So many requests of a version may wait, and so many in all, of any size."""
+    """Return limits on how many requests of one version may wait, and how many in all. Their size is not limited."""
     of_version, of_all = (Bound(entries, 1 << 40, 1 << 40) for entries in (version, in_all))
     return QueueLimits(of_version, of_all, of_all, wait_s)
 
 
 async def turns(count: int = 3) -> None:
-    """So many iterations of the event loop."""
+    """Let the event loop run for `count` iterations."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -79,7 +79,7 @@ def failure_of(task: "asyncio.Task[Any]") -> Failure:
 
 
 class SlotWorld:
-    """A throttler that knows these replicas. `waits`: for how long each request that was served waited, by tenant."""
+    """A throttler that knows these replicas. `waits` lists, by tenant, the seconds that each served request waited."""
 
     def __init__(
         self,
@@ -99,21 +99,21 @@ class SlotWorld:
         self.feed(*rows)
 
     def feed(self, *rows: ReplicaRow, **line: Any) -> None:
-        """A line of the feed with these replicas."""
+        """Apply a line of the feed with these replicas."""
         self.throttler.apply(Feed(revision=1, replicas=rows, **line))
 
     def replica(self, name: str) -> Replica:
-        """Of the version KEY."""
+        """Return the replica of that name, of the version KEY."""
         return self.throttler.slots.line_of(KEY).replicas[name]
 
     async def take(
         self, ask: Ask = ASK, in_s: float = 50.0, key: VersionKey = KEY, again_by_s: float | None = None
     ) -> Replica:
-        """Wait for a slot; `release` is owed."""
+        """Wait for a slot. The caller must call `release`."""
         return await self.throttler.acquire(key, ask, Deadline.after(in_s, self.clock()), again_by_s)
 
     async def ask(self, ask: Ask = ASK, in_s: float = 50.0, key: VersionKey = KEY) -> "asyncio.Task[Replica]":
-        """A request that has a slot by now, or waits, or was refused."""
+        """Start a request. On return it has a slot, waits for one, or was refused."""
         task = asyncio.create_task(self.take(ask, in_s, key))
         await turns()
         self.throttler.check_integrity()
@@ -124,7 +124,7 @@ class SlotWorld:
         self.throttler.slots.release(KEY, replica, ask, tokens)
 
     async def leave(self, *tasks: "asyncio.Task[Replica]") -> None:
-        """They give up, and nobody else waits."""
+        """Cancel these requests, and assert that no other one waits."""
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -139,14 +139,14 @@ class SlotWorld:
             self.release(replica, ask)
 
     async def serve(self, ask: Ask, answer_s: float, in_s: float = 50.0) -> None:
-        """One request, from its arrival to the end of its answer. Raises as `Throttler.slot`."""
+        """Serve one request from its arrival to the end of its answer. Raises what `Throttler.slot` raises."""
         came_s = self.clock()
         async with self.throttler.slot(KEY, ask, Deadline(came_s + in_s)):
             self.waits[ask.tenant].append(self.clock() - came_s)
             await asyncio.sleep(answer_s)
 
     async def arrivals(self, ask: Ask, at_s: Iterable[float], answer_s: float, in_s: float = 50.0) -> None:
-        """Requests at these times of the loop, whatever became of those before."""
+        """Serve a request at each of these times of the loop, whether or not those before have ended."""
         serving = []
         for time_s in at_s:
             await asyncio.sleep(time_s - self.clock())

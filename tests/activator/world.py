@@ -31,7 +31,7 @@ STREAM = CHAT | {"stream": True}
 
 @dataclass
 class Got:
-    """An answer as a client has it."""
+    """A whole answer, as a client received it."""
 
     status: int
     headers: dict[str, str]
@@ -74,8 +74,8 @@ class World:
     async def replica(
         self, name: str, script: Script = hello, *, told: bool = True, settles: bool = True, **row: Any
     ) -> FakeReplica:
-        """Start a replica, and say so in the feed, with these fields of its row. Unless it `settles`, the activator
-        reads that soon.
+        """Start a replica. If `told`, publish its row with these fields in the feed; if it also `settles`, the
+        activator has read the row on return.
         """
         replica = FakeReplica(script)
         await replica.start(self.data / "run", name)
@@ -87,16 +87,16 @@ class World:
         return replica
 
     async def publish(self, *replicas: ReplicaRow, **line: Any) -> None:
-        """A change that the activator has read on return."""
+        """Publish a change in the feed. The activator has read it on return."""
         self.control.publish(*replicas, **line)
         await self.settled()
 
     async def limit(self, tenant: str = "default", **limits: Any) -> None:
-        """From now on the tenant has these limits, and no others."""
+        """Give the tenant these limits, and no others."""
         await self.publish(tenants=(limited(tenant, **limits),))
 
     async def settled(self) -> None:
-        """Return when the activator has read what the feed said until now: a model's row, seen by its effect."""
+        """Return once the activator has read all that the feed said. A new model, published last, shows it."""
         marker = self.control.mark()
         async with asyncio.timeout(30):
             while (await self.get(f"/v1/models/{marker}", MARKER)).status != 200:
@@ -114,7 +114,7 @@ class World:
         return await self.request("POST", path, payload, key, **headers)
 
     async def request(self, method: str, path: str, payload: bytes | None, key: str, **headers: str) -> Got:
-        """Any request, its whole answer."""
+        """Send a request; return its whole answer."""
         own = {"authorization": f"Bearer {key}"} | {name.replace("_", "-"): value for name, value in headers.items()}
         url = URL(self.url + path, encoded=True)
         data = None if payload is None else io.BytesIO(payload)
@@ -124,7 +124,7 @@ class World:
     async def raw(
         self, said: bytes = b"", *, source: str = "127.0.0.1"
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare TLS connection, from an address of this machine, on which this is `said`."""
+        """Open a TLS connection from an address of this machine, and write `said` on it."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.port, ssl=self.tls, server_hostname="localhost", local_addr=(source, 0)
         )
@@ -151,7 +151,7 @@ class World:
         return sum(value for found, value in await self.series(name) if labels.items() <= found.items())
 
     async def until_figure(self, name: str, value: float, **labels: str) -> None:
-        """Wait until it is that."""
+        """Wait until `figure` returns `value`."""
         async with asyncio.timeout(30):
             while await self.figure(name, **labels) != value:
                 await asyncio.sleep(0.01)
@@ -161,13 +161,13 @@ class World:
         await self.until_figure("kelvin_requests_queued", count)
 
     async def restart(self, path: str = "/readyz") -> None:
-        """Another activator on the same data, once the first is gone; on return its own socket answers `path`."""
+        """Start another activator on the same data, after the first has ended. Its socket answers `path` on return."""
         assert self.process.returncode is not None
         self.process = Hatched(self.program, self.environment, self.data / "log", self.listener)
         await _until_ready(self.data, self.process, path)
 
     async def beside(self) -> Hatched:
-        """Another activator on the same data and listening socket, once it is ready; the one before."""
+        """Start another activator on the same data and listener beside the first. Return the first once it is ready."""
         old, self.process = self.process, Hatched(self.program, self.environment, self.data / "log", self.listener)
         directory = SocketDirectory(self.data / "run")
         try:
@@ -184,7 +184,7 @@ class World:
         return old
 
     async def terminate(self) -> int:
-        """SIGTERM; the exit status."""
+        """Send SIGTERM. Return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             return await self.process.wait()
@@ -205,7 +205,7 @@ async def world(
     listener: socket.socket | None = None,
     **settings: object,
 ) -> AsyncIterator[World]:
-    """Started and ready, ended in any case; the activator must exit with 0 and have said nothing of a defect."""
+    """Yield a running activator. It must exit with 0 at the end, and must not have logged a defect."""
     data = tmp_path / "data"
     (data / "run").mkdir(parents=True)
     (data / "run").chmod(0o700)
@@ -238,7 +238,7 @@ async def world(
 async def _started(
     program: str, data: Path, environment: dict[str, str], path: str, listener: socket.socket | None
 ) -> tuple[Hatched, int]:
-    """A ready one, and its port: another one where somebody took that before it did."""
+    """Return a ready activator and its port. Try another port if somebody took the first one."""
     while True:
         port = free_port() if listener is None else listener.getsockname()[1]
         environment["KELVIN_PORT"] = str(port)
