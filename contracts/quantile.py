@@ -1,4 +1,4 @@
-"""An exact quantile over a sliding window: of the latest numbers, which one do so many not exceed. Pure state."""
+"""An exact quantile over a sliding window of the latest numbers. Pure state."""
 
 from bisect import bisect_left, insort
 from collections import deque

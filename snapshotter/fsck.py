@@ -1,8 +1,8 @@
 """Check a tenant's objects: every byte against its digest, every reference against what it names. Changes nothing.
 
 Manifests are listed before packs, so that what is published meanwhile is not mistaken for a fault. Objects that look
-unfinished are faults only while no push of the tenant runs. What a collection that was killed midway has left is
-counted and is no fault, where it is known that no version needs it.
+unfinished are faults only while no push of the tenant runs. What a killed collection left behind is counted, and is no
+fault if it is certain that no version needs it.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ class _Check:
                 yield line
 
     def _unreachable(self, key: str, error: BlobUnavailable) -> FsckFinding:
-        """Raise `error` after `OUT_OF_REACH` of them: then the store does not answer."""
+        """Return the finding of an object that can't be read. After `OUT_OF_REACH` of them raise `error` instead."""
         self._out_of_reach.add(key)
         if len(self._out_of_reach) > OUT_OF_REACH:
             raise error
@@ -189,7 +189,7 @@ class _Check:
         return ()
 
     async def _check_named(self, keys: list[str]) -> AsyncIterator[FsckLine]:
-        """What was named before manifests were listed has one, unless it was deleted and collected meanwhile."""
+        """Find versions that models name and that have no manifest. One that was deleted meanwhile is no fault."""
         missing = self._named - {last_part(key) for key in keys}
         if missing:
             missing &= frozenset(await self._fsck.named(self._tenant))
@@ -275,7 +275,7 @@ class _Check:
         return [FsckFinding(key=key, fault=fault.format(path), mend=mend) for path in damaged]
 
     async def _damaged_files(self, manifest: Manifest) -> list[str]:
-        """Chunks are right by their own digests; this is whether the manifest speaks of them rightly."""
+        """Return the pinned files whose bytes differ from the manifest's digest, although each chunk has its own."""
         if not manifest.files:
             return []
         end = max(file.offset + file.size for file in manifest.files)
@@ -405,7 +405,7 @@ class _Check:
 
 
 def _distrust(entry: AttestationEntry) -> str | None:
-    """A seal that no key of ours made is as good as none; whom a publisher's statement convinces is policy."""
+    """Return why a signed seal is not trusted, else None. Whether a publisher is trusted is policy, and no fault."""
     if entry.name.startswith(SEAL_PREFIX) and entry.trusted_as is None and entry.key_id is not None:
         return f"{short(entry.key_id)} sealed it, which is not trusted here"
     return None

@@ -2,12 +2,12 @@
 
 A chunk is written for one of three reasons:
 
-1. Write-behind (`offer`): a load brought the chunk from elsewhere. It is written from its slab, after those who wait
-   have it. A chunk that waits to be written pins its slab, so that no more wait than the host tier holds. Where that
-   memory is needed, the chunk is let go instead: it can be fetched again.
-2. A prefetch wants the chunk there (`ensure`). No lease asked for it, so it takes no place in the host tier. A chunk
-   that is not in memory already passes through a buffer of its own, once however many ask for it.
-3. Its file was found wrong though nobody asked for it (`mend`).
+1. Write-behind (`offer`): a load brought the chunk from elsewhere. It is written from its slab, after the leases that
+   wait for it were answered. An offer pins that slab until it is written, so the host tier bounds the offers. If a load
+   needs the memory, the oldest offers are dropped unwritten (`shed`): their chunks can be fetched again.
+2. Prefetch (`ensure`): no lease asked for the chunk, so it takes no place in the host tier. If it is not in memory
+   already, it is fetched into a buffer of its own, once for all callers.
+3. Healing (`mend`): an examination found its file wrong, while no lease asked for it.
 """
 
 import asyncio
@@ -75,13 +75,13 @@ class Admissions:
         return len(self._offers) + len(self._tasks)
 
     def offer(self, tenant: str, digest: str, place: Place) -> None:
-        """Write a ready chunk some time, in the order of the offers; whoever offers it has its slab pinned."""
+        """Write a ready chunk later, in the order of offers. The caller must have its slab pinned during this call."""
         self._arena.index.pin((place.slab,))
         self._offers.append(_Offer(tenant, digest, place))
         self._begin()
 
     def shed(self) -> bool:
-        """Let go of what waits longest, and of all else in its slab. False where nothing waits."""
+        """Drop the oldest offer and all others in its slab, unwritten. Return False if there is none."""
         if not self._offers:
             return False
         slab = self._offers[0].place.slab
@@ -143,8 +143,8 @@ class Admissions:
             return tier, await self._admit(tenant, digest, buffer)
 
     async def mend(self, tenant: str, digest: str) -> None:
-        """Return when the chunk is written anew, or can't be: the next load that wants it then heals it, or is refused
-        by name.
+        """Write the chunk anew, in place of its faulty file. If that fails, it is logged: the next load that wants the
+        chunk heals it or is refused by name.
         """
         seen = {"tenant": tenant, "chunk": digest}
         try:
@@ -167,7 +167,7 @@ class Admissions:
         await self._nvme.settle()
 
     async def close(self) -> None:
-        """Let all offers go, whatever they are doing; when it returns, none reads the slabs any more."""
+        """Drop all offers and cancel their writes. On return nothing reads the slabs any more."""
         while self._offers:
             self._end(self._offers.popleft())
         await end_all(tuple(self._tasks))

@@ -1,4 +1,4 @@
-"""The host tier: the index's decisions applied to slabs. What fills them is the loader's, who sees them the leases'."""
+"""The host tier: apply the index's decisions to slabs. `loader.py` fills slabs, `leases.py` lends them."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +13,8 @@ SLAB_TIMEOUT_S = 60.0
 
 
 class Arena:
-    """Slab numbers of the index, and the memory behind each. `on_end` hears of numbers that are gone for good;
-    `on_full` is asked to let go of some memory that nobody waits for, and says whether it did.
+    """Slab numbers of the index, and the memory behind each. `on_end` is called with each number that is gone for
+    good. `on_full` is called when there is no room: it unpins memory that no load needs, and returns whether it did.
     """
 
     def __init__(self, index: HostIndex, pool: SlabPool) -> None:
@@ -29,7 +29,7 @@ class Arena:
         return f"<Arena {self.index!r} {self.pool!r}>"
 
     def reserve(self, tenant: str, chunks: Sequence[tuple[str, int]], now: float) -> Reservation:
-        """See `HostIndex.reserve`. Slabs that it needs begin to be had at once."""
+        """See `HostIndex.reserve`. Start to allocate the new slabs; `view` and `made` wait for them."""
         while True:
             try:
                 reservation = self.index.reserve(tenant, chunks, now)
@@ -49,7 +49,7 @@ class Arena:
         self.unpin(reservation.slabs)
 
     def end_load(self, tenant: str, digest: str, *, is_ready: bool) -> None:
-        """End the load of a chunk. It may be served from now on, or it is nowhere again."""
+        """End the load of a chunk. If `is_ready`, it is served from now on; otherwise it loses its place."""
         if is_ready:
             self.index.mark_ready(tenant, digest)
         else:
@@ -63,12 +63,14 @@ class Arena:
             await self._awaited.setdefault((tenant, digest), asyncio.Event()).wait()
 
     async def view(self, place: Place) -> memoryview:
-        """The place's bytes, writable; alive while its slab is pinned. Raises `Refused(Unavailable)`."""
+        """Return the place's bytes, writable, once its slab is allocated; valid while that is pinned. Raises
+        `Refused(Unavailable)` if there is no memory.
+        """
         slab = await asyncio.shield(self._slabs[place.slab])
         return slab.view(place.offset, place.length)
 
     async def made(self, slabs: Iterable[int]) -> bool:
-        """Whether there is memory for all of these, once that is known."""
+        """Wait until each of these slabs is allocated or can't be. Return whether all are."""
         tasks = [self._slabs[number] for number in slabs]
         if tasks:
             await asyncio.wait(tasks)
@@ -93,7 +95,7 @@ class Arena:
         return busy
 
     async def close(self) -> None:
-        """After the loads ended. Receivers keep what they mapped."""
+        """Give all slabs back; loads must have ended. Processes keep what they mapped."""
         await asyncio.gather(*self._slabs.values(), return_exceptions=True)
         await self.pool.close()
 

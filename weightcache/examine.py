@@ -2,9 +2,9 @@
 
 The `Scrubber` looks at everything from time to time while nothing loads; `check` looks at once, where an operator asks.
 
-A chunk of the host tier that changed after its check is in no lease from then on: its versions are no longer resident,
-and the next one brings it anew, into another place. Processes that have the old one mapped still see it: where it lies
-is told for as long as its slab is there. A file that was wrong is set aside, and its chunk kept anew from a good copy.
+A chunk of the host tier that changed after its first check is not leased again: its versions are no longer resident,
+and their next load brings the chunk anew, into another place. Processes that have the old place mapped still see it,
+so `damages` lists it while its slab exists. A faulty file is set aside, and its chunk written anew from a good copy.
 """
 
 import asyncio
@@ -59,8 +59,8 @@ class Report:
 
 
 class Examiner:
-    """One chunk after another. `forget` is told the slab of each that was wrong in memory; `mend` has a tenant's chunk
-    on NVMe again.
+    """Examines one chunk after another. `forget` is called with the slab of a chunk that was wrong in memory; `mend`
+    writes a tenant's chunk to NVMe again.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Examiner:
         return f"<Examiner damages={len(self._wrong)}>"
 
     def damages(self) -> tuple[Damage, ...]:
-        """Chunks that were found wrong in memory which is still in use: processes may have them mapped."""
+        """Return chunks that were wrong in a slab that still exists: processes may have them mapped."""
         self._wrong = {damage: None for damage in self._wrong if self._arena.index.has_slab(damage.place.slab)}
         return tuple(self._wrong)
 
     def kept(self) -> Iterable[tuple[str, tuple[str, str], int]]:
-        """(tier, (tenant, digest), length) of all that is kept now."""
+        """Yield (tier, (tenant, digest), length in bytes) of each chunk that is kept now."""
         yield from (("host", key, length) for key, length in self._arena.index.ready_chunks())
         yield from (("nvme", key, self._nvme.index.length(key)) for key in self._nvme.index.select(None, None))
 

@@ -2,9 +2,9 @@
 
 Blocking calls for threads. What the bytes should be is the caller's to check.
 
-A cold file is read past the page cache: that is one copy less, and evicts nobody's pages. What is in the cache already
-is a copy at memory's rate instead of the disk's. Which of the two a file is, is asked of the kernel, file by file.
-Kernels take back a few pages of files that are in use: what lacks no more than that is as good as hot.
+A cold file is read past the page cache (O_DIRECT): that saves a copy, and evicts no other pages. A file that the page
+cache has is copied from there, at memory's rate. The kernel says of each file how many of its pages are missing: up to
+one in `FEW` it counts as cached, since kernels take back a few pages even of files in use.
 """
 
 import errno
@@ -30,7 +30,7 @@ STAGING: Final = ".staging"
 QUARANTINE: Final = ".quarantine"
 MAX_QUARANTINED: Final = 16  # the newest are kept for whoever looks into it
 _MEDIA_ERRORS: Final = frozenset({errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN})
-FEW: Final = 8  # one page in so many
+FEW: Final = 8  # a cached file lacks at most one page in so many
 
 
 class Kind(StrEnum):
@@ -51,7 +51,7 @@ class Found:
 
 
 class Way(StrEnum):
-    """How a file's bytes came."""
+    """How a file's bytes were read."""
 
     CACHED = "cached"  # out of the page cache, which held nearly all of it
     DIRECT = "direct"  # past the page cache
@@ -59,8 +59,8 @@ class Way(StrEnum):
 
 
 def fill(fd: int, into: memoryview, *, from_medium: bool = False) -> Way:
-    """Fill `into` (page-aligned) with the beginning of the file, `from_medium` whatever the page cache has. Raises
-    EOFError where the file ends before, which one that shrinks meanwhile does as well, and OSError.
+    """Fill `into` (page-aligned) with the beginning of the file; if `from_medium`, past the page cache in any case.
+    Raises OSError, and EOFError if the file is shorter, or becomes so meanwhile.
     """
     if not from_medium and libc.missing_pages(fd, into.nbytes) * PAGE * FEW <= into.nbytes:
         _read(fd, into, 0)
@@ -82,7 +82,7 @@ def _read(fd: int, into: memoryview, done: int) -> None:
 
 
 def _read_direct(fd: int, into: memoryview) -> int:
-    """How much was read until the file system refused, here or at once, or gave a part of a page."""
+    """Return how many bytes were read before the file system refused O_DIRECT, or gave a part of a page."""
     done = 0
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -103,7 +103,7 @@ def _read_direct(fd: int, into: memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What became of a read, and which way it took; None where none of the file was read."""
+    """The outcome of a read, and its way; None if nothing of the file was read."""
 
     outcome: Outcome
     way: Way | None = None

@@ -44,7 +44,7 @@ LOAD_TIMEOUT_S: Final = 900.0  # a client that waits less hangs up, which cancel
 
 @dataclass(slots=True)
 class _Lent:
-    """One connection: which slabs its process was sent, how they will be taken off the books, the process's end."""
+    """One connection: the version whose slabs were sent, what undoes the lease, and whether its process has died."""
 
     sock: socket.socket
     stack: ExitStack
@@ -63,7 +63,7 @@ class LeaseServer:
         counters: Counters,
         tenant: str | None = None,
     ) -> None:
-        """With a `tenant` nothing of others is lent: who asks says for whom, and nobody proves it."""
+        """With a `tenant`, lend versions of that tenant alone: a client states its tenant, and nothing proves it."""
         self._tenant = tenant
         self._listener = listener
         self._residents = residents

@@ -1,4 +1,7 @@
-"""The NVMe tier: chunk files within a budget, admitted after they were loaded, quarantined where they are wrong."""
+"""The NVMe tier: chunk files within a budget, and the manifests and attestations beside them.
+
+`admissions.py` decides what is written here, and when. A faulty file is moved to a quarantine.
+"""
 
 import asyncio
 import logging
@@ -22,17 +25,16 @@ from weightcache.verifying import Verdict, Verifier
 
 log = logging.getLogger(__name__)
 
-LEAST_PAPER_BYTES: Final = 64 << 20  # that manifests and attestations may have beside the budget of chunks
+LEAST_PAPER_BYTES: Final = 64 << 20  # for papers (manifests and attestations), beside the budget of chunks
 PAPER_SHARE: Final = 64  # or this part of that budget, if it is more
 
 
 class NvmeTier:
-    """A `Source` that verifies what it fetches. `wall_s` is the wall clock, as recency is kept in the files' times.
+    """A `Source` that verifies what it fetches. `wall_s` is the wall clock, because files keep recency as their time.
 
-    What a file holds is compared with its digest once, and with the tag that was taken then, if one was, whenever it is
-    read again.
-    A thread that copied a file out of the page cache compares at once: it would otherwise only wait. One that read the
-    disk hands its bytes on, so that the disk never waits, be it for a tag.
+    A file is compared with its digest when it is read first, and afterwards with the tag that was taken then, if one
+    was. A thread that copied a file out of the page cache compares it at once, as it has nothing else to do. A thread
+    that read the disk hands the bytes to the verifier, so that the disk never waits for a comparison.
     """
 
     tier = "nvme"
@@ -55,7 +57,7 @@ class NvmeTier:
         self._wall_s = wall_s
         self._verifier = verifier
         self._coming: dict[Key, asyncio.Event] = {}
-        self._going: set[Key] = set()  # of no index any more, and perhaps still on the disk
+        self._going: set[Key] = set()  # in the index no more, but perhaps still on the disk
         self.room = Limit(chunks_at_once)
 
     def __repr__(self) -> str:
@@ -72,7 +74,7 @@ class NvmeTier:
             log.warning("files beyond the budget were not removed", extra={"error": str(error)})
 
     def close(self) -> None:
-        """Another process may take the directory."""
+        """Release the directory, so that another process may take it."""
         self._files.close()
 
     def may_have(self, tenant: str, digest: str) -> bool:
@@ -104,7 +106,7 @@ class NvmeTier:
         return outcome
 
     def _read(self, path: Path, digest: str, into: memoryview, tag: bytes | None) -> tuple[Reading, Verdict | None]:
-        """In a thread."""
+        """Read the file. If it came out of the page cache, compare it as well. Blocking."""
         reading = self._files.read(path, into)
         if reading.outcome is not Outcome.WHOLE:
             return reading, None
@@ -140,7 +142,7 @@ class NvmeTier:
         return outcome
 
     async def strangers(self) -> tuple[Key, ...]:
-        """Files that are named as chunks, and that the index does not know; not one that comes or goes just now."""
+        """Return files with names of chunks that the index does not know, unless they are being written or removed."""
         found = await to_the_end(self._threads, lambda: list(self._files.scan()))
         unknown = self._unknown((each.tenant, each.digest) for each in found)
         return self._unknown(await self._sizes(unknown))

@@ -1,8 +1,7 @@
-"""Ranges of the store, side by side as turns come, each tried again for itself; one that is late is asked for a second
-time.
+"""Read ranges of the store in parts, several at once as the scheduler allows. A part that is late is hedged.
 
-The first right answer counts. The second read has memory of its own: nothing but the first one writes where the chunk
-will lie, and nothing at all once a read is over.
+The first of the two reads that succeeds counts. The second one reads into memory of its own, so only the first writes
+where the chunk will lie, and nothing writes there once the call is over.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from weightcache.sources import Turn
 
 
 class Ranges:
-    """Reads of a store that is safe to ask many things at once. `line` hears of each."""
+    """Reads ranges of a store that serves many reads at once. `line` measures each of them."""
 
     def __init__(self, store: RangeReader, hedging: Hedging, line: Line, counters: Counters) -> None:
         self.line = line
@@ -30,7 +29,7 @@ class Ranges:
         return f"<Ranges {self._hedging!r} {self.line!r}>"
 
     def within(self, turn: Turn) -> RangeReader:
-        """A reader whose ranges are as long, and begin, as `turn` has it."""
+        """Return a reader whose parts have the length, and begin at the time, that `turn` gives them."""
         return _Within(self, turn)
 
     async def read(self, key: str, offset: int, into: memoryview, turn: Turn) -> None:
@@ -75,7 +74,7 @@ class Ranges:
         self._hedging.took(into.nbytes, time.monotonic() - began)
 
     async def _race(self, first: asyncio.Task[None], key: str, offset: int, into: memoryview) -> None:
-        """Returns once `into` is filled by either. Raises what the first one did where both failed."""
+        """Return once either read has filled `into`. If both fail, raise the first one's error."""
         self._counters.hedges += 1
         began = time.monotonic()
         spare = bytearray(into.nbytes)
@@ -104,7 +103,7 @@ class _Within:
 
 
 async def _until_one_is_well(tasks: tuple[asyncio.Task[None], asyncio.Task[None]]) -> None:
-    """Or until none can be any more."""
+    """Wait until one task has succeeded, or both have ended."""
     left = set(tasks)
     while left and not any(map(_is_well, tasks)):
         _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""When a read that takes long is asked a second time, and how often that may be. Pure: the caller's clock.
+"""Decide when a read of the store counts as late, and whether it may be hedged by a second one. Pure: no clock.
 
 After Dean and Barroso, "The tail at scale" (2013): the limit comes from what reads of that size took lately, and a
-budget keeps a store that is slow altogether from being asked twice for all.
+budget keeps a store that is slow for all reads from being asked twice for each.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ ENOUGH: Final = 20  # from so many on, there is a limit
 
 @dataclass(frozen=True, slots=True)
 class HedgeRule:
-    """A read is late after `factor` times the `quantile` of reads of its size, and not before `floor_s`. Of all reads
-    at most `share` are asked again, at most `burst` of them saved up, and at most `at_once` under way.
+    """A read is late after `factor` times the `quantile` of reads of its size, and not before `floor_s`. At most
+    `share` of all reads are hedged: up to `burst` unused hedges are saved, and `at_once` run at the same time.
     """
 
     share: float = 0.05
@@ -28,7 +28,7 @@ class HedgeRule:
 
 
 class Hedging:
-    """Call `began` for each read, `took` once it is known how long it took, or that it took longer than that."""
+    """State of one store. Call `began` for each read, and `took` with its duration, or with a lower bound of it."""
 
     def __init__(self, rule: HedgeRule) -> None:
         self.rule = rule
@@ -40,7 +40,7 @@ class Hedging:
         return f"<Hedging share={self.rule.share:g} saved={self._saved:.2f} running={self._running}>"
 
     def began(self, nbytes: int) -> float | None:
-        """After how many seconds a read of so many bytes is late; None where too little is known."""
+        """Return after how many seconds a read of `nbytes` is late; None if too few reads of that size are known."""
         self._saved = min(float(self.rule.burst), self._saved + self.rule.share)
         recent = self._recent.get(nbytes.bit_length())
         if recent is None or len(recent) < ENOUGH:
@@ -48,11 +48,11 @@ class Hedging:
         return max(self.rule.floor_s, self.rule.factor * recent.of(self.rule.quantile))
 
     def took(self, nbytes: int, seconds: float) -> None:
-        """A read came to its end, or was given up after so long."""
+        """Record that a read ended, or was given up, after `seconds`."""
         self._recent.setdefault(nbytes.bit_length(), SlidingQuantile(WINDOW)).add(seconds)
 
     def try_hedge(self) -> bool:
-        """Whether one may be asked again now; then `ended` follows."""
+        """Take a hedge from the budget. Return False if none is left. Otherwise call `ended` after both reads."""
         if self._saved < 1.0 or self._running >= self.rule.at_once:
             return False
         self._saved -= 1.0
@@ -60,5 +60,5 @@ class Hedging:
         return True
 
     def ended(self) -> None:
-        """Neither of the two is under way any more."""
+        """Record that a hedged read and its second read have ended."""
         self._running -= 1
