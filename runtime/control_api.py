@@ -1,10 +1,10 @@
-"""What a runtime answers beside requests: its control routes; in a pod probes, and orders while it is parked; figures.
+"""What a runtime answers besides inference requests: control routes, a pod's probes and orders, and metrics.
 
-Control routes are for the control plane: bind, sleep, drop, wake, jobs, state, drain, condemn, health; strict. A pod
-has none, since whoever reaches its port could use them. A parked one is told two things, by the control plane alone: to
-take a version, and to let go of it.
+Control routes are for the control plane of one machine: bind, sleep, drop, wake, jobs, state, drain, condemn, health. A
+pod has none, since whoever reaches its port could use them. A parked pod takes two orders, from the control plane
+alone: to bind a version, and to release it.
 
-Figures are a replica's own, read when it is asked. They are gauges, as they end with it; other processes count.
+Metrics are gauges of this replica, read when they are asked for, since they end with it. Other processes count.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = F
 
     @app.get("/healthz")
     async def healthz(request: Request) -> Response:
-        """That it lives and its engine moves; asked by Knative's activator, whether requests may come."""
+        """200 while the engine moves; for a probe of Knative's activator, while it takes requests."""
         asked = request.headers.get(NETWORK_PROBE)
         if asked is None:
             return Response() if moves(request) else Response(HANGS, status_code=503)
@@ -139,15 +139,14 @@ def build_probes(step_s: float, gpus: GpuWatch | None = None, *, parks: bool = F
 
 
 class Orders:
-    """What a parked pod is told. Its process takes one version, once: who asks for the same again is answered as
-    before, and another one is refused until a fresh process waits.
+    """Orders to a parked pod. Its process binds one version, once. A second order for that version gets the same
+    answer; one for another version is refused, until a fresh process is parked.
 
-    A bind goes on when who asked for it is gone; it has ended after `within_s`, one way or the other, so that no pod is
-    between the two for ever.
+    A bind goes on after its caller has gone. It ends within `within_s` seconds, with a ready or a failed replica.
     """
 
     def __init__(self, parked: Parked, replica: Replica, end: asyncio.Event, within_s: float) -> None:
-        """`end` has the process drain and end; what keeps it begins a fresh one in its place."""
+        """`end` makes the process drain and end; the pod's supervisor starts a fresh one in its place."""
         self._parked = parked
         self._replica = replica
         self._end = end
@@ -235,12 +234,12 @@ def build_orders(orders: Orders, replica: Replica) -> FastAPI:
 
 
 def _is_same(one: Take, other: Take) -> bool:
-    """The rest says what it needs, and that it has."""
+    """Return whether both are about one version. The other fields say what it needs."""
     return (one.tenant, one.model, one.version) == (other.tenant, other.model, other.version)
 
 
 def _seen(task: "asyncio.Task[Bound]") -> None:
-    """Who asked may be gone: the replica keeps what went wrong."""
+    """Retrieve the exception, since the caller may be gone. The replica has recorded it."""
     if not task.cancelled():
         task.exception()
 
@@ -255,7 +254,7 @@ def _replica(request: Request) -> Replica:
 
 
 def metrics_of(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
-    """As Prometheus reads it. Replicas are added up where several are asked, so no name is a label."""
+    """Return the metrics in Prometheus' text format. A caller adds replicas up, so no series names one."""
     report = replica.report()
     telemetry = local("runtime")
     blocks = (("free", report.kv_blocks_free), ("used", report.kv_blocks_total - report.kv_blocks_free))
@@ -268,7 +267,7 @@ def metrics_of(replica: Replica, gpus: Sequence[GpuFacts] = ()) -> str:
 
 
 def _describe(page: Page, gpus: Sequence[GpuFacts]) -> None:
-    """What a device doesn't say has no series."""
+    """Add the GPUs' series. A figure that a device doesn't report has none."""
     states = {gpu.name: _HEALTH[type(judge(gpu))] for gpu in gpus}
     health: Values = {
         (gpu, state): float(state == found) for gpu, found in states.items() for state in _HEALTH.values()

@@ -1,7 +1,7 @@
-"""From a version's digest to a replica that can serve it: lease, tensors, model, engine. Blocking; in one thread.
+"""Restore a version: lease, tensors, model, engine. Also suspend it and resume it. Blocking; in one thread.
 
-What may go wrong at each step is a `Refused`, after which the process serves nothing. A replica that sleeps has no
-engine and no KV cache; it comes back by the same steps, as far as they are needed.
+Each step may raise `Refused`, after which the process serves nothing. A replica that sleeps has no engine and no KV
+cache; it wakes by those of the steps that are needed.
 """
 
 import gc
@@ -48,13 +48,13 @@ from runtime.weights import (
 log = logging.getLogger(__name__)
 
 
-# A woken replica's first request comes at once, but on busy cores "at once" takes its time, and a probe that runs alone
-# just before it costs it a whole forward. Where nobody comes, the probe runs alone, and nobody waits for it.
+# A woken replica's first request comes at once, but that may take a while on busy cores. A probe that ran alone just
+# before it would delay it by a whole forward. Without a request in this time, the probe runs alone and delays nobody.
 PROBE_AFTER_S: Final = 0.25
 
 
 class _Stages:
-    """The stages of one restore, which begins now. Each is told as it ends."""
+    """The stages of one restore, which begins now. `on_stage` is called as each of them ends."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._began_ns = time.monotonic_ns()
@@ -88,9 +88,9 @@ class _Known:
 
 
 class Dormant:
-    """A version whose replica sleeps: its bound model over its weights, or empty and without a lease; and back again.
+    """A bound model without an engine: with its lease or, after `drop`, without lease and weights. `rouse` undoes both.
 
-    Of copies on a device nothing is kept in either case: they are made of the lease. `bound` is None where a model is
+    Copies on a device are not kept in either case: `rouse` makes them of the lease. `bound` is None for a model that is
     made anew out of the lease's bytes. One call at a time.
     """
 
@@ -108,7 +108,7 @@ class Dormant:
         return f"<Dormant {state} {self._lease!r}>"
 
     def release(self) -> None:
-        """What an engine left on the model is freed, and what is on a device."""
+        """Free what an engine left on the model, and all copies on a device."""
         if self._skeleton is not None:
             detach(self._skeleton.module)
         if self._renew is not None:
@@ -116,8 +116,8 @@ class Dormant:
         _collect()
 
     def drop(self) -> None:
-        """Give the lease back. Raises `Refused(Internal)` where something still looks into its memory: that stays
-        mapped then, and the process has to end.
+        """Give the lease back. Raises `Refused(Internal)` if something still refers to its memory: then it stays
+        mapped, and the process has to end.
         """
         self._empty()
         _collect()
@@ -153,14 +153,14 @@ class Dormant:
 
 
 def _collect() -> None:
-    """What nothing refers to any more is freed, modules and their cycles included, and goes back to the device."""
+    """Free modules that nothing refers to, and their cycles, and give their memory back to the device."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def restore(request: Bind, wiring: Wiring, acquire: Acquire, filters: FilterProcess | None = None) -> Served:
-    """Raises `Refused`. On return the engine's thread runs, and the replica may be called ready."""
+    """Lease, bind and start a version. On return its engine's thread runs, and it is ready. Raises `Refused`."""
     stages = _Stages(wiring)
     torch.set_num_threads(request.threads)
     weights = acquire(request.tenant, request.version)
@@ -200,8 +200,8 @@ def _served(
     late: bool = False,
     prove: bool = False,
 ) -> Served:
-    """An engine over a bound model. `late`: its weights may be on their way still; none is read before all of them are
-    there. To `prove`, it gives the known answers before anything else. Raises `Refused`.
+    """Start an engine over a bound model. `late`: the lease may not be whole yet; no weight is read before it is.
+    `prove`: the engine has to give the known answers before this returns. Raises `Refused`.
     """
     lease, proven, codec = weights.lease, known.proven, known.codec
     limits = lease.manifest.limits
@@ -253,7 +253,7 @@ def _served(
 
 
 def _thread(engine: Engine, wiring: Wiring, max_streams: int, *, prove: bool) -> EngineThread:
-    """Not started yet. Raises `Refused` where an engine that is to `prove` itself does not."""
+    """Return the engine's thread, not started yet. Raises `Refused` if `prove` and the engine's answers are wrong."""
     if prove and (failure := engine.run_probe_alone()) is not None:
         raise Refused(failure)
     # As many again may wait: a cancelled request leaves with the next step, its successor is there at once.
@@ -266,13 +266,13 @@ def _thread(engine: Engine, wiring: Wiring, max_streams: int, *, prove: bool) ->
     )
 
 
-# Serves the weights that `Dormant.rouse` gave; whether it has to prove itself first.
+# Makes a `Served` of the weights that `Dormant.rouse` returned. The last argument is `prove`.
 _Serve = Callable[[Bind, Wiring, Weights, _Stages, bool], Served]
 
 
 def _kept(dormant: Dormant, serve: _Serve, *, copied: bool = False) -> Kept:
-    """Where weights come back, known answers are asked for at once, not in the first batch: who waits for the wake is
-    served by another replica then, instead of failing with this one.
+    """Return the sleeping version. If weights were dropped, a wake asks for the known answers at once, and not in the
+    first batch: requests that wait for it go to another replica then, and do not fail with this one.
     """
 
     def again(request: Bind, wiring: Wiring) -> Served:
@@ -294,7 +294,7 @@ def _predictor(
     *,
     prove: bool = False,
 ) -> Served:
-    """Of a graph nothing is bound: its session is made anew out of the lease's bytes. Raises `Refused`."""
+    """Start a predictor. Nothing is bound: its session is made out of the lease's bytes. Raises `Refused`."""
     lease = weights.lease
     limits, signature = lease.manifest.limits, predictor.signature_of(lease.manifest, request.version)
     session = predictor.open_session(lease, request.version, request.threads)

@@ -1,6 +1,7 @@
-"""A version, bound and ready: what it allows, its text codec, its engine. From a body to a request for the engine.
+"""A version that is bound and ready, and how it makes a request for its engine out of a body.
 
-How it came to be is `restore.py`'s; who may use it, and when, is `replica.py`'s.
+`Served` is common to all kinds, `Serving` is a decoder; encoders and predictors have theirs in `encoder/` and
+`predictor/`. `restore.py` makes them, and `replica.py` decides when they are used.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ _LEAST_TOP_P: Final = 1e-6  # OpenAI's 0: the engine keeps the likeliest token w
 
 
 class Encoding:
-    """Runs work on prompts: short ones at once, long ones in one thread, in fair turns of tenants.
+    """Runs work on prompts: on short ones at once, on long ones in one thread, where tenants take turns.
 
     So prompts take at most one core from the engine, and a tenant waits for at most one prompt of each other tenant.
     """
@@ -61,7 +62,7 @@ class Encoding:
 
     @property
     def waiting(self) -> int:
-        """Return how many prompts wait for their turn."""
+        """How many prompts wait for their turn."""
         return self._lock.waiting
 
     async def run(self, tenant: str, size: int, work: Callable[[], T]) -> T:
@@ -74,11 +75,11 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What a restore is to call, and then its engine's thread."""
+    """Callbacks of a restore and, afterwards, of its engine's thread."""
 
     on_events: Callable[[list[Event]], None]
     on_busy: Callable[[bool], None]
-    on_stage: Callable[[Span], None] = lambda span: None  # as the restore goes on, in its thread
+    on_stage: Callable[[Span], None] = lambda span: None  # after each stage of the restore, in its thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +129,14 @@ class Served(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A version without an engine over it. First its weights stay in host memory, then they may be dropped."""
+    """A version without an engine. Its weights stay in host memory until they are dropped."""
 
-    release: Callable[[], None]  # free what an engine left on them, its KV with it
-    # The same anew: its engine proves itself before any token, and before this returns where weights were dropped.
-    # Raises `Refused`.
+    release: Callable[[], None]  # free what the engine left on the weights, and its KV cache
+    # Return the version with a new engine. It gives the known answers before its first token or, if the weights were
+    # dropped, before this returns. Raises `Refused`.
     again: Callable[[Bind, Wiring], Served]
     drop: Callable[[], None]  # give the weights back; `again` leases them anew. Raises `Refused`
-    copied: bool = False  # the engine computes over copies on a device, not over these
+    copied: bool = False  # the engine computes over copies of the weights on a device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -213,8 +214,8 @@ class Serving(Served):
         return self.codec.encode_rendered(text) if ask.is_chat else self.codec.encode(text)
 
     def _check_length(self, ask: Ask, characters: int) -> None:
-        """Raise `Refused(LimitExceeded)` for a text that can't fit, before anything works on it: it has more characters
-        than that many of the longest token.
+        """Raise `Refused(LimitExceeded)` for a text that can't fit, before anything works on it: it would be too long
+        even if each of its tokens were the longest one.
         """
         if characters <= INLINE_CHARACTERS:
             return
@@ -235,7 +236,7 @@ class Serving(Served):
 
 
 def _characters(ask: Ask) -> int:
-    """A measure of how long encoding takes."""
+    """Return the length of the text that is to be encoded."""
     match ask.prompt:
         case TextPrompt(text):
             return len(text)

@@ -1,6 +1,7 @@
-"""A version's verified bytes as this process has them, and the model that is bound over them, as far as it is proven.
+"""A version's verified bytes in this process, and the model that is bound over them and proven.
 
-Bytes are the weight cache's and verified there; how a model is bound is `binding.py`'s.
+The weight cache has verified the bytes. `binding.py` binds a model to tensors; this module decides which binding may be
+used, records known answers where there are none, and takes weights away from a bound model and gives them back.
 """
 
 import logging
@@ -53,7 +54,7 @@ class Lease(Protocol):
 
     @property
     def bytes_by_tier(self) -> Mapping[str, int]:
-        """Where they came from."""
+        """How many bytes came from which tier."""
         ...
 
     @property
@@ -62,7 +63,7 @@ class Lease(Protocol):
         ...
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """That part of the linear space, once it is there. Raises `Refused`."""
+        """Return that part of the linear space. Blocks until it is there. Raises `Refused`."""
         ...
 
     @property
@@ -71,20 +72,20 @@ class Lease(Protocol):
         ...
 
     def until_whole(self) -> None:
-        """Returns when all of it is there: before that no tensor may be read. Blocking. Raises `Refused`."""
+        """Block until all of it is there; no tensor may be read before. Raises `Refused`."""
         ...
 
     def close(self) -> None:
-        """Unmap it, and tell who lent it. Whoever looks into it afterwards crashes."""
+        """Unmap it, and tell the weight cache. A later read of its memory crashes the process."""
         ...
 
 
 class Skeleton:
     """A bound model whose weights are taken away and given again: its modules stay, its parameters change memory.
 
-    What each parameter is made of was checked when the model was bound; that is remembered here, and made again of the
-    same tensors of the same version, wherever they lie by then. Empty it has every parameter on the meta device: a
-    forward fails rather than reading anything.
+    Binding checked which tensor each parameter is made of. The skeleton remembers that, and makes the parameters again
+    of the same version's tensors, wherever those lie by then. While it is empty, all parameters are on the meta device,
+    so that a forward fails and reads nothing.
     """
 
     def __init__(self, family: Family, module: nn.Module) -> None:
@@ -108,9 +109,9 @@ class Skeleton:
         _renew(self.module, nothing)
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Point every parameter at its place in `tensors`, which are the same version's as those that were let go.
+        """Point every parameter at its place in `tensors`, those of the version that was let go.
 
-        Raises `Refused(ArtifactRejected)` where afterwards a parameter lies anywhere else.
+        Raises `Refused(ArtifactRejected)` if a parameter lies anywhere else afterwards.
         """
 
         def something(name: str, parameter: nn.Parameter) -> torch.Tensor:
@@ -140,9 +141,11 @@ def _renew(module: nn.Module, make: Callable[[str, nn.Parameter], torch.Tensor])
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A lease and its tensors: views of it, which live as long as it does and may be read once it is whole, or copies
-    on a device that `renew` makes again; `on_host` are the views beside them then. `device_checksum` is that of the
-    bytes, where a device has them or will be given them.
+    """A lease and its tensors.
+
+    On a CPU the tensors are views of the lease: valid as long as it is, readable once it is whole. On a device they are
+    copies, which `renew` makes again, and `on_host` returns the views. `device_checksum` is that of the bytes, if a
+    device has them or will be given them.
     """
 
     lease: Lease
@@ -176,12 +179,12 @@ def has_device(device_class: str) -> bool:
 
 
 def engine_of(device: torch.device) -> tuple[str, str]:
-    """Torch, and the device's kind: what of a fingerprint is known before any version is."""
+    """Return torch's version and the device's kind: the part of a fingerprint that no version changes."""
     return str(torch.__version__), "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def fingerprint_of(manifest: Manifest, device: torch.device) -> Fingerprint:
-    """What known answers depend on. Threads are not part of it, nor is how many cores a class reserves."""
+    """Return what known answers depend on. Threads, and the cores that a class reserves, are no part of it."""
     version, kind = engine_of(device)
     return Fingerprint(torch=version, dtype=manifest.engine.dtype, device_class=kind)
 
@@ -192,14 +195,14 @@ def pinned_files(lease: Lease) -> PinnedFiles:
 
 
 def required(files: PinnedFiles, name: str) -> bytes:
-    """Raises `Refused(ArtifactRejected)` where the version does not have it."""
+    """Return that file. Raises `Refused(ArtifactRejected)` if the version does not have it."""
     if name not in files:
         raise Refused(ArtifactRejected(name, "is missing"))
     return files[name]
 
 
 def gate_job(manifest: Manifest, files: PinnedFiles) -> GateJob:
-    """The gate's question about a sealed version."""
+    """Return the job by which the gate judges a version that is sealed already. Raises `Refused`."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         tensor.name: (tensor.dtype, tensor.shape) for tensor in manifest.tensors
     }
@@ -213,10 +216,10 @@ def examine(job: GateJob) -> GateFacts:
 
 
 def bind_weights(weights: Weights, files: PinnedFiles, how: How, device: torch.device) -> BoundModel:
-    """The model over the lease's tensors.
+    """Bind the model to the tensors. Raises `Refused`.
 
-    The library's loader takes what lies on a device back to the CPU. So there it binds the lease's own bytes, and each
-    parameter is pointed at its copy on the device afterwards.
+    The library's loader would copy tensors from a device back to the CPU. So for a device it binds the views of the
+    lease, and each parameter is then pointed at its copy on the device.
     """
     manifest = weights.lease.manifest
     dtype = DTYPES[manifest.engine.dtype]
@@ -235,7 +238,7 @@ def bind_weights(weights: Weights, files: PinnedFiles, how: How, device: torch.d
 def bind_fast_if_exact(
     weights: Weights, files: PinnedFiles, device: torch.device, library: BoundModel
 ) -> BoundModel | None:
-    """The hand-made module, where it is exactly the library's."""
+    """Return the hand-made module if it equals the library's exactly, else None."""
     try:
         fast = bind_weights(weights, files, "fast", device)
     except Refused:
@@ -244,13 +247,13 @@ def bind_fast_if_exact(
 
 
 def binds_unread(lease: Lease, device: torch.device) -> bool:
-    """Whether `bind_proven` reads no tensor, so that they may be on their way still."""
+    """Return whether `bind_proven` will read no tensor, so that it may run before the lease is whole."""
     found = attested(lease, fingerprint_of(lease.manifest, device))
     return found is not None and found.fast_bind and not may_read(lease.manifest)
 
 
 def bind_proven(version: str, weights: Weights, files: PinnedFiles, device: torch.device) -> Proven:
-    """Bound as the attestation of this fingerprint allows; without one as the library does, and proven here first."""
+    """Bind as the attestation of this fingerprint allows. Without one, prove the model here. Raises `Refused`."""
     lease = weights.lease
     found = attested(lease, fingerprint_of(lease.manifest, device))
     if found is not None:
@@ -270,7 +273,7 @@ def attested(lease: Lease, fingerprint: Fingerprint) -> SealAttestation | None:
 def prove(
     version: str, weights: Weights, files: PinnedFiles, facts: GateFacts, device: torch.device
 ) -> tuple[BoundModel, SealAttestation]:
-    """The model, by hand where that is exact, and what was learnt of it under this fingerprint. Raises `Refused`."""
+    """Bind the model, by hand if that is exact, and record known answers. Return it and its seal. Raises `Refused`."""
     library = bind_weights(weights, files, "library", device)
     known = _record(version, library, files, facts.kind)
     fast = bind_fast_if_exact(weights, files, device, library)

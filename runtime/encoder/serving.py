@@ -1,4 +1,4 @@
-"""An encoder, bound and ready: from a body to text, to token ids by its tokenizer's verified bytes, to its engine."""
+"""An encoder that is bound and ready, and how it makes a request for its engine out of a body."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ class EmbeddingCodec:
     """One version's tokenizer. Thread-safe: encoding does not change it."""
 
     def __init__(self, files: PinnedFiles, vocab_size: int) -> None:
-        """Raises `Refused(ArtifactRejected)` where it does not load, or has ids that the model lacks."""
+        """Raises `Refused(ArtifactRejected)` if the tokenizer does not load, or has ids that the model lacks."""
         self._tokenizer: Any = load_tokenizer(files[TOKENIZER])
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.longest_token = max(map(len, vocabulary), default=1)
@@ -27,7 +27,7 @@ class EmbeddingCodec:
             raise Refused(ArtifactRejected(TOKENIZER, f"has id {highest}, the model {vocab_size} rows"))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """With the special tokens that the tokenizer puts around it."""
+        """Return the ids, with the special tokens that the tokenizer puts around them."""
         return encode_text(self._tokenizer, text)
 
 

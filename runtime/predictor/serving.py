@@ -1,4 +1,4 @@
-"""A model that predicts, bound and ready: from a body to rows for its engine."""
+"""A predictor that is bound and ready, and how it makes rows for its engine out of a body."""
 
 from dataclasses import dataclass, field
 from typing import Final
