@@ -1,12 +1,12 @@
-"""What is said of a version beside its manifest, and who said it: signed statements. See `docs/snapshot-format.md`.
+"""Signed statements about a version, beside its manifest. See `docs/snapshot-format.md`.
 
 A statement is in-toto's (Statement v1): its subject is the version's digest, so it can't be moved to another one. Its
 envelope is DSSE's (v1): the signature covers the payload's type and bytes. Both are canonical JSON (keys sorted, no
 spaces), so that no byte can change without being noticed.
 
-A key's id is the public key itself, so that whoever has a signature can check it; whether the key is to be trusted is
-another question. Two kinds sign: Ed25519 (RFC 8032), and ECDSA over P-256 with SHA-256 (FIPS 186-5) for who shares a
-key with tools that know elliptic curves alone.
+A key's id is the public key itself, so that a signature can be checked without a list of keys. Whether a key is
+trusted is decided elsewhere. Two kinds sign: Ed25519 (RFC 8032), and ECDSA over P-256 with SHA-256 (FIPS 186-5), for
+keys that are shared with tools which know no other curve.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What a backup holds, and in which order it is read so that nothing falls between two parts.
+"""Read an installation's backup: its parts, in an order in which nothing falls between two of them.
 
-Records are on their way from the spools to the database: the spools are read first, the journal's end second, the
-database last. Whatever was durable when the backup began is in one of the parts, and twice is harmless.
+Records move from the spools to the database. So the spools are read first, the journal's end second, the database
+last: a record that was durable when the backup began is in one of the parts. A record in two of them is harmless.
 
 `python -m controlplane.backups DATA` writes a backup of an installation that doesn't run to standard output.
 """
@@ -88,11 +88,11 @@ class Backups:
         return self._data
 
     def has_all_files(self) -> bool:
-        """Whether there is nothing that a later backup would have beside the database."""
+        """Return whether all of FILES are there, so that a later backup adds none."""
         return all((self._data / name).is_file() for name in FILES)
 
     def files_state(self) -> tuple[object, ...]:
-        """Changes with any of the files beside the database."""
+        """Return a value that changes when any of FILES does."""
         return tuple(_changed_ns(self._data / name) for name in FILES)
 
     def check(self) -> None:
@@ -100,8 +100,8 @@ class Backups:
         self._database.check_copied()
 
     async def begin(self) -> Moment:
-        """Read what moves, in the order in which it moves. Raises OSError; Refused(Conflict) if the database lacks what
-        was committed, as the next restore would then begin behind it.
+        """Read the spools, then the journal's end and the versions. Raises OSError, and Refused(Conflict) if the
+        database lacks records that the journal has committed: a restore of the backup would lack them, too.
         """
         made_at_us = time.time_ns() // 1000
         waiting = await asyncio.to_thread(_unshipped, self._data / "spool")
@@ -127,10 +127,10 @@ class Backups:
         return self._journal.committed
 
     def pieces(self, moment: Moment, scratch: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
-        """The archive. Blocking; the database's copy lies in `scratch` meanwhile, which needs room for it.
+        """Yield the archive. Blocking. `scratch` needs room for a copy of the database, which is removed at the end.
 
-        Raises OSError, before the first piece if the copy finds no room; Stopped. What is not read to its end leaves
-        nothing behind once it is closed.
+        Raises Stopped, and OSError: if there is no room for the copy, before the first piece. Close the iterator if it
+        is not read to its end.
         """
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=scratch) as draft:
             # The copy is what may find no room. It comes before the first piece, so that the answer can still say so.
@@ -139,7 +139,7 @@ class Backups:
             yield from self.archive(moment, copy, stop)
 
     def archive(self, moment: Moment, copy: Path, stop: threading.Event | None = None) -> Iterator[bytes]:
-        """The archive with this copy of the database. Raises as `pieces`."""
+        """Yield the archive with this copy of the database. Raises Stopped, OSError."""
         packing = Packing()
         for name in FILES:
             path = self._data / name
@@ -191,7 +191,7 @@ def _unshipped(spools: Path) -> bytes:
 
 def back_up_stopped(data: Path, out: BinaryIO) -> None:
     """Write a backup of an installation that doesn't run. Its kelvin.db keeps its schema, so that an older program can
-    go on with it: a copy is brought to this program's.
+    still use it; a copy is migrated to this program's schema.
 
     Raises BadSetting for a damaged kelvin.db, NewerDatabase, NewerLedger, OSError, sqlite3.Error, DBAPIError.
     """
@@ -212,7 +212,7 @@ def back_up_stopped(data: Path, out: BinaryIO) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The backup on standard output, or one line on standard error and exit status 1."""
+    """Write the backup to standard output. On a failure write one line to standard error, and return 1."""
     keep_secrets()
     parser = argparse.ArgumentParser(prog="python -m controlplane.backups")
     parser.add_argument("data", type=Path)

@@ -30,10 +30,10 @@ async def read_body(request: Request, limit_bytes: int) -> bytearray:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """`value` as JSON."""
+    """Return `value` as a JSON response."""
     return Response(encode(value), status, media_type="application/json")
 
 
 def nothing() -> Response:
-    """204."""
+    """Return an empty response with status 204."""
     return Response(status_code=204)

@@ -1,9 +1,9 @@
 """Run a push's jobs on an engine: its gate and its seal. Each job takes a standby process and uses it up.
 
 One gate and one seal run at a time, shared fairly by tenant and weight; a gate, which is short, waits for no seal. A
-job judges untrusted input, so its time and its memory are bounded; the job's process gives itself the same limit of
-memory, as a job may take gigabytes between two looks. It ends when its caller leaves or its tenant is suspended. The
-owner of the zygote passes in where standbys come from and how they end.
+job judges untrusted input, so its time and its memory are bounded. Its process limits its own memory as well, because
+it may take gigabytes between two checks here. A job ends when its caller leaves or its tenant is suspended. The owner
+of the zygote passes in where standbys come from and how they end.
 """
 
 import asyncio
@@ -152,7 +152,9 @@ class JobDesk:
 
 
 def job_routes(jobs: Jobs) -> list[Route]:
-    """Where a snapshotter asks for its jobs, of a control plane as of an engine. A job ends when its caller leaves."""
+    """Return the routes by which a snapshotter runs its jobs at a control plane or an engine. A job ends when its
+    caller leaves.
+    """
 
     async def gate(request: Request) -> Response:
         job = await read(request, GateJob, LARGE_BYTES)

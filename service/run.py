@@ -34,7 +34,7 @@ class Stop(asyncio.Event):
 
 
 class Server(uvicorn.Server):
-    """Signals are the service's, not the server's: uvicorn would raise them again after its shutdown."""
+    """uvicorn's server without its signal handlers: the service has them, and uvicorn would raise signals again."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,7 +87,7 @@ class InnerProtocol(HttpToolsProtocol):
 
 
 def config_of(app: ASGIApp, drain_s: int) -> uvicorn.Config:
-    """How each service of ours speaks HTTP/1.1."""
+    """Return how each of our services speaks HTTP/1.1, with `drain_s` seconds for what is in flight at the end."""
     return uvicorn.Config(
         app,
         http=InnerProtocol,
@@ -127,7 +127,7 @@ def run_service(main: Callable[[Stop], Awaitable[None]], lifeline_fd: int | None
         return
     gc.collect()
     gc.set_threshold(YOUNG)
-    gc.freeze()  # a full collection while it serves would go through all that was imported: 60-130 ms a time, not 3
+    gc.freeze()  # else a full collection goes through all that was imported, and takes 60-130 ms instead of 3
     uvloop.run(_supervised(main, lifeline_fd))
 
 

@@ -1,4 +1,4 @@
-"""A source's directory and its lock: whoever holds the flock is alive, or is shipping what a dead process left."""
+"""A source's directory and its lock. The holder of the flock writes the spool, or ships what a dead process left."""
 
 import errno
 import fcntl
@@ -33,7 +33,7 @@ def sources(root: Path) -> list[str]:
 
 
 def readable_sources(root: Path) -> list[str]:
-    """As `sources`, without directories that this user can't read. Each of them is logged once."""
+    """Return `sources` without directories that this user can't read. Each of those is logged once."""
     found = []
     for source in sources(root):
         path = root / source
@@ -57,7 +57,7 @@ def is_shipped(directory: Path) -> bool:
 def has_owner(root: Path, source: str) -> bool:
     """Return whether the process that writes `source`, or one that ships what it left, is alive. Raises OSError.
 
-    Whoever asks holds the lock for an instant: a recovery of that source is put off until it looks again.
+    The call holds the lock for an instant: a recovery that meets it skips this source until its next look.
     """
     try:
         fd = os.open(root / source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -85,9 +85,9 @@ class Home:
 
     @classmethod
     def claim(cls, root: Path, source: str, disk: Disk | None = None) -> "Home":
-        """Take the directory, made where it is missing; its name is durable. Raises OSError, ValueError for a bad name.
+        """Lock the directory, and create it if it is missing. Its name is durable on return.
 
-        BlockingIOError says that a live process has it.
+        Raises BlockingIOError if a live process has it, OSError, and ValueError for a bad name.
         """
         if _SOURCE.fullmatch(source) is None:
             raise ValueError(f"source {source!r}: must be 1 to 128 of A-Z, a-z, 0-9, '.', '_' and '-'")
@@ -105,7 +105,7 @@ class Home:
 
     @classmethod
     def _try_create(cls, root: Path, source: str) -> "Home | None":
-        """A new directory appears with its lock held: nobody can take it for a dead process's."""
+        """Create the directory with its lock held, so that no recovery takes it for a dead process's."""
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
         fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -123,7 +123,7 @@ class Home:
 
     @classmethod
     def try_claim(cls, root: Path, source: str) -> "Home | None":
-        """The directory if it exists and nobody has it."""
+        """Lock the directory. Return None if it does not exist, or somebody has it."""
         path = root / source
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

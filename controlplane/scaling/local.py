@@ -1,8 +1,8 @@
-"""The actuator of one machine: makes as many replicas of a version as it is told, out of parked standbys.
+"""The actuator of one machine: makes as many replicas of a version as are wanted, out of parked standbys.
 
-`apply` decides and marks at once and does everything that can wait in the background, so that it can stand on the path
-of a cold start: nothing here touches a disk before a standby was told to take the version. How many replicas there
-should be is the autoscaler's to say, how one drains is `drain`'s, and what an earlier control plane left is `adopt`'s.
+`apply` is on the path of a cold start: it decides and marks at once, does the rest in the background, and touches no
+disk before a standby was asked to bind the version. `autoscaler.py` decides how many replicas there should be,
+`drain.py` ends one, and `adopt.py` takes over what an earlier control plane left.
 """
 
 import logging
@@ -72,7 +72,7 @@ class LocalActuator:
         self._device = device
         self._drain_s = drain_s
         self._bedroom = Bedroom(fleet, feed, device)
-        self._roused: dict[str, _Asked] = {}  # by runtime, which fell asleep when it was asked for
+        self._roused: dict[str, _Asked] = {}  # wakes of runtimes that sleep or are falling asleep
         self._lost_starts: dict[VersionKey, int] = {}  # in a row, by version
         self._listeners: list[Listener] = []
         self._starting: list[Starting] = []
@@ -120,7 +120,7 @@ class LocalActuator:
         return self._table.keys()
 
     def leaving(self) -> int:
-        """Slots that come free without further doing."""
+        """Slots that come free by themselves: their replicas drain or end."""
         return self._table.leaving()
 
     def has_room(self) -> bool:
@@ -196,8 +196,8 @@ class LocalActuator:
             self._fleet.end(self._fleet[runtime_id])
 
     def sleep(self, key: VersionKey, level: Level) -> None:
-        """Have the version's only replica asleep, one level at a time. Idempotent; nothing happens where it serves with
-        others, or is as deep already.
+        """Put the version's only replica to sleep, one level at a time. Idempotent. Does nothing if others serve as
+        well, or it sleeps as deeply already.
         """
         serving = [replica for replica in self._table.of(key) if replica.state is ReplicaState.READY]
         if len(serving) == self._table.live(key) == 1:
@@ -218,7 +218,7 @@ class LocalActuator:
                 self.drain(process)
 
     def _with_weights(self, key: VersionKey | None = None) -> list[Replica]:
-        """Sleepers that keep memory of the weight cache's, the one that has slept for longest first."""
+        """Sleeping replicas that keep their weights in memory, the one that has slept longest first."""
         return [replica for replica in self._table.sleepers(key) if replica.state is ReplicaState.ASLEEP]
 
     def serve(
@@ -229,7 +229,7 @@ class LocalActuator:
         bytes_by_tier: Mapping[str, int] = MappingProxyType({}),
         url: str = "",
     ) -> None:
-        """A restore has ended well: tell activators and listeners. One that was stopped meanwhile stays stopped."""
+        """Mark a restored replica as ready; tell activators and listeners. Ignores one that is leaving."""
         if process.is_leaving:
             return
         learned = {"max_streams": max_streams, "restore": spans, "bytes_by_tier": bytes_by_tier, "url": url}
@@ -250,7 +250,7 @@ class LocalActuator:
         notify(self._listeners, lambda listener: listener.ready(replica))
 
     def fail(self, key: VersionKey, failure: Failure) -> None:
-        """A start came to nothing. Waiters are told only where nothing else is on its way to serve them."""
+        """Record a failed start. Waiting requests are failed only if no other replica serves or is on its way."""
         self._lost_starts.pop(key, None)
         for runtime_id in self._without_successor(key):
             self._table.move(runtime_id, ReplicaEvent.KEPT, self._now())
@@ -298,7 +298,7 @@ class LocalActuator:
         notify(self._starting, lambda hear: hear(key, start.asked_us, parked=process is not None, wakes=None))
 
     def _wakes(self, key: VersionKey, asked_us: int) -> bool:
-        """Whether one of its replicas sleeps, or falls asleep: it wakes rather than another starting. Raises NoSlot."""
+        """Wake a replica that sleeps or is falling asleep. Return False if there is none. Raises NoSlot."""
         dozing = [replica for replica in self._table.of(key) if replica.state is ReplicaState.DOZING]
         replica = next(iter((*self._table.sleepers(key), *dozing)), None)
         if replica is None:

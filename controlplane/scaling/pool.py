@@ -1,4 +1,4 @@
-"""The pool of parked standbys of one device class: hands them out, and has new ones born in their place.
+"""The pool of parked standbys of one device class: hands them out, and has new ones forked in their place.
 
 Starts are served before jobs, each in order of asking. See `policy/standbys.py` for how many there should be, and how
 many are forked now.
@@ -98,7 +98,7 @@ class StandbyPool:
         )
 
     def try_take(self, taker: Taker = "start") -> Process | None:
-        """A parked standby at once, or None. The refill is the caller's to ask for: `balance`."""
+        """Return a parked standby, or None. The caller must call `balance` afterwards to have it replaced."""
         if not self._parked:
             return None
         self._count(taker, "hit")
@@ -135,7 +135,7 @@ class StandbyPool:
             raise
 
     def put_back(self, process: Process) -> None:
-        """A standby that is parked: a new one, or one that was taken and not used."""
+        """Park a standby: a new one, or one that was taken and not used. It goes to a waiting caller first."""
         if process.is_leaving:
             return
         for queue in (self._starts, self._jobs):
@@ -148,14 +148,14 @@ class StandbyPool:
         self._trim()
 
     def adopt(self, process: Process) -> None:
-        """A standby of an earlier control plane, which may have known why there are so many: they go slowly."""
+        """Park a standby of an earlier control plane. Surplus ones end slowly: there may be a reason for them."""
         if self.sizing.least and len(self._parked) >= self._kept < self.sizing.most:
             self._kept = len(self._parked) + 1
             self._enough_us = self._now()
         self.put_back(process)
 
     def balance(self) -> None:
-        """See how many there should be, and begin as many births as are due."""
+        """Decide how many there should be, and start the forks that are due."""
         self._resize()
         waiting = len(self._starts) + len(self._jobs)
         if len(self._parked) >= self._kept and not waiting:

@@ -1,6 +1,6 @@
-"""Make the cluster's objects as they are wanted, and keep them so. What to do to one is `policy/convergence`'s word.
+"""Make the cluster's objects as they are wanted, and keep them so. `policy/convergence.py` decides what to do to one.
 
-`run` holds for as long as this process leads; it may be cut anywhere, and the next one goes on from what it sees.
+`run` lasts for as long as this process leads. It may be cancelled anywhere: the next leader goes on from what it sees.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ class Converger:
         return f"<Converger wanted={wanted} {due} busy={len(self._busy)} refused={len(self.refusals())}>"
 
     def want(self, objects: Iterable[Json]) -> None:
-        """The whole of what is wanted, from now on. Raises ValueError for an object of another kind."""
+        """Set all objects that are wanted from now on. Raises ValueError for one of another kind."""
         rendered = {Ref.of(each): each for each in objects}
         for ref in rendered:
             if (ref.api_version, ref.kind) != self._kind:
@@ -108,7 +108,7 @@ class Converger:
         return self._view.objects.get(ref)
 
     def refusals(self) -> Mapping[Ref, Refusal]:
-        """What is not as it should be, and why."""
+        """Return the objects that are not as they are wanted, and why."""
         return {ref: each.refusal for ref, each in self._memory.items() if each.refusal is not None}
 
     @property
@@ -117,7 +117,7 @@ class Converger:
         return self._away.refusal
 
     async def run(self) -> None:
-        """Until it is cancelled. Begins with what there is now, whatever was seen before."""
+        """Run until cancelled. Begins with what there is now, whatever was seen before."""
         self._view = View()
         self._looks, self._due, self._heap, self._away = {}, {}, [], Memory()
         self._checked_at = 0.0
@@ -148,12 +148,12 @@ class Converger:
                 self._told(ref)
 
     def _look(self, refs: Iterable[Ref]) -> None:
-        """Each is looked at soon: to look at ten thousand at once would take seconds, in which no lease is renewed."""
+        """Queue objects to be looked at. Ten thousand at once would take seconds, in which no lease is renewed."""
         self._looks.update(dict.fromkeys(refs))
         self._changed.set()
 
     async def _look_at_them(self) -> None:
-        """Note when something is to be done to each, if ever."""
+        """Look at all queued objects: note for each when something is due, if ever."""
         while self._looks:
             refs = [ref for ref, _ in zip(self._looks, range(TOGETHER), strict=False)]
             now = self._now()
@@ -210,7 +210,7 @@ class Converger:
             _LOG.warning("%s is left alone: %s", ref, refusal.message)
 
     def _forget(self, ref: Ref) -> None:
-        """What was wanted and refused is no longer told once it is not wanted, or is as it should be."""
+        """Drop the refusal of an object that is no longer wanted, or is as it should be by now."""
         held = self._memory.get(ref)
         if held is None or self._wanted is None:
             return
@@ -226,7 +226,7 @@ class Converger:
             heapq.heappush(self._heap, (when, next(self._order), ref))
 
     async def _next(self) -> Ref:
-        """The one that is due first, once it is, and the cluster may be asked."""
+        """Return the object that is due first. Waits until it is, and until the cluster may be called again."""
         while True:
             await self._look_at_them()
             now, wait_s = self._now(), None
@@ -245,7 +245,7 @@ class Converger:
             await self._change(wait_s)
 
     async def _change(self, wait_s: float | None) -> None:
-        """Until something is noted, or that long."""
+        """Wait until an object is queued, or for `wait_s` seconds."""
         self._changed.clear()
         if wait_s is None:
             await self._changed.wait()

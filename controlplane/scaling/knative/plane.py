@@ -1,7 +1,7 @@
 """Versions on a cluster: has a Knative Service written for each that may be served, and watches what becomes of them.
 
-How many pods one has, Knative decides. What is wanted follows from the registry alone and what is told from what is
-seen (`seen_versions.py`), so that it may be cut anywhere: the next one goes on from there.
+Knative decides how many pods each has. What is wanted follows from the registry alone, and what activators are told
+from what is seen (`seen_versions.py`). So this may be cancelled anywhere, and the next leader goes on from there.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What is seen of versions on a cluster: told to activators, kept in the table of pods, recorded as outcomes.
+"""Take in what is seen of versions on a cluster: tell activators, keep the table of pods, record outcomes of starts.
 
-`policy/knative_sight.py` decides what is news. Which Services there should be is decided in `plane.py`.
+`policy/knative_sight.py` decides what is news. `plane.py` decides which Services there should be.
 """
 
 import logging
@@ -54,7 +54,7 @@ class SeenVersions:
         return f"<SeenVersions {self._sight!r}>"
 
     def forget(self) -> None:
-        """As if nothing had been seen. Activators are told that all of it is gone."""
+        """Forget all that was seen, and tell activators that it is gone."""
         self._since_s.clear()
         self._tell(self._sight.forget())
 
@@ -82,10 +82,10 @@ class SeenVersions:
     # -- what comes in. None is an object that is gone
 
     def service(self, place: Place, obj: Json | None, *, is_new: bool) -> tuple[Service | None, Service | None]:
-        """Take a Knative Service in. Return what was there before, and what is there now, as far as it is a version's.
+        """Take a Knative Service in. Return the version's Service that was at `place` before, and the one there now.
 
-        `is_new`: it has not been there since before we began. Of those that have, which came first is not known: none
-        of them was only just named.
+        `is_new`: it was created after this process began to watch. For an older one it is not known since when it has
+        been ready, so it counts as ready since long ago.
         """
         before = self._sight.service_at(place)
         found = None if obj is None else self._at_its_place(place, service_of(obj))
@@ -105,13 +105,13 @@ class SeenVersions:
         self._tell(self._sight.slice(place, found))
 
     def fail(self, key: VersionKey, failure: Failure) -> None:
-        """Tell who waits for a version that can't have its Service."""
+        """Fail the requests that wait for a version which can't have its Service."""
         log.warning("a version has no Service", extra={"version": str(key), "why": failure.message})
         self._feed.publish(Feed(failures=(self._failure(key, failure),)))
 
     def _at_its_place(self, place: Place, found: Service | None) -> Service | None:
-        """None for one elsewhere than we write it: else whoever may make Services in some namespace could have what is
-        asked of another tenant's version sent to pods of theirs.
+        """Return the Service if it is at the place where we would write it, else None. Otherwise anybody who may make a
+        Service in some namespace could have another tenant's requests sent to their own pods.
         """
         with suppress(Refused):
             if found is not None and place == place_of(found.of, self._cluster):
@@ -121,7 +121,7 @@ class SeenVersions:
     def _tell(self, news: News) -> None:
         if not news:
             return
-        # A node may come, and who waits is told when; that none came in time is a failure of its own.
+        # Without a node a version still waits: `NodeWaits` says for how long, and fails it when none came in time.
         failed = [each for each in news.failed if each[1].reason != UNSCHEDULABLE or not self.nodes.is_known]
         failures = tuple(self._failure(key, start_failed(why.reason)) for key, why in failed)
         for key, why in failed:
