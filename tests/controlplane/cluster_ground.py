@@ -1,4 +1,4 @@
-"""A client of an API server in this process, and what its watches told."""
+"""A client of the API server of `tests/cluster`, and a record of what its watches told."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -27,7 +27,7 @@ def server() -> Iterator[ApiServer]:
 
 @asynccontextmanager
 async def connected(server: ApiServer, directory: Path, clock: Clock | None = None) -> AsyncIterator[KubernetesCluster]:
-    """By a file as `kubectl` has it."""
+    """Yield a client of the server, by a kubeconfig file."""
     async with opened(kubeconfig(server.kubeconfig(directory / "config")), clock) as client:
         yield client
 
@@ -48,14 +48,14 @@ def config_map(name: str, value: str = "1") -> Json:
 
 
 async def trouble(call: Awaitable[object]) -> Trouble:
-    """What it comes to nothing by."""
+    """Return by what trouble the call fails."""
     with pytest.raises(ClusterError) as raised:
         await call
     return raised.value.trouble
 
 
 class Heard:
-    """What a watch told, and what is known by it."""
+    """The changes that a watch told, and the objects as they follow from them."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
@@ -67,7 +67,7 @@ class Heard:
 
     @property
     def values(self) -> dict[str, str]:
-        """Of config maps."""
+        """The value of each config map, by name."""
         return {ref.name: each["data"]["value"] for ref, each in self.objects.items()}
 
     def take(self, change: Change) -> None:
@@ -83,7 +83,7 @@ class Heard:
 
 @asynccontextmanager
 async def heard(client: KubernetesCluster, kind: str = "ConfigMap", labels: str = "") -> AsyncIterator[Heard]:
-    """A watch of the namespace; it ends with the block."""
+    """Watch objects of that kind until the block ends."""
     told = Heard()
 
     async def listen() -> None:

@@ -1,4 +1,4 @@
-"""A cluster in memory, for loops: what it is asked it notes, refuses where told to, and tells to those who watch.
+"""A cluster in memory, for loops over it. It notes calls, refuses them if a test says so, and tells watches.
 
 It keeps who owns which field as server-side apply does, counts generations, holds objects by their finalizers, collects
 what an owner leaves, and fills in what Knative's webhook fills in.
@@ -41,7 +41,7 @@ class Runs(Protocol):
 
 @asynccontextmanager
 async def running(loop: Runs) -> AsyncIterator[None]:
-    """It runs until the block ends."""
+    """Run the loop until the block ends."""
     task = asyncio.create_task(loop.run())
     try:
         yield
@@ -52,7 +52,7 @@ async def running(loop: Runs) -> AsyncIterator[None]:
 
 
 def service(name: str, *, image: str = "one", scale: str | None = "3", labels: bool = True) -> Json:
-    """One that we would write."""
+    """Return a Service as the product would write it."""
     return {
         "apiVersion": SERVICE[0],
         "kind": SERVICE[1],
@@ -73,7 +73,7 @@ def service(name: str, *, image: str = "one", scale: str | None = "3", labels: b
 
 
 def otherwise(wanted: Any, found: Any, path: str = "") -> list[str]:
-    """Fields of `wanted` that are not so in `found`, which may have more."""
+    """Return the paths of fields in `wanted` that differ in `found`. `found` may have more fields."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         return [each for key in wanted for each in otherwise(wanted[key], found.get(key), f"{path}.{key}")]
     if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
@@ -82,16 +82,16 @@ def otherwise(wanted: Any, found: Any, path: str = "") -> list[str]:
 
 
 class World:
-    """Implements `ClusterApi`. `refuse` holds what the next calls about a name are answered."""
+    """Implements `ClusterApi`. The next calls about an object in `refuse` fail with its troubles, one after another."""
 
     def __init__(self) -> None:
         self.objects: dict[Ref, Json] = {}
         self.calls: list[tuple[str, Ref]] = []
-        self.writes: list[Ref] = []  # of the calls those applies that changed something
+        self.writes: list[Ref] = []  # calls of `apply` that changed something
         self.events: list[tuple[Ref, str, str, bool]] = []
         self.refuse: dict[Ref, deque[Trouble | None]] = {}
         self.away = False  # it answers no call
-        self.keeps: dict[Ref, Json] = {}  # what it makes of a container of that name, whatever is written
+        self.keeps: dict[Ref, Json] = {}  # fields that every container of that Service has, whatever is written
         self.slow_to_go = False  # what is deleted stays until somebody removes it
         self.told = asyncio.Event()  # watches tell nothing while it is not set
         self.told.set()
@@ -215,7 +215,7 @@ class World:
     # -- as others do
 
     def put(self, obj: Json) -> Json:
-        """As it is now, by whoever; those who watch are told if it is another than before."""
+        """Store an object, as anybody may. Watches are told if it has changed."""
         ref = Ref.of(obj)
         before = self.objects.get(ref)
         if before is None:
@@ -230,7 +230,7 @@ class World:
         return deepcopy(obj)
 
     def edit(self, ref: Ref, path: tuple[str | int, ...], value: Any) -> None:
-        """Somebody else writes there, and owns it from then on."""
+        """Write a field as another manager, which owns the field from then on."""
         obj: Any = deepcopy(self.objects[ref])
         place: Any = obj
         for step in path[:-1]:
@@ -242,7 +242,7 @@ class World:
         self.put(obj)
 
     def declare(self, kind: str, name: str, namespace: str | None = None, **spec: Any) -> Ref:
-        """As somebody's `kubectl apply` does with an object of ours."""
+        """Write one of our own kinds, as `kubectl apply` does."""
         ref = Ref("kelvin.dev/v1alpha1", kind, namespace, name)
         held = deepcopy(self.objects.get(ref)) or self._new(ref)
         if held.get("spec") != spec:
@@ -251,7 +251,7 @@ class World:
         return ref
 
     def withdraw(self, ref: Ref) -> None:
-        """As `kubectl delete` does: what bears a finalizer, or takes long, stays for now."""
+        """Delete as `kubectl` does: with a finalizer, or while `slow_to_go`, the object stays for now."""
         held = deepcopy(self.objects[ref])
         held["metadata"]["deletionTimestamp"] = GOING
         self.put(held)
@@ -263,7 +263,7 @@ class World:
             self.remove(ref)
 
     def remove(self, ref: Ref) -> None:
-        """It is gone, and what it owned."""
+        """Remove an object, and what it owns."""
         gone = self.objects.pop(ref)
         self._applied.pop(ref, None)
         self._version += 1
@@ -272,7 +272,7 @@ class World:
             self.remove(owned)
 
     def resync(self) -> None:
-        """Watches missed something, and begin again."""
+        """Have all watches begin again, as if they had missed something."""
         for kind, mine in self.watching:
             while not mine.empty():
                 mine.get_nowait()
@@ -285,7 +285,7 @@ class World:
         return [obj for ref, obj in self.objects.items() if ref.kind == kind]
 
     def conditions(self, ref: Ref) -> dict[str, tuple[str, str]]:
-        """Of its status: what each says, and why."""
+        """Return (status, reason) of each condition in its status."""
         told = (self.objects[ref].get("status") or {}).get("conditions") or ()
         return {each["type"]: (each["status"], each["reason"]) for each in told}
 
@@ -303,7 +303,7 @@ class World:
 
 @asynccontextmanager
 async def converging() -> AsyncIterator[tuple[World, Converger, VirtualClock]]:
-    """Services on a cluster in memory, by a clock that moves when told to. Nothing is left open."""
+    """Yield a cluster in memory, a converger that runs over it, and its clock. No watch may be left open."""
     world, clock = World(), VirtualClock()
     converger = Converger(world, *SERVICE, clock, HERE, luck=lambda: 0.0)
     async with running(converger):
@@ -347,7 +347,7 @@ def _fields(obj: Any) -> Json:
 
 
 def _disown(fields: Json, path: tuple[str | int, ...]) -> None:
-    """The field, or the list written whole that it is in, and what is left empty by that."""
+    """Remove a field from managed fields, with the list that holds it, and parents that are empty then."""
     inner = fields.get(f"f:{path[0]}")
     if inner and len(path) > 1:
         _disown(inner, path[1:])

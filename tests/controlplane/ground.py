@@ -1,4 +1,4 @@
-"""A run directory with a fake zygote in it, and an actuator over both: the ground that scenarios stand on."""
+"""A run directory with a fake zygote in it, and the actuator of one machine over both."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Run:
-    """A run directory: what the fakes see and what they wrote."""
+    """A run directory: its sockets, the files that fakes wait for, and the log of their calls."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Run:
 
 @contextmanager
 def fake_zygote(run: Run) -> Iterator[None]:
-    """The program beside us, listening."""
+    """Run the fake zygote as a process. It listens when the block begins."""
     (run.path / "zygote.sock").unlink(missing_ok=True)
     process = FORKS.Process(target=live, args=(run.path,))
     process.start()
@@ -108,18 +108,18 @@ class Local:
     news: News
 
     def apply(self, key: VersionKey, replicas: int) -> int:
-        """As the autoscaler would; returns when it was asked."""
+        """Ask for replicas as the autoscaler does. Return the time of asking (monotonic microseconds)."""
         asked_us = self.fleet.clock.monotonic_us()
         self.actuator.apply(key, replicas, asked_us)
         return asked_us
 
     async def parked(self, count: int = 1) -> None:
-        """Until so many standbys are parked."""
+        """Wait until `count` standbys are parked."""
         await eventually(lambda: self.pool.parked == count, f"{count} parked standbys")
         self.check_integrity()
 
     async def ready(self, key: VersionKey, count: int = 1) -> None:
-        """Until so many replicas serve."""
+        """Wait until `count` replicas of the version serve."""
         await eventually(lambda: self.table.ready(key) == count, f"{count} ready replicas of {key}")
         self.check_integrity()
 
@@ -139,8 +139,9 @@ async def local(
     drain_s: float = 20.0,
     known: Callable[[VersionKey], bool] = lambda _: True,
 ) -> AsyncIterator[Local]:
-    """An actuator over the run directory; it adopts what is there. What it leaves is consistent, and what runs lives on
-    afterwards.
+    """Yield an actuator over the run directory, which has adopted the processes there. They live on after the block.
+
+    At the end the actuator must be sound, and every descriptor closed.
     """
     before = len(os.listdir("/proc/self/fd"))
     with closing(SocketDirectory(run.path)) as directory:

@@ -1,4 +1,4 @@
-"""A control plane over a cluster in memory, where a test plays Knative and pods that wait, and what activators hear."""
+"""A control plane over a cluster in memory. A test plays Knative and parked pods, and reads the feed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -57,7 +57,7 @@ class KnativeWorld(World):
             self.equip(tenant)
 
     def equip(self, tenant: str, needs: Needs = BARE) -> None:
-        """As an operator does."""
+        """Make a tenant's namespace and secrets, as an operator does."""
         for obj in render_namespace(tenant, needs, "kelvin"):
             if tenant.startswith("-"):  # of pods that wait: no tenant's
                 obj["metadata"]["labels"].pop(TENANT_LABEL, None)
@@ -66,28 +66,28 @@ class KnativeWorld(World):
             self._put("v1", "Secret", name, namespace=f"kelvin-{tenant}")
 
     def services(self) -> set[str]:
-        """Names of those that are there."""
+        """Return the names of all Knative Services."""
         return {ref.name for ref in self.objects if (ref.api_version, ref.kind) == (SERVING, "Service")}
 
     def says(self, ref: Ref, ready: str = "Unknown", **status: str) -> None:
-        """Knative's status of a Service, as of what is written now."""
+        """Set Knative's status of a Service, observed at its present generation."""
         conditions = [{"type": kind, "status": ready} for kind in ("ConfigurationsReady", "Ready")]
         generation = self.objects[ref]["metadata"].get("generation")
         whole = {"conditions": conditions, "observedGeneration": generation, **status}
         self.put({**self.objects[ref], "status": whole})
 
     def becomes_ready(self, letter: str) -> None:
-        """Its first revision was."""
+        """Set the version's Service ready, with its first Revision."""
         name = f"{at(letter).name}-00001"
         self.says(at(letter), "True", latestCreatedRevisionName=name, latestReadyRevisionName=name)
 
     def revision(self, letter: str, reason: str | None) -> None:
-        """It has failed, or not."""
+        """Set the version's first Revision failed for `reason`; None: ready."""
         condition = {"type": "Ready", "status": "True" if reason is None else "False", "reason": reason or ""}
         self._put(SERVING, "Revision", f"{at(letter).name}-00001", status={"conditions": [condition]})
 
     def pods(self, letter: str, namespace: str = NAMESPACE, model: str = "m", **ready: bool) -> None:
-        """By their names, and whether they are ready."""
+        """Set the pods of a version: name=whether it is ready."""
         service = at(letter, model).name
         endpoints = [
             {"addresses": ["10.0.0.1"], "conditions": {"ready": is_so}, "targetRef": {"kind": "Pod", "name": name}}
@@ -116,7 +116,7 @@ class KnativeWorld(World):
     def pool(
         self, name: str, *pods: str, leaving: tuple[str, ...] = (), moved: Mapping[str, str] | None = None
     ) -> None:
-        """Its pods, each at an address of its own name's number, or of the name that it `moved` to."""
+        """Set the pods of a pool. Each has the `address` of its name, or of the name that it `moved` to."""
         service = f"kelvin-pool--{name}"
         about = {"name": f"{service}-x", "namespace": POOLS, "uid": service}
         about["labels"] = {**OURS, "serving.knative.dev/service": service}  # type: ignore[assignment]
@@ -134,19 +134,19 @@ class KnativeWorld(World):
         })  # fmt: skip
 
     def revised(self, name: str) -> None:
-        """Knative has a Revision of it."""
+        """Set the pool's Service ready, with its first Revision."""
         ref = Ref(SERVING, "Service", POOLS, f"kelvin-pool--{name}")
         self.says(ref, "True", latestCreatedRevisionName=f"{name}-00001", latestReadyRevisionName=f"{name}-00001")
 
     def cost(self, pod: str) -> str:
-        """Of its deletion."""
+        """Return the deletion cost of a pod."""
         annotations: dict[str, str] = self.objects[Ref("v1", "Pod", POOLS, pod)]["metadata"]["annotations"]
         return annotations[COST]
 
 
 @dataclass
 class Pod:
-    """One that a test runs: what it would answer."""
+    """A parked pod that a test plays: what it would answer. `life` counts its processes."""
 
     life: int = 1
     take: Take | None = None
@@ -217,7 +217,7 @@ def orders(pod: str) -> str:
 
 
 class PlaneWorld:
-    """What a control plane on a cluster has, and what activators have heard of it. `spec` is how pods are rendered."""
+    """A control plane on a cluster, and what activators have heard of it. `spec` says how pods are rendered."""
 
     def __init__(
         self,
@@ -250,31 +250,31 @@ class PlaneWorld:
         self._heard = self.subscription.__enter__()
 
     async def heard(self) -> list[Feed]:
-        """Lines since the last look."""
+        """Return the lines of the feed since the last call."""
         lines = []
         while self._heard._lines:
             lines.append(msgspec.json.decode(await self._heard.take(), type=Feed))
         return lines
 
     async def passes(self, seconds: float = 0.1) -> None:
-        """Until everybody has done what there is to do."""
+        """Let time pass, in steps, so that each loop acts on what the others did."""
         for _ in range(5):
             await self.clock.advance(seconds / 5)
 
     async def register(self, letter: str = "a", model: str = "m") -> None:
-        """As the snapshotter does."""
+        """Register a version, as the snapshotter does."""
         await self.registry.register(registration(model, letter), NOW_S)
         await self.passes()
 
     async def deploy(self, letter: str) -> None:
-        """`prod` names it."""
+        """Deploy a version: `prod` names it."""
         await self.registry.deploy(BY, TENANT, "m", digest(letter)[:12], NOW_S)
         await self.passes()
 
     # -- pods that wait
 
     async def run(self, pool: str, *names: str) -> None:
-        """These pods wait, and are known to."""
+        """Park these pods in a pool, and let the control plane learn of them."""
         for each in names:
             self.pods.pods.setdefault(orders(each), Pod())
         self.cluster.pool(pool, *names)
@@ -284,7 +284,7 @@ class PlaneWorld:
         return self.pods.pods[orders(name)]
 
     async def ask(self, letter: str = "a", model: str = "m", concurrency: float = 1.0) -> None:
-        """An activator reports it."""
+        """Report load of a version, as an activator does."""
         self.plane.observe(stats(key(model, letter), concurrency))
         await self.passes()
 
@@ -296,7 +296,7 @@ class PlaneWorld:
 async def prepared(
     path: Path, cluster: KnativeWorld | None = None, clock: VirtualClock | None = None, **more: Any
 ) -> AsyncIterator[PlaneWorld]:
-    """A control plane that does not run yet, by a clock that moves when told to."""
+    """Yield a control plane that does not run yet, on virtual time."""
     feed = FeedHub()
     feed.settled = at_once  # type: ignore[method-assign]  # nobody reads on a socket here
     async with opened_registry(path, feed) as registry, Tasks() as tasks:
@@ -305,7 +305,7 @@ async def prepared(
 
 @asynccontextmanager
 async def planned(path: Path, cluster: KnativeWorld | None = None, **more: Any) -> AsyncIterator[PlaneWorld]:
-    """One that runs and has seen all there is. Nothing is left open."""
+    """Yield a control plane that runs and has seen all objects. No watch may be left open."""
     async with prepared(path, cluster, **more) as it:
         async with running(it.plane):
             await it.passes()
@@ -316,7 +316,7 @@ async def planned(path: Path, cluster: KnativeWorld | None = None, **more: Any) 
 
 @asynccontextmanager
 async def pooled(path: Path, pods: Pods | None = None, devices: int | None = None) -> AsyncIterator[PlaneWorld]:
-    """One with pools."""
+    """Yield a control plane that runs with the pools of SETTINGS."""
     cluster, needs = KnativeWorld(), Needs.of(CONTROLLED)
     for tenant in ("default", "-pools"):
         cluster.equip(tenant, needs)
@@ -330,5 +330,5 @@ async def pooled(path: Path, pods: Pods | None = None, devices: int | None = Non
 
 
 async def at_once(revision: int, timeout_s: float) -> bool:
-    """As `FeedHub.settled`, where nobody reads."""
+    """Stand in for `FeedHub.settled`, since nobody reads the feed on a socket here."""
     return True

@@ -23,7 +23,7 @@ FAST = ScaleSettings(window_s=6.0, grace_s=2.0)
 
 
 class Catalogue:
-    """What the registry answers from memory."""
+    """Stands in for the registry, as far as the autoscaler asks it."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[str, str], Model] = {}
@@ -56,7 +56,7 @@ class Catalogue:
         self.known[name] = replace(self.known[name], scale=scale)
 
     def deploy(self, model: str, letter: str) -> VersionKey:
-        """`prod` names that version, which is new where there was none."""
+        """Have `prod` name that version. Register it first if it is new."""
         known = self.known[TENANT, model]
         version = known.version(digest(letter)) or Version(registration(model, letter), 0, VersionState.READY)
         versions = tuple(dict.fromkeys((*known.versions, version)))
@@ -190,7 +190,7 @@ class World:
 
 @asynccontextmanager
 async def world(slots: int = 8, *, began_before_s: float = 60.5) -> AsyncIterator[World]:
-    """A control plane that began so long ago."""
+    """Yield an autoscaler that began `began_before_s` seconds ago."""
     catalogue, actuator, clock, plans = Catalogue(), FakeActuator(slots), VirtualClock(), Plans()
     feed = FeedHub()
     async with Tasks() as tasks:

@@ -1,4 +1,4 @@
-"""Drive an engine step by step, or hear what its thread says."""
+"""Step an engine by hand, or record the events of its thread."""
 
 import threading
 import time
@@ -57,7 +57,7 @@ def check_progress(machine: Engine, layers: int) -> None:
 
 
 class Heard:
-    """What an engine's thread said, in order: events, and True or False for a busy spell's ends."""
+    """What an engine's thread reported, in order: events, and True or False as it became busy or idle."""
 
     def __init__(self) -> None:
         self.log: list[Event | bool] = []
@@ -75,7 +75,7 @@ class Heard:
 
     @property
     def wiring(self) -> Wiring:
-        """For a restore."""
+        """The callbacks, to pass to a restore."""
         return Wiring(self.on_events, self.on_busy)
 
     @property

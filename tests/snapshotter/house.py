@@ -48,7 +48,7 @@ def principal(tenant: str = TENANT, *scopes: Scope) -> dict[str, str]:
 
 @dataclass
 class House:
-    """Where the processes are, and what they hold."""
+    """A running snapshotter: its data directory, its sockets, and its fake control plane."""
 
     data: Path
     control: FakeControlPlane
@@ -68,14 +68,14 @@ class House:
 
 @contextmanager
 def serving(app: FastAPI, directory: SocketDirectory, name: str) -> Iterator[None]:
-    """One app on one socket."""
+    """Serve one application on one socket until the block is left."""
     with directory.listen(name) as listener, looping(lambda stop: serve_until(app, listener, stop, drain_s=5)):
         yield
 
 
 @contextmanager
 def open_house(settings: SnapshotterSettings, wrap: Wrap = lambda store: store) -> Iterator[House]:
-    """Serve until the block is left."""
+    """Serve a snapshotter and a control plane until the block is left. `wrap` goes around its store."""
     control = FakeControlPlane(settings.data / "store")
     with ExitStack() as stack:
         directory = SocketDirectory(settings.run)

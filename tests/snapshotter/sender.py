@@ -1,4 +1,4 @@
-"""The client's part of a push, without judgement: what the tests send when `kelvin push` is not meant."""
+"""The client's part of a push, called on `Pushes` directly. It checks nothing, so that tests can send anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ TENANT = "acme"
 
 @dataclass(frozen=True)
 class Opened:
-    """A push whose client was told what is missing."""
+    """A push whose client knows which chunks are missing."""
 
     push_id: str
     digests: tuple[str, ...]
@@ -29,12 +29,12 @@ def digests_of(plan: Plan, files: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 async def open_push(pushes: Pushes, files: Mapping[str, bytes], request: PlanRequest) -> Opened:
-    """Plan, and ask what is missing."""
+    """Make a plan, and ask which of its chunks are missing."""
     return await ask_missing(pushes, await pushes.plan(TENANT, encode(request)), files)
 
 
 async def ask_missing(pushes: Pushes, plan: Plan, files: Mapping[str, bytes]) -> Opened:
-    """Ask what is missing of a plan."""
+    """Ask which chunks of a plan are missing."""
     data = [assemble(chunk, dict(files)) for chunk in plan.chunks]
     digests = tuple(blake3(chunk).hexdigest() for chunk in data)
     missing = await pushes.missing(TENANT, plan.plan_id, MissingRequest(digests=digests))
@@ -50,7 +50,7 @@ async def send(pushes: Pushes, push: Opened) -> None:
 
 
 async def commit(pushes: Pushes, push: Opened) -> Committed:
-    """Make the version, however long that takes."""
+    """Commit the push. Repeat the call until the version is made."""
     while True:
         answer = await pushes.commit(TENANT, push.push_id, CommitRequest(digests=push.digests))
         if not isinstance(answer, Committing):

@@ -1,4 +1,4 @@
-"""What tests need to know of a file system, do to the page cache, and have a disk refuse."""
+"""File systems for tests: skip without a disk, empty the page cache, and make a disk refuse calls."""
 
 import errno
 import fcntl
@@ -10,14 +10,14 @@ import pytest
 
 
 def needs_a_disk(path: Path) -> None:
-    """Skip where files are nowhere but in the page cache."""
+    """Skip the test if the file system has no disk, but only the page cache."""
     kind = subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
     if kind in ("tmpfs", "ramfs"):
         pytest.skip(f"{kind} has nothing but the page cache")
 
 
 def forget(path: Path) -> None:
-    """Make the file cold."""
+    """Drop the file from the page cache."""
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -25,7 +25,7 @@ def forget(path: Path) -> None:
 
 
 def refuse_direct(patch: pytest.MonkeyPatch) -> None:
-    """A file system that refuses O_DIRECT, as tmpfs did before Linux 6.6."""
+    """Make the file system refuse O_DIRECT, as tmpfs did before Linux 6.6."""
     real_open, real_fcntl = os.open, fcntl.fcntl
 
     def open_plainly(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -43,7 +43,7 @@ def refuse_direct(patch: pytest.MonkeyPatch) -> None:
 
 
 def fill(patch: pytest.MonkeyPatch) -> None:
-    """A disk without room."""
+    """Make the disk full: every write fails with ENOSPC."""
 
     def full(fd: int, parts: list[memoryview], offset: int) -> int:
         raise OSError(errno.ENOSPC, "no space")
@@ -52,7 +52,7 @@ def fill(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_read_only(patch: pytest.MonkeyPatch, root: Path) -> None:
-    """A file system that became read-only, of which files below `root` are opened."""
+    """Make the file system below `root` read-only."""
     real = os.open
 
     def refuse(*_: object, **__: object) -> None:
@@ -69,7 +69,7 @@ def make_read_only(patch: pytest.MonkeyPatch, root: Path) -> None:
 
 
 def refuse_removal(patch: pytest.MonkeyPatch, stuck: Path) -> None:
-    """A disk that does not let go of one file."""
+    """Make the removal of one file fail with EIO."""
     unlink = Path.unlink
 
     def refusing(path: Path, missing_ok: bool = False) -> None:

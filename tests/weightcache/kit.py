@@ -1,5 +1,5 @@
-"""The world of the weight cache's tests: versions made up from a seed, a store that holds them, an open cache over it
-(`cached`), and an agent that runs (`running`). Nodes that know one another are in `peer_kit.py`.
+"""Versions made from a seed, a store that holds them, an open cache over it (`cached`), and an agent in a thread
+(`running`). Agents that know one another are in `peer_kit.py`, agents as processes in `processes.py`.
 """
 
 import asyncio
@@ -155,8 +155,8 @@ async def publish(store: BlobStore, version: Version, tenant: str = TENANT, *, d
 async def publish_kept(
     store: BlobStore, seed: int, tensors: Sequence[int] = (100, 5000, 9000, 7), attested: bool = False
 ) -> tuple[Version, str]:
-    """A version whose weights lie in a file that is kept as it is; its name as a pack. A chunk is two tensors of these
-    sizes, which lie in the file in another order than in the version, each after a header.
+    """Put a version whose weights lie in a kept file. Return it, and the file's name as a pack. A chunk is two of the
+    tensors of these sizes; they lie in the file in another order than in the version, each after a header.
     """
     source = random.Random(seed)
     datas = [source.randbytes(size) for size in tensors]
@@ -212,12 +212,12 @@ def settings_of(data: Path, *, slabs: int = 8, slab_bytes: int = HUGE, nvme_byte
 
 
 def tier_of(store: BlobStore) -> StoreTier:
-    """The store tier over it, whose reads are not hedged."""
+    """Return a store tier over the store, without hedged reads."""
     return StoreTier(store, Ranges(store, Hedging(HedgeRule(share=0.0)), Line(DISK_READS), Counters()))
 
 
 class CountingStore:
-    """Counts ranges read from packs, and can hold them back."""
+    """A store that notes the ranges read from it. Reads wait while `gate` is cleared."""
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
@@ -247,7 +247,7 @@ class CountingStore:
 
 
 class HeldStore(CountingStore):
-    """Holds back what lies in packs from `half` on, until the gate is opened."""
+    """A store whose reads from offset `half` on wait until `gate` is set."""
 
     def __init__(self, inner: BlobStore, half: int) -> None:
         super().__init__(inner)
@@ -263,7 +263,7 @@ class HeldStore(CountingStore):
 
 @dataclass(frozen=True)
 class RunningAgent:
-    """The product's composition in a thread of this process."""
+    """An agent in a thread of this process, composed as the product composes it."""
 
     settings: CacheSettings
     directory: SocketDirectory
@@ -279,7 +279,7 @@ class RunningAgent:
         return asyncio.run(publish(self.store, version, tenant, draft=draft))
 
     def keep(self, *versions: Version) -> State:
-        """Publish these and lease each once. All their chunks are on NVMe then."""
+        """Publish versions and lease each once. All their chunks are on NVMe on return, and no others."""
         for version in versions:
             self.publish(version)
             self.acquire(version).close()
@@ -289,7 +289,7 @@ class RunningAgent:
     def prefetch(
         self, version: Version | str, tier: str = "host", *, urgent: bool = False, tenant: str = TENANT
     ) -> None:
-        """Ask for it. It has begun when this returns."""
+        """Ask for a prefetch. It has begun on return."""
         name = version if isinstance(version, str) else version.id
         self.ask("POST", "/v1/prefetch", NoneType, {"tenant": tenant, "version": name, "tier": tier, "urgent": urgent})
 
@@ -310,7 +310,7 @@ class RunningAgent:
 
 
 async def ask(directory: SocketDirectory, method: str, path: str, answer: type[T], body: object = None) -> T:
-    """One call of an agent's HTTP side."""
+    """Make one call at an agent's HTTP socket."""
     client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")
     try:
         return await client.call(method, path, answer, body=body, timeout_s=TIMEOUT_S)
@@ -369,7 +369,7 @@ def running(
 
 
 async def until_ready(directory: SocketDirectory, is_alive: Callable[[], bool]) -> None:
-    """Poll until the agent there is ready, or has ended."""
+    """Poll until the agent at `directory` is ready, or `is_alive` returns False."""
     async with asyncio.timeout(PATIENCE_S):
         while is_alive():
             client = ServiceClient(directory, HTTP_SOCKET, "the weight cache")

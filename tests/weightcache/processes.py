@@ -1,5 +1,5 @@
-"""The world in processes: agents, alone or as nodes that know one another; processes that lease from them, one that
-answers what it is told or many that wait at once.
+"""Agents as real processes, alone (`started`) or as peers of one another (`nodes`), and those who lease from them:
+one process (`leasing`), or many threads at once (`Waiters`).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.weightcache.peer_kit import SECRET, url_of
 from weightcache.app import HTTP_SOCKET
 
 START = "from weightcache.__main__ import main\nmain()\n"
-# Each node by itself: who has a chunk is asked, but nobody waits for a turn.
+# Nodes without ownership: a node reads from a peer that has the chunk, and never waits for one to read it.
 WITHOUT_TURNS = """
 from weightcache import peer_group
 from weightcache.policy.ownership import Standing
@@ -36,7 +36,7 @@ def choose(me, digest, others, busy):
 
 peer_group.choose = choose
 """
-# Each waits for the others as long as the test lasts: on a busy machine none takes another one for dead or hung.
+# Nodes with long timeouts: on a busy machine none takes another one for dead or hung.
 PATIENT = """
 from weightcache import peer_client, peer_group
 
@@ -68,8 +68,9 @@ def environment(data: Path, slabs: int = 8, **more: str) -> dict[str, str]:
 def started(
     data: Path, script: str | None = None, *arguments: str, within: Sequence[str] = (), slabs: int = 8, **more: str
 ) -> Iterator[AgentProcess]:
-    """`python -m weightcache`, or this script, over the directory, where its log is: from its start until it is killed,
-    when the block ends.
+    """Start `python -m weightcache`, or `script`, over the data directory. It is killed when the block ends.
+
+    `within` is a command that runs it, `more` its environment. It logs to `data/log`. See `AgentProcess.wait_up`.
     """
     words = ("-m", "weightcache") if script is None else ("-c", script, *arguments)
     fds = [int(more["KELVIN_LIFELINE_FD"])] if "KELVIN_LIFELINE_FD" in more else []
@@ -90,7 +91,7 @@ def started(
 def nodes(
     root: Path, count: int, store_url: str, *, peers: bool = True, before: str = ""
 ) -> Iterator[list[AgentProcess]]:
-    """So many agents over one store, which know one another by a list that is the same for all of them."""
+    """Yield `count` running agents over one store. If `peers`, each knows all others. `before` is code run first."""
     ports = free_ports(count)
     root.mkdir(exist_ok=True)
     key = root / "peers.key"
@@ -115,7 +116,7 @@ def nodes(
 
 
 class Talking:
-    """A process that says lines, and is told some."""
+    """A Python process that exchanges lines with the test by its standard input and output."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         command = [sys.executable, "-c", script, *arguments]
@@ -128,7 +129,7 @@ class Talking:
         print(line, file=self.process.stdin, flush=True)
 
     def hear(self) -> str:
-        """Its next line; nothing where it has ended."""
+        """Return its next line; empty if it has ended."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -137,7 +138,7 @@ class Talking:
         return self.hear()
 
     def kill(self) -> None:
-        """It and its children."""
+        """Kill it and its children."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate(timeout=WAIT_S)
@@ -152,8 +153,8 @@ def talking(script: str, *arguments: str) -> Iterator[Talking]:
         one.kill()
 
 
-# Leases, says so, gives the lease or its connection alone back where told to, and answers other lines with a digest of
-# what it sees.
+# Leases a version and says `leased`. Each of the lines `close`, `again` and `hang up` does that; any other one is
+# answered with a digest of the leased bytes.
 LEASING = """
 import sys
 from pathlib import Path
@@ -182,7 +183,7 @@ for line in sys.stdin:
 
 @contextmanager
 def leasing(agent: RunningAgent, version: Version) -> Iterator[Talking]:
-    """Another process that has a lease of the version."""
+    """Yield another process that has a lease of the version."""
     with talking(LEASING, str(agent.settings.run), TENANT, version.id) as one:
         assert one.hear() == "leased"
         yield one
@@ -204,7 +205,7 @@ class Waiters:
         ]
 
     def _lease(self, agent: AgentProcess, number: int) -> bool:
-        """Whether the bytes are right: all of them for some, a page for the rest. Raises `Refused`."""
+        """Lease, and return whether the bytes are right: some threads compare all, others a page. Raises `Refused`."""
         with agent.acquire(self._version, timeout_s=WAIT_S) as lease:
             with self._lock:
                 self.by_tier.update(lease.bytes_by_tier)
@@ -215,7 +216,7 @@ class Waiters:
             return lease.view(at, 4096) == whole[at : at + 4096]
 
     def right(self) -> Counter[int]:
-        """How many got the right bytes, by node; all have ended. Refused ones are not counted."""
+        """Wait for all threads. Return how many got the right bytes, by node, without refused ones."""
         found: Counter[int] = Counter()
         for at, outcome in self._outcomes:
             try:
