@@ -64,13 +64,20 @@ def calling(connection: http.client.HTTPConnection, what: str) -> Iterator[None]
         raise InstallationFailed(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def run_command(data: Path, *words: str, limit_s: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run `kelvin WORDS --data DATA` to its end. Raises InstallationFailed where that takes longer than `limit_s`."""
+def run_command(
+    data: Path, *words: str, settings: Mapping[str, str] | None = None, limit_s: float | None = None
+) -> tuple[int, str, str]:
+    """Run `kelvin WORDS --data DATA` to its end. Return its exit code and both outputs.
+
+    Raises InstallationFailed where that takes longer than `limit_s`.
+    """
     command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
+    environment = {**os.environ, **(settings or {})}
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         raise InstallationFailed(f"kelvin {' '.join(words)} did not end within {error.timeout:g} s") from error
+    return done.returncode, done.stdout, done.stderr
 
 
 class Door:
@@ -160,12 +167,12 @@ class Installation:
 
     def push(self, directory: Path, name: str, *, replicas: int | None = None) -> str:
         """Push as a user does; the version. `replicas` is the most that may run of it."""
-        done = run_command(self.data, "push", str(directory), "--name", name)
-        if done.returncode != 0:
-            raise InstallationFailed(f"push {name}: {done.stderr.strip()}")
+        code, out, err = run_command(self.data, "push", str(directory), "--name", name)
+        if code != 0:
+            raise InstallationFailed(f"push {name}: {err.strip()}")
         if replicas is not None:
             self.admin.request("PUT", f"/admin/v1/models/{name}/scale", {"max": replicas})
-        return done.stdout.strip().splitlines()[-1]
+        return out.strip().splitlines()[-1]
 
     def cache(self) -> Any:
         """What the admin API says of the weight cache."""
@@ -235,16 +242,6 @@ class Installation:
         """Until `is_so`. Raises InstallationFailed saying what never came."""
         if not comes(is_so, limit_s):
             raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
-
-
-def kelvin(
-    data: Path, *words: str, settings: Mapping[str, str] | None = None, limit_s: float | None = None
-) -> tuple[int, str, str]:
-    """A command as a user types it, to its end: exit code and both outputs. Raises subprocess.TimeoutExpired."""
-    command = [sys.executable, "-m", "kelvin.main", *words, "--data", str(data)]
-    environment = {**os.environ, **(settings or {})}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)
-    return done.returncode, done.stdout, done.stderr
 
 
 class Up:

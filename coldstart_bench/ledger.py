@@ -317,9 +317,9 @@ def _command(kelvin: Installation, *words: str) -> tuple[float, int]:
     """Seconds of a command, and the most memory of the process that reads the ledger for it, 0 where there is none."""
     peaks, began = [0], time.perf_counter()
     with sampling(lambda: peaks.append(peak_of("controlplane.examine")), EXAMINE_EVERY_S):
-        done = run_command(kelvin.data, *words, limit_s=READ_S)
-    if done.returncode != 0:
-        raise BenchFailed(f"kelvin {' '.join(words)}: {done.stdout[-2_000:]}{done.stderr[-2_000:]}")
+        code, out, err = run_command(kelvin.data, *words, limit_s=READ_S)
+    if code != 0:
+        raise BenchFailed(f"kelvin {' '.join(words)}: {out[-2_000:]}{err[-2_000:]}")
     return time.perf_counter() - began, max(peaks)
 
 

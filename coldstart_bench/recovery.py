@@ -217,12 +217,12 @@ def _worked(kelvin: Installation, place: Path, client: Client, requests: int) ->
 
 def _restored(place: Path, data: Path, seen: Before, case: Case) -> bool:
     """Run the command, and compare the ends of the chains with those of before. False where nothing was restored."""
-    done = run_command(data, "restore", str(place), "--replace", "--json")
-    if done.returncode != 0:
-        case.failures.append(f"kelvin restore exited with {done.returncode}: {done.stderr.strip()}")
-    if not done.stdout:
+    code, out, err = run_command(data, "restore", str(place), "--replace", "--json")
+    if code != 0:
+        case.failures.append(f"kelvin restore exited with {code}: {err.strip()}")
+    if not out:
         return False
-    back = {each["month"]: each for each in json.loads(done.stdout)["chains"] if each["tenant"] == TENANT}
+    back = {each["month"]: each for each in json.loads(out)["chains"] if each["tenant"] == TENANT}
     for month, (links, chain) in seen.chains.items():
         found = back.get(month, {"links": 0, "chain": ""})
         if found["links"] < links or (found["links"] == links and found["chain"] != chain):

@@ -296,13 +296,12 @@ def _closing(kelvin: Installation) -> list[str]:
 def wrong_command(data: Path, *words: str, limit_s: float = COMMAND_S) -> str | None:
     """What is wrong with a command's end; None where it ends with 0."""
     try:
-        done = run_command(data, *words, limit_s=limit_s)
+        code, out, err = run_command(data, *words, limit_s=limit_s)
     except InstallationFailed as failed:
         return str(failed)
-    if done.returncode == 0:
+    if code == 0:
         return None
-    said = (done.stderr or done.stdout).strip()[-300:]
-    return f"kelvin {' '.join(words)} ends with {done.returncode}: {said}"
+    return f"kelvin {' '.join(words)} ends with {code}: {(err or out).strip()[-300:]}"
 
 
 def _sampled(kelvin: Installation) -> list[Sample]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, kelvin, running
+from coldstart_bench.installation import Installation, run_command, running
 from tests.attack.outside import SETTINGS, Bystander
 from tests.controlplane.postgres_server import PostgresServer, name_of
 from tests.e2e.calls import Answer, ask
@@ -117,7 +117,7 @@ def test_keys_and_budgets_after_a_database_error(
     path = f"/admin/v1/keys/{place.read_text().split('-')[1]}/revoke"
     wait(lambda: ask(ground.up, "POST", path, ground.tenant.admin).status in (200, 409), "it is revoked")
     wait(lambda: ask(ground.up, "GET", "/v1/models", place).status == 401, "the key is no good any more", 10)
-    code, out, err = kelvin(ground.up.data, "tenants", "set", name, "--budget-micros", "1")
+    code, out, err = run_command(ground.up.data, "tenants", "set", name, "--budget-micros", "1")
     assert code == 0, out + err
     wait(lambda: spender.complete().status == 429, "the budget is told", 40)
     codes = {spender.complete().json.get("error", {}).get("code") for _ in range(50)}

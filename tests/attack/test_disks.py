@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, Up, free_port, kelvin
+from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, run_command
 from tests.attack import own_mounts
 from tests.attack.outside import MIB, SETTINGS, Bystander
 from tests.e2e.calls import ask
@@ -126,8 +126,8 @@ def test_read_only_staging(up: Installation, tenant: Tenant, scratch: Path) -> N
 def _push_briefly(tenant: Tenant, directory: Path) -> int | None:
     """The exit code of a push that its caller gives up on; a push goes on for two minutes where it may help."""
     try:
-        code, _, err = kelvin(tenant.up.data, "push", str(directory), "--name", "other", limit_s=20)
-    except subprocess.TimeoutExpired:
+        code, _, err = run_command(tenant.up.data, "push", str(directory), "--name", "other", limit_s=20)
+    except InstallationFailed:
         return None
     assert "Traceback" not in err, err
     return code

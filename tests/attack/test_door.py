@@ -19,7 +19,7 @@ from typing import Final, Self
 import psutil
 import pytest
 
-from coldstart_bench.installation import Installation, kelvin, running
+from coldstart_bench.installation import Installation, run_command, running
 from tests.activator.identity import KeyServer, Signer, claims, key_server
 from tests.attack.outside import MIB, SETTINGS, Bystander, anonymous_bytes, metric, sentence
 from tests.e2e.calls import Answer, all_at_once, ask
@@ -111,7 +111,7 @@ def _to_zero(door: Door) -> None:
 
 
 def _restart(door: Door) -> tuple[int, str, str]:
-    return kelvin(door.up.data, "restart", "activator")
+    return run_command(door.up.data, "restart", "activator")
 
 
 def _others(door: Door, before: int) -> list[psutil.Process]:

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from coldstart_bench.installation import Installation, kelvin, running
+from coldstart_bench.installation import Installation, run_command, running
 from tests.attack.outside import SETTINGS, Bystander, Wire, request
 from tests.e2e.calls import ask
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
@@ -128,7 +128,7 @@ def test_hint_leads_somewhere(up: Installation, victim: Tenant, scratch: Path) -
     fits is answered.
     """
     small = make_tenant(up, "small", scratch, "--tpm", "100")
-    code, out, err = kelvin(up.data, "models", "grant", "m", "small")
+    code, out, err = run_command(up.data, "models", "grant", "m", "small")
     assert code == 0, out + err
     wait(lambda: small.complete(model="default/m").status != 404, "the grant is known")
     refused = small.complete(model="default/m", max_tokens=2000)
@@ -159,7 +159,7 @@ def test_locked_database(up: Installation, victim: Tenant, scratch: Path, tiny: 
         finally:
             other.execute("ROLLBACK")
     assert bystander.failures == []
-    code, out, err = kelvin(up.data, "tenants", "set", "locked", "--budget-micros", "1")
+    code, out, err = run_command(up.data, "tenants", "set", "locked", "--budget-micros", "1")
     assert code == 0, out + err
     wait(lambda: spender.complete().status == 429, "the budget is told", 40)
     codes = {spender.complete().json.get("error", {}).get("code") for _ in range(50)}

@@ -14,7 +14,7 @@ import psutil
 from coldstart_bench import patience
 from coldstart_bench.clock import SteppedClock
 from coldstart_bench.endings import ANSWERED, Bounds, Ending, Totals, differences, totals_of
-from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, kelvin
+from coldstart_bench.installation import Installation, InstallationFailed, Up, free_port, run_command
 from tests.drills.bill import bounds_of_all, remaining, unexplained
 from tests.drills.matrix import Process
 from tests.drills.operations import Calls, Command, NotSo, Push
@@ -186,7 +186,7 @@ class Ground:
     def kelvin(self, *words: str) -> tuple[int, str, str]:
         """A command, to its end: exit code and both outputs."""
         # With its clock, for a command that begins with today's month.
-        return kelvin(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
+        return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
         """Begin one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart_bench.installation import Installation, kelvin
+from coldstart_bench.installation import Installation, run_command
 from tests.e2e.calls import Answer, ask
 from tests.e2e.commands import run
 from tests.eventually import wait
@@ -24,7 +24,7 @@ class Tenant:
 
     def kelvin(self, *words: str) -> tuple[int, str, str]:
         """Run a command with the admin's key, as a process: from any thread."""
-        return kelvin(self.up.data, *words, "--key", str(self.admin))
+        return run_command(self.up.data, *words, "--key", str(self.admin))
 
     def run(self, *words: str, code: int = 0) -> str:
         """Run a command in this process, which must end with `code`; return what it prints, or says of a failure."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.deep
 
 
 def _restart(kelvin: Installation) -> tuple[int, str, str]:
-    return installation.kelvin(kelvin.data, "restart", "activator")
+    return installation.run_command(kelvin.data, "restart", "activator")
 
 
 def test_three_restarts_under_load(kelvin: Installation) -> None:
