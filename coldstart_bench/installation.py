@@ -1,6 +1,7 @@
-"""An installation of Kelvin under measurement: started as a user would, spoken to over kept-alive TLS.
+"""An installation of Kelvin as a user has it: `kelvin up`, its commands, and calls over kept-alive TLS.
 
-And what it must not leave: while it runs and rests, and once it has ended.
+Benches and tests begin with `running`. `unfinished`, `stray_sockets` and `ended` find what an installation must not
+leave behind.
 """
 
 import contextlib
@@ -42,8 +43,8 @@ class InstallationFailed(BenchFailed):
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has now, below those that the kernel gives to connections: who ends
-    and listens there again finds no stranger's connection on it.
+    """Return a free port of the loopback interface. It is below the kernel's ephemeral ports, so that no connection
+    takes it while a process that listens there is restarted.
     """
     below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -54,9 +55,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def calling(connection: http.client.HTTPConnection, what: str) -> Iterator[None]:
-    """Close a connection over which a call fails: nothing of it is gone on with. Raises InstallationFailed in the place
-    of what the connection raises.
-    """
+    """Raise InstallationFailed for an error of the connection, and close it: it can't be used after a failed call."""
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
@@ -114,12 +113,12 @@ class Door:
         return self._connection.getresponse()
 
     def complete(self, model: str, prompt: str, max_tokens: int) -> str:
-        """The text of a completion, without chance. Raises InstallationFailed with the text of an error."""
+        """Return the text of a completion at temperature 0. Raises InstallationFailed with the text of an error."""
         body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         return str(self.request("POST", "/v1/completions", body)["choices"][0]["text"])
 
     def first_token(self, model: str, prompt: str) -> float:
-        """Seconds from the request to the first event with text; the rest of the stream is read. Raises
+        """Return the seconds from the request to the first event with text, after the stream has ended. Raises
         InstallationFailed.
         """
         return self.start(model, prompt)[0]
@@ -142,7 +141,7 @@ class Door:
         return first, answer.headers["x-request-id"]
 
     def close(self) -> None:
-        """Ends the connection."""
+        """End the connection."""
         self._connection.close()
 
 
@@ -156,7 +155,7 @@ class Installation:
         self.admin = Door(port, data / "ca.pem", data / "admin.key")
 
     def close(self) -> None:
-        """Ends the connections: a door that ends waits for idle ones."""
+        """End the connections. An activator that ends waits for idle ones."""
         self.door.close()
         self.admin.close()
 
@@ -166,7 +165,7 @@ class Installation:
         return (self.data / "default.key").read_text().strip()
 
     def push(self, directory: Path, name: str, *, replicas: int | None = None) -> str:
-        """Push as a user does; the version. `replicas` is the most that may run of it."""
+        """Push as a user does; return the version. `replicas` is the most that may run of the model."""
         code, out, err = run_command(self.data, "push", str(directory), "--name", name)
         if code != 0:
             raise InstallationFailed(f"push {name}: {err.strip()}")
@@ -183,8 +182,8 @@ class Installation:
         return self.admin.request("GET", f"/admin/v1/models/{name}")
 
     def bills(self, since_s: float) -> list[Any]:
-        """The tenant's bill of each month from then (as `time.time`) until now. An hour more is taken at both ends: the
-        installation's clock may be stepped, and a request is in the month of its end.
+        """Return the tenant's bill of each month from `since_s` (Unix time) until now, and an hour more at both ends:
+        the installation's clock may be stepped, and a request is in the month of its end.
         """
         last = month_of(int(time.time() + HOUR_S) * 1_000_000)
         months = [month_of(int(since_s - HOUR_S) * 1_000_000)]
@@ -201,12 +200,12 @@ class Installation:
         )
 
     def _is_at_zero(self, name: str) -> bool:
-        """With all its versions: the model's own state is that of `prod`."""
+        """Return whether no version of it runs. The model's own state is that of `prod` alone."""
         found = self.model(name)
         return found["state"] == "zero" and not any(version["replicas"] for version in found["versions"])
 
     def rest(self) -> None:
-        """Wait until the standbys have done what they do when they are parked: a start is measured from rest."""
+        """Wait until the standbys are idle after they were parked, so that a start is measured from rest."""
         rest = Rest()
         self.wait(lambda: rest.sees(cpu_ticks(runtimes_below(self.pid)), time.monotonic()), "the standbys are at rest")
 
@@ -224,7 +223,7 @@ class Installation:
         return True
 
     def pid_of(self, module: str) -> int:
-        """The one child of the supervisor that runs `python -m MODULE`. Raises InstallationFailed where none does."""
+        """Return the supervisor's child that runs `python -m MODULE`. Raises InstallationFailed if none does."""
         for pid, words in sorted(children(self.pid).items()):
             if words[1:3] == ["-m", module]:
                 return pid
@@ -239,13 +238,13 @@ class Installation:
         return [path for path in (self.data / "store").rglob("*") if path.is_file()]
 
     def wait(self, is_so: Callable[[], bool], what: str, limit_s: float = 60.0) -> None:
-        """Until `is_so`. Raises InstallationFailed saying what never came."""
+        """Wait until `is_so()`. Raises InstallationFailed, naming `what`, after `limit_s`."""
         if not comes(is_so, limit_s):
             raise InstallationFailed(f"after {limit_s:g} s it is not so that {what}")
 
 
 class Up:
-    """A `kelvin up`, begun. It has ended after the block, and what it says on standard error can be read meanwhile."""
+    """A process of `kelvin up`, started and perhaps not ready yet. It is ended when the block is left."""
 
     def __init__(
         self,
@@ -258,8 +257,8 @@ class Up:
         prefix: Sequence[str] = (),
         errors: Path | None = None,
     ) -> None:
-        """`program` is run as `kelvin`, by `prefix` where there is one. `errors` is added to; without it, a file that
-        goes with this object is.
+        """`program` is run as `kelvin`, and `prefix` is a command that runs it. Its standard error is appended to the
+        file `errors`; None: to a temporary file. `said` reads it.
         """
         words = [*prefix, sys.executable, "-m", program, "up", "--data", str(data), "--port", str(port), *options]
         # Nobody would read a pipe, and a full one stops who writes.
@@ -279,21 +278,21 @@ class Up:
         self.close()
 
     def ready_line(self) -> str:
-        """The line that it prints once it is ready; empty where it ends before."""
+        """Wait for the line that it prints once it is ready, and return it; empty if it ends before."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
     def said(self) -> str:
-        """What `errors` has so far."""
+        """Return all of its standard error so far."""
         file = self._errors.fileno()
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")  # it goes on writing where it was
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, where it lives."""
+        """Send it a signal, if it lives."""
         self._process.send_signal(number)
 
     def ended_with(self) -> int:
-        """Its exit status, once it has ended by itself."""
+        """Wait for it to end by itself, and return its exit status."""
         return self._process.wait(READY_S)
 
     def end(self) -> None:
@@ -301,7 +300,7 @@ class Up:
         end(self._process)
 
     def close(self) -> None:
-        """As `end`, and let go of it."""
+        """As `end`, and close its files."""
         self.end()
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -317,7 +316,10 @@ def running(
     options: Sequence[str] = (),
     program: str = "kelvin.main",
 ) -> Iterator[Installation]:
-    """`kelvin up` on `data` until the block ends; nothing of it is left then. `program` is run as `kelvin`."""
+    """Run `kelvin up` on `data` until the block ends, and wait for its end. `program` is run as `kelvin`.
+
+    Raises InstallationFailed with its standard error if it does not become ready.
+    """
     for attempt in range(ATTEMPTS):
         chosen = port or free_port()
         with Up(data, chosen, settings, options=options, program=program) as up:
@@ -345,19 +347,19 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def unfinished(data: Path) -> list[str]:
-    """What nobody will take up again, while nothing is being pushed or admitted."""
+    """Return drafts and staged files that are left over, provided that nothing is being pushed or admitted now."""
     return [f"{what} is left: {path.name}" for what, place in _UNFINISHED.items() for path in data.glob(place)]
 
 
 def stray_sockets(data: Path) -> list[str]:
-    """Of runtimes that are no more."""
+    """Return sockets of runtimes that have ended."""
     living = {page.name.partition(".")[2] for page in (data / "run" / "meters").glob("[0-9]*")}
     names = {path.name.removeprefix("rt-").removesuffix(".sock") for path in (data / "run").glob("rt-*.sock")}
     return [f"the socket of a dead runtime is left: {name}" for name in sorted(names - living)]
 
 
 def ended(data: Path) -> list[str]:
-    """After `kelvin up` has ended: processes with its data directory, meter pages, records that were not shipped."""
+    """Return what is left after `kelvin up` has ended: processes, meter pages, records that were not shipped."""
     found = [f"process {pid} is left: {name}" for pid, name in _processes_of(data)]
     found += [f"a meter page is left: {page.name}" for page in (data / "run" / "meters").glob("[0-9]*")]
     found += [f"records are left: {path.name}" for path in (data / "spool").glob("[!.]*/*") if path.stat().st_size]
@@ -365,7 +367,7 @@ def ended(data: Path) -> list[str]:
 
 
 def _processes_of(data: Path) -> list[tuple[int, str]]:
-    """Those that were started with it and live, zombies among them not: id and name, of proc(5)."""
+    """Return (id, name) of living processes that were started with the data directory, without zombies. See proc(5)."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

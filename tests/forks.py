@@ -1,4 +1,4 @@
-"""Processes as forks of one that has imported what they need: most of a start is that."""
+"""Start processes as forks of one that has imported what they need, because most of a start is imports."""
 
 import multiprocessing
 from typing import Final

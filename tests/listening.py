@@ -1,4 +1,4 @@
-"""A fake's server on a Unix socket or a port, whose end loses no connection on the way in."""
+"""Serve a fake on a Unix socket or a port. Its stop loses no connection that is being accepted."""
 
 import asyncio
 import socket
@@ -19,21 +19,21 @@ class Listening:
         self._runner = web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=True)
 
     async def start(self, path: Path) -> None:
-        """Listen there; what lay at the path goes."""
+        """Listen at `path`, and replace what is there."""
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
         await self._serve()
 
     async def start_at(self, held: socket.socket | None = None) -> int:
-        """Listen at a port that nobody has, or the one that is held (see `hold`); it is returned."""
+        """Listen at a free port, or at the one of `held` (see `hold`). Return the port."""
         self._socket = held or hold()
         await self._serve()
         chosen: int = self._socket.getsockname()[1]
         return chosen
 
     async def stop(self) -> None:
-        """No connection is left, and nobody listens."""
+        """Stop listening, and close every connection."""
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         await asyncio.sleep(0)  # the transports of what was accepted are made,
         await asyncio.sleep(0)  # and told of their protocols

@@ -1,4 +1,4 @@
-"""Stopping a process so that it is stopped: SIGSTOP is sent to all of it, and taken when a thread of it next runs."""
+"""Stop a process and wait until it is stopped: each thread takes SIGSTOP only when it next runs."""
 
 import os
 import signal
@@ -8,9 +8,7 @@ from tests.eventually import wait
 
 
 def stop(pid: int) -> None:
-    """Returns once no thread of the process runs any more. On busy cores others than the first go on until then. Raises
-    ProcessLookupError where it ends instead.
-    """
+    """Send SIGSTOP. Return once no thread of the process runs. Raises ProcessLookupError if it ends instead."""
     os.kill(pid, signal.SIGSTOP)
 
     def is_at_rest() -> bool:
@@ -22,7 +20,7 @@ def stop(pid: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether all threads of it are."""
+    """Return whether all threads of the process are stopped."""
     try:
         stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except (FileNotFoundError, ProcessLookupError):
@@ -31,7 +29,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it is gone, or waits to be reaped."""
+    """Return whether the process is gone, or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,11 +1,11 @@
-"""What is behind an activator that is measured, as lean as it can be: the control plane's socket, and its replica's.
+"""A lean control plane and lean replicas behind an activator that is measured, as one program on Unix sockets.
 
-Arguments: data directory, and a file of JSON (`coldstart_bench/traffic/behind.py`, `Behind`). A line of JSON is
-answered with the TCP port where chat is answered the same without an activator, how many whole chats an activator was
-answered, and how many requests have a record; `{"into": FILE}` also writes what was seen (`Seen`) there.
+Arguments: data directory, and a JSON file with `Behind` (`coldstart_bench/traffic/behind.py`). Each line of JSON on
+standard input is answered with `port`, a TCP port where chats are answered without an activator, `chats`, how many
+whole chats the activator got, and `recorded`, how many requests have a record. `{"into": FILE}` also writes `Seen`.
 
-A chat is answered at once, streamed by a clock. A completion takes its time, and says how long its prompt and answer
-are, so that a client sees that the answer is its own.
+A whole chat is answered at once, a streamed one token by token. A completion takes the time that `Behind` says, and
+its text is the lengths of its prompt and answer, so that a client can tell that the answer is its own.
 """
 
 import asyncio
@@ -45,23 +45,23 @@ class Asked(msgspec.Struct):
 
 
 def chunk(data: bytes) -> bytes:
-    """RFC 9112, 7.1."""
+    """Return a chunk of the chunked coding (RFC 9112, 7.1)."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def frame(kind: FrameKind, payload: bytes, prompt: int = 3, tokens: int = 2) -> bytes:
-    """As a runtime sends it."""
+    """Return a frame as a runtime sends it."""
     return encode_frame(Frame(kind, Counts(prompt, 0, tokens, tokens * 10), payload))
 
 
 def form(kind: str, choice: dict[str, object], **more: object) -> bytes:
-    """An answer, or an event of one, as OpenAI has it."""
+    """Return an answer, or an event of one, in OpenAI's form."""
     head = {"id": "x", "object": kind, "created": 1, "model": MODEL}
     return msgspec.json.encode({**head, "choices": [{"index": 0, **choice}], **more})
 
 
 def whole(kind: str, choice: dict[str, object], prompt: int = 3, tokens: int = 2) -> bytes:
-    """A whole answer with its usage."""
+    """Return a whole answer with its usage."""
     usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
     return form(kind, {"finish_reason": "stop", **choice}, usage=usage)
 
@@ -84,7 +84,7 @@ class World:
         self.chats = self.inside = self.most_inside = self.answered = 0
 
     def record(self, batch: bytes) -> None:
-        """A batch that is shipped again holds no other records."""
+        """Take a batch of records. One that is shipped again adds none."""
         self.recorded.update(_REQUEST_ID.findall(batch))
         if self.behind.keeps_records:
             self.batches.append(batch)
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(NOTHING)
 
     def _say(self, number: int, last: int, at_s: float) -> None:
-        """The token of that number; the next one when it is due, however late this one was."""
+        """Send the token of that number. The next one is due by the clock, however late this one was."""
         if number == last:
             end = frame(FrameKind.DATA, EVENT + DONE, tokens=number) + frame(FrameKind.END, _END, tokens=number)
             self._transport.write(chunk(end) + LAST)
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
         self._next = asyncio.get_running_loop().call_at(due_s, self._say, number + 1, last, due_s)
 
     def _begin(self, asked: Asked) -> None:
-        """A completion takes its slot."""
+        """Begin a completion, which takes a slot for its time."""
         world, behind = self._world, self._world.behind
         prompt = len(asked.prompt.split())
         takes_s = behind.slot_s + prompt * behind.prompt_token_s + asked.max_tokens * behind.token_s
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(data: Path, behind: Behind) -> None:
-    """Until stdin ends."""
+    """Serve until standard input ends."""
     world, loop = World(behind), asyncio.get_running_loop()
     directory, ended = SocketDirectory(data / "run"), asyncio.Event()
     servers: list[asyncio.Server] = [  # kept: a server that nobody refers to is collected, and listens no more

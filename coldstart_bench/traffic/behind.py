@@ -1,4 +1,4 @@
-"""One activator as it is run, replicas of a fixed speed behind it, and the open loop before it: each on its core."""
+"""Start an activator on its core; on another one replicas of a fixed speed behind it, and the open loop before it."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ ONE_CORE_NOTE: Final = "one core for all: times say nothing"
 
 
 class Behind(msgspec.Struct, frozen=True):
-    """What is behind the activator: all that its control plane tells it, and for how long a completion takes a slot:
+    """What is behind the activator: the feed of its control plane, and the seconds for which a completion takes a slot:
     `slot_s`, and so much for each token. See `loaders/upstream.py`.
     """
 
@@ -52,12 +52,12 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 def keys_for(tenants: Sequence[str]) -> dict[str, str]:
-    """One for each, as they look."""
+    """Return a key for each tenant, in the form of real ones."""
     return {tenant: f"kv-benchbenchbe-{secrets.token_hex(21)}" for tenant in tenants}
 
 
 def one_model(keys: Mapping[str, str], slots: int) -> Feed:
-    """A model with one replica of so many slots. `keys` are by tenant: the first owns it, the others are guests."""
+    """Return a feed with one model, with one replica of `slots`. Of the tenants in `keys` the first is its owner."""
     owner, *guests = keys
     digests = {tenant: hashlib.sha256(key.encode()).hexdigest() for tenant, key in keys.items()}
     replica = ReplicaRow(
@@ -82,19 +82,19 @@ def one_model(keys: Mapping[str, str], slots: int) -> Feed:
 
 
 def room_for(requests: int) -> dict[str, str]:
-    """Settings of an activator that refuses none of so many."""
+    """Return settings of an activator that has room for so many requests at once."""
     limits = ("QUEUE_REQUESTS", "QUEUE_REQUESTS_PER_TENANT", "QUEUE_REQUESTS_IN_ALL", "CONNECTIONS", "REQUESTS")
     return PATIENT | {f"KELVIN_{limit}": str(requests) for limit in limits}
 
 
 def cores() -> tuple[int, int]:
-    """For who is measured, and for all others; the same where there is one."""
+    """Return the core of the activator and that of all else; they are the same on a machine with one."""
     mine = sorted(os.sched_getaffinity(0))
     return mine[0], mine[-1]
 
 
 def cores_note() -> str:
-    """Of this machine."""
+    """Return what a report says of this machine's cores."""
     return ONE_CORE_NOTE if cores()[0] == cores()[1] else TWO_CORES_NOTE
 
 
@@ -106,7 +106,7 @@ class Door:
         self._scratch = scratch
 
     def seen(self, records: int) -> Seen:
-        """Once so many records were shipped; the last of them are given time."""
+        """Return what was seen, once `records` were shipped, or after RECORDED_S."""
         comes(lambda: int(self.upstream.ask()["recorded"]) >= records, RECORDED_S)
         into = self._scratch / "seen"
         self.upstream.ask(into=str(into))
@@ -115,7 +115,7 @@ class Door:
 
 @contextmanager
 def standing(scratch: Path, behind: Behind, settings: Mapping[str, str] | None = None) -> Iterator[Door]:
-    """Until the block ends. Raises InstallationFailed, PeerFailed."""
+    """Run an activator and what is behind it until the block ends. Raises InstallationFailed, PeerFailed."""
     port = free_port()
     with upstream_of(scratch, behind) as upstream, ExitStack() as stack:
         with on_core(cores()[0]):
@@ -125,7 +125,7 @@ def standing(scratch: Path, behind: Behind, settings: Mapping[str, str] | None =
 
 @contextmanager
 def upstream_of(scratch: Path, behind: Behind) -> Iterator[Program]:
-    """What an activator with the data directory `scratch/data` finds there, until the block ends. Raises PeerFailed."""
+    """Run what is behind an activator with the data directory `scratch/data`. Raises PeerFailed."""
     data, told = scratch / "data", scratch / "behind"
     (data / "run").mkdir(parents=True, mode=0o700)
     told.touch(mode=0o600)
@@ -144,11 +144,11 @@ class Loop:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process id."""
         return self._program.pid
 
     def run(self, plan: Plan) -> Ran:
-        """To the last answer, or to the end of its patience. Raises PeerFailed where there is no door."""
+        """Run a plan until the last answer, or until its patience ends. Raises PeerFailed."""
         asked, into = self._scratch / "plan", self._scratch / "ran"
         asked.touch(mode=0o600)
         asked.write_bytes(msgspec.json.encode(plan))
@@ -158,11 +158,11 @@ class Loop:
         return decoder(Ran).decode(into.read_bytes())
 
     def baseline(self, port: int, payloads: Sequence[Payload], patience_s: float) -> list[str]:
-        """Return what each is answered by itself. Raises InstallationFailed where one is not answered."""
+        """Return the text that each payload is answered alone. Raises InstallationFailed if one is not answered."""
         return texts_of(self.alone(port, payloads, patience_s))
 
     def alone(self, port: int, payloads: Sequence[Payload], patience_s: float) -> Ran:
-        """Each by itself: one after another, on one connection, by a client that reads at once."""
+        """Send each payload alone: one after another, on one connection, by a client that reads at once."""
         quick = tuple(Payload(each.key, each.path, each.body, each.headers) for each in payloads)
         return self.run(Plan(port, quick, tuple((0, number) for number in range(len(quick))), 0, 1, patience_s))
 
@@ -177,7 +177,7 @@ def texts_of(ran: Ran) -> list[str]:
 
 @contextmanager
 def looping(scratch: Path) -> Iterator[Loop]:
-    """On the core of all but who is measured, until the block ends."""
+    """Start the open loop, on the core that the activator does not have, until the block ends."""
     with on_core(cores()[1]):
         program = Program("open_loop")
     with program:

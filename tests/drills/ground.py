@@ -47,7 +47,7 @@ _MODULES: Final = {
 
 
 def wait(is_so: Callable[[], bool], what: str, limit_s: float = WAIT_S) -> None:
-    """Until it is so. Raises NotSo saying what never came."""
+    """Wait until `is_so()`. Raises NotSo, naming `what`, after `limit_s`."""
     if not patience.comes(is_so, limit_s):
         raise NotSo(f"after {limit_s:g} s it is not so that {what}")
 
@@ -184,12 +184,12 @@ class Ground:
             raise
 
     def kelvin(self, *words: str) -> tuple[int, str, str]:
-        """A command, to its end: exit code and both outputs."""
+        """Run a command to its end. Return its exit code, standard output and standard error."""
         # With its clock, for a command that begins with today's month.
         return run_command(self.data, *words, settings=self._settings, limit_s=2 * WAIT_S)
 
     def push(self, directory: Path, model: str, rate: str = "16M") -> Push:
-        """Begin one."""
+        """Begin a push."""
         return Push(directory, model, self.data, rate)
 
     def call(
@@ -200,18 +200,18 @@ class Ground:
         return Calls(self.address(port), body, times, pace_s)
 
     def address(self, port: int | None = None) -> dict[str, Any]:
-        """For the outside client."""
+        """Return where and with which key an outside client calls."""
         key = (self.data / "default.key").read_text().strip()
         return {"port": port or self.port, "ca": str(self.data / "ca.pem"), "key": key}
 
     def replicas(self, model: str = SERVED, *states: str) -> list[dict[str, Any]]:
-        """Of all versions of the model, in those states or in any."""
+        """Return the replicas of all versions of the model, in those states or in any."""
         versions = self.ask("GET", f"/admin/v1/models/{model}")["versions"]
         rows = [row for version in versions for row in version["replicas"]]
         return [row for row in rows if not states or row["state"] in states]
 
     def replica_row(self, state: str = "ready") -> dict[str, Any]:
-        """The served model's only one, once those that were killed are gone from the list, and it is in that state."""
+        """Wait until the served model has one replica, in that state, and none that was killed. Return its row."""
         found: list[dict[str, Any]] = []
 
         def is_alone() -> bool:
@@ -222,7 +222,7 @@ class Ground:
         return found[0]
 
     def replica(self, state: str = "ready") -> psutil.Process:
-        """Likewise, its process."""
+        """Return the process of `replica_row`."""
         return psutil.Process(self.replica_row(state)["pid"])
 
     def standbys(self, runtime: psutil.Process | None) -> list[psutil.Process]:
@@ -231,7 +231,7 @@ class Ground:
         return [child for child in self._children() if child.pid in waiting]
 
     def replica_at_work(self) -> psutil.Process:
-        """The served model's only one, woken where it sleeps."""
+        """Return the process of the served model's replica. Wake it first if none is ready."""
         if not self.replicas(SERVED, "ready"):
             self.expect_answer()
         return self.replica()
@@ -269,7 +269,7 @@ class Ground:
         self.note_family()
 
     def to_zero(self) -> None:
-        """Nothing of the served model runs."""
+        """Stop the served model, and wait until no replica of it is left."""
 
         def is_at_zero() -> bool:
             try:
@@ -281,7 +281,7 @@ class Ground:
         wait(is_at_zero, "the model is at zero")
 
     def bill(self) -> Any:
-        """This month's."""
+        """Return this month's bill."""
         return self.ask("GET", f"/admin/v1/billing/report?month={self.month}")
 
     def settle(self, endings: Iterable[Ending]) -> list[str]:
@@ -305,7 +305,7 @@ class Ground:
         return wrong
 
     def unsettled(self) -> list[str]:
-        """What came after all was counted, and is nobody's."""
+        """Return what the bill has gained since `settle` that no request explains."""
         return differences(self._counted, totals_of(self.bill()), self._late)
 
     def unbalanced(self) -> list[str]:
@@ -328,7 +328,7 @@ class Ground:
         return Command(["billing", "report", "--format", "json", "--data", str(self.data)])
 
     def wait_for_connection(self, client: int) -> None:
-        """Until that process has one to the door."""
+        """Wait until that process is connected to the activator."""
 
         def is_connected() -> bool:
             ends = psutil.Process(client).net_connections("tcp")
@@ -377,7 +377,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def standing(ground: Ground, directory: Path) -> Iterator[Ground]:
-    """It runs, and serves the model of that directory, until the block ends; `ground.stop()` is the block's to call."""
+    """Start the installation, and have it serve the model of that directory. The block must call `ground.stop()`."""
     try:
         ground.start()
         first = ground.push(directory, SERVED)
