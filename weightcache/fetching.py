@@ -1,7 +1,7 @@
-"""Get an object's right bytes from the first source that has them: a faulty copy is set aside, and the next one asked.
+"""Get an object's right bytes from the first source that has them. A faulty copy is set aside, the next one asked.
 
-Who waits for the bytes goes on waiting meanwhile. Each faulty copy is counted, and told in one line of the log once it
-is known how the load ended: healed from a tier, or refused.
+Callers keep waiting meanwhile. Each faulty copy is counted. Once it is known how the load ended, healed from a tier or
+refused, each of them is logged in one line.
 """
 
 import logging
@@ -54,7 +54,7 @@ async def heal(
 
 
 class Fetcher:
-    """Chunks, over `sources` in the order in which they are asked, each when its turn has come there."""
+    """Fetches chunks from `sources`, in that order, and waits for a turn at each of them."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class Fetcher:
                 raise Refused(failure)
 
     async def _ask(self, source: Source, tenant: str, digest: str, into: memoryview) -> Trial:
-        """In turn, unless the source has none: then it is no reason to wait."""
+        """Wait for a turn at the source and ask it. A source that has no copy is not waited for."""
         if not source.may_have(tenant, digest):
             return Trial(source.tier, Outcome.ABSENT)
         async with self.turns.at(source.tier, (tenant, digest), into.nbytes) as turn:
             return await self._try(source, tenant, digest, into, turn)
 
     async def _try(self, source: Source, tenant: str, digest: str, into: memoryview, turn: Turn) -> Trial:
-        """One read, verified; a faulty copy is set aside."""
+        """Read the chunk once and verify it. A faulty copy is set aside."""
         try:
             outcome = await source.fetch(tenant, digest, into, turn)
         except Refused as refused:

@@ -1,7 +1,7 @@
-"""Processes that were sent slabs: known by a pidfd, forgotten with their slabs when they die, or let all of them go.
+"""Track the processes that were sent slabs, until they die or have let go of all of them.
 
-What each may have mapped is known by chunk and place, so that who has a wrong one can be told from who only shares
-its slab, or had it brought anew into another place of it.
+A process is known by a pidfd. What it may have mapped is kept by chunk and place, so that the holders of a wrong chunk
+can be named: others may have the same slab without it, or the same chunk at another place.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ class Holder:
     times_lent: int = 0
 
     def lend(self, places: Mapping[str, Place]) -> None:
-        """It was sent the slabs of these chunks, and may have them mapped until it dies."""
+        """Record that the process was sent the slabs of these chunks, and may have them mapped until it dies."""
         self.places[id(places)] = places
         self.times_lent += 1
 
     def has(self, digest: str, place: Place) -> bool:
-        """Whether a version was lent to it that has the chunk there."""
+        """Return whether it was lent a version that has the chunk at that place."""
         return any(places.get(digest) == place for places in self.places.values())
 
 
@@ -69,7 +69,7 @@ class Holders:
         return tuple(sorted(holder.pid for holder in self._by_pid.values() if holder.has(digest, place)))
 
     def of(self, peer: socket.socket) -> Holder:
-        """The process that connected. Raises ProcessLookupError where it is dead already."""
+        """Return the holder of the process that connected. Raises ProcessLookupError if that is dead already."""
         pidfd, pid = _peer(peer)
         if _is_dead(pidfd):
             os.close(pidfd)
@@ -88,8 +88,8 @@ class Holders:
         return holder
 
     def let_go(self, holder: Holder, inodes: Collection[int]) -> None:
-        """A lease of the process has ended. Where that was its last, the kernel is asked, in a thread; if it finds none
-        of the memory files `inodes` with the process, that is forgotten as if it were dead.
+        """Record that a lease of the process has ended. If it was the last one, ask the kernel, in a thread, whether
+        the process still has any of the memory files `inodes`. If not, it is forgotten as if it were dead.
         """
         if self._is_idle(holder):
             task = asyncio.create_task(self._ask(holder, holder.times_lent, inodes))
@@ -97,7 +97,7 @@ class Holders:
             task.add_done_callback(self._asking.discard)
 
     async def close(self) -> None:
-        """Stop watching; the dead and the living are forgotten alike."""
+        """Stop watching, and forget all processes."""
         await end_all(tuple(self._asking))
         for holder in self._by_pid.values():
             asyncio.get_running_loop().remove_reader(holder.pidfd)
@@ -109,7 +109,7 @@ class Holders:
         return self._by_pid.get(holder.pid) is holder and not holder.leases
 
     async def _ask(self, holder: Holder, times_lent: int, inodes: Collection[int]) -> None:
-        """What it was sent while the kernel was asked, the answer may not tell of."""
+        """Ask the kernel, and forget the process if it has none of the files and was sent nothing meanwhile."""
         may_see = await asyncio.to_thread(_may_see, holder.pid, inodes)
         if not may_see and self._is_idle(holder) and holder.times_lent == times_lent:
             self._died(holder)

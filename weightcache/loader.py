@@ -1,7 +1,7 @@
-"""Bring chunks into the host tier: each once however many wait, verified in place.
+"""Bring chunks into the host tier: each once for all loads that wait for it, verified in place.
 
-A chunk becomes ready only after its bytes, where they will be served from, matched its digest. Where no source has such
-bytes, all who wait are refused by name. `turns.py` decides when each chunk is read.
+A chunk becomes ready only after its bytes matched its digest at the place from which they are served. If no source has
+such bytes, every load that waits is refused by name. `turns.py` decides when each chunk is read.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class _Job:
 
 
 class Loader:
-    """Once begun, a read runs to its end whoever waits: its memory is in use until then."""
+    """Brings chunks. A read that has begun runs to its end even if no load waits for it: its memory is in use."""
 
     def __init__(self, arena: Arena, fetcher: Fetcher, admissions: Admissions) -> None:
         self._arena = arena
@@ -52,7 +52,7 @@ class Loader:
 
     @property
     def unsettled(self) -> int:
-        """Chunks that have their slabs in use: on their way, or to be kept elsewhere, too."""
+        """Chunks whose slabs are in use: those on their way, and those that are to be written to NVMe."""
         return len(self._jobs) + self._admissions.waiting
 
     async def bring(
@@ -92,7 +92,7 @@ class Loader:
         return tiers
 
     def weigh(self, flow: Flow, weight: float) -> None:
-        """What is brought under this name gets so many parts from now on."""
+        """Give the flow another weight from now on."""
         self._turns.weigh(flow, weight)
 
     async def settle(self) -> None:
@@ -102,7 +102,7 @@ class Loader:
         await self._admissions.settle()
 
     async def close(self) -> None:
-        """Cancel all; when it returns, nothing writes to the arena any more."""
+        """Cancel all loads. On return nothing writes to the arena any more."""
         await end_all(tuple(self._tasks))
         await self._admissions.close()
 

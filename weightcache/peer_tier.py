@@ -1,7 +1,7 @@
-"""The peer tier: chunks from other nodes; and the store behind it, which one node reads for all of them.
+"""The peer tier: read chunks from other nodes, and let one node, the chunk's owner, read it from the store for all.
 
-A load waits for the chunk's owner before it queues at any source, and looks again for an owner when its turn at the
-store has come. What comes is verified like any source's.
+A load waits for the owner before it queues at any source, and looks for an owner again when its turn at the store has
+come. What a peer sends is verified like the bytes of any source.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ READS_AT_ONCE: Final = 8  # from all peers
 
 
 class Elsewhere(Exception):
-    """While a load stood in line for the store, another node became the chunk's owner: it decides anew."""
+    """Another node became the chunk's owner while the load waited for the store. The load has to decide again."""
 
 
 class PeerTier:
@@ -99,7 +99,7 @@ class PeerTier:
         return Outcome.ABSENT
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """See `Source`: who sent it is not asked for anything for a while."""
+        """See `Source`. The peer that sent the chunk is not asked for anything for a while."""
         key = tenant, digest
         peer = self._gave.pop(key, None)
         if peer is not None:

@@ -39,7 +39,7 @@ class Wish:
 
 
 class Prefetcher:
-    """Each wish is under way once, however often it is made."""
+    """Fulfils wishes. A wish that is made again while it is under way changes nothing."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Prefetcher:
         return len(self._under_way) - self.running
 
     def ask(self, wish: Wish) -> None:
-        """Begin, unless it is under way; returns at once. Raises `Refused(Overloaded)` where too many are."""
+        """Begin a wish, unless it is under way. Returns at once. Raises `Refused(Overloaded)` if too many are."""
         if wish in self._under_way:
             return
         if len(self._under_way) >= MAX_UNDER_WAY:
@@ -79,7 +79,7 @@ class Prefetcher:
         task.add_done_callback(lambda _: self._under_way.pop(wish))
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Cancel all wishes, and wait for their ends."""
         await end_all(tuple(self._under_way.values()))
 
     async def _fulfil(self, wish: Wish) -> None:
@@ -122,7 +122,7 @@ class Prefetcher:
             self.running -= 1
 
     async def _try_host(self, wish: Wish) -> bool:
-        """False where the host tier has no room for it."""
+        """Bring the version to the host tier. Return False if there is no room for it."""
         try:
             await self._residents.bring(wish.tenant, wish.version, DEADLINE_S, urgent=wish.urgent)
         except Refused as refused:

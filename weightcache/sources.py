@@ -1,4 +1,4 @@
-"""Where a chunk's bytes may come from, in order. A source only fetches: the fetcher verifies, whoever fetched."""
+"""The interface of a tier that chunks are read from. A source fetches; `fetching.py` verifies what it fetched."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -12,24 +12,24 @@ Verify = Callable[[memoryview, str], bool]
 
 
 class Turn(Protocol):
-    """A chunk's, at a source that is read in parts."""
+    """A chunk's turn at a source that may be read in parts. See `turns.py`."""
 
     async def part(self, nbytes: int) -> int:
-        """Of the next `nbytes` to be read so many may be now, at least one of them where there is one. Waits for it."""
+        """Wait for the turn of the next part. Return how many of the next `nbytes` may be read now, at least one."""
 
     def came(self, nbytes: int) -> None:
-        """So many bytes are there: others may begin."""
+        """Record that `nbytes` have arrived, so that other reads may begin."""
 
 
 class AllAtOnce:
-    """A `Turn` of who waits for none."""
+    """A `Turn` that never waits."""
 
     async def part(self, nbytes: int) -> int:
-        """All of them."""
+        """Return `nbytes`."""
         return nbytes
 
     def came(self, nbytes: int) -> None:
-        """Nobody was waiting."""
+        """Do nothing."""
 
 
 ALL_AT_ONCE: Final[Turn] = AllAtOnce()
@@ -44,16 +44,16 @@ class Source(Protocol):
 
     @property
     def attempts(self) -> int:
-        """How often a faulty copy is read before it is believed to be faulty: more than once where a bad read may be
-        another's fault than the copy's, and the copy stays where it is.
+        """How often a faulty copy is read before it counts as faulty. It is more than 1 if a bad read may have another
+        cause than the copy, and the copy stays where it is.
         """
 
     @property
     def room(self) -> Room:
-        """How much it is asked for at once."""
+        """Its limit on what is read at once."""
 
     def may_have(self, tenant: str, digest: str) -> bool:
-        """False where it has no copy and knows it without asking anyone: such a chunk waits for no turn here."""
+        """Return False if it certainly has no copy, known without I/O: such a chunk waits for no turn here."""
 
     async def fetch(self, tenant: str, digest: str, into: memoryview, turn: Turn = ALL_AT_ONCE) -> Outcome:
         """Fill `into` (page-aligned, whole pages), in parts as `turn` has it where the source is read in parts. Raises
@@ -63,7 +63,7 @@ class Source(Protocol):
         """
 
     async def quarantine(self, tenant: str, digest: str) -> None:
-        """Its copy is faulty: never offer it again, where that is in its power. Raises nothing."""
+        """Never offer this faulty copy again, if the source can prevent that. Raises nothing."""
 
 
 def is_digest_of(data: memoryview, digest: str) -> bool:

@@ -1,7 +1,7 @@
-"""Turns at each source: so much at once, the next one by shares. Which source is asked, the fetcher says.
+"""Limit how much is read at once from each source (NVMe, peer, store), and share it fairly among loads.
 
-A chunk's turn is the one of its first part. Where a source gives less at once, whoever reads asks for the next part's
-turn when there is something to read.
+`fetching.py` decides which source a chunk is read from; this module decides when the read begins. A chunk waits for the
+turn of its first part. If the source gives less than that at once, the reader asks for a turn of each further part.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Wait = tuple[Peer, bool]  # for which owner, and whether for the disk alone
 
 
 class _Lane:
-    """One source's: what waits there, and what is under way."""
+    """The queue and the reads under way of one source."""
 
     def __init__(self, room: Room, wants: Wants) -> None:
         self.room = room
@@ -41,7 +41,7 @@ class _Lane:
         return turn
 
     def begin(self) -> None:
-        """All that is next and fits."""
+        """Begin the next reads that fit."""
         while (following := self.sharing.next()) is not None:
             key, left = following
             turn = self.waiting[key]
@@ -107,14 +107,14 @@ class _Turn:
             self.lane.end(self.key, self.counted.popleft())
 
     def end(self) -> None:
-        """Nothing of it is under way any more."""
+        """End all parts of it that are under way."""
         while self.counted:
             self.lane.end(self.key, self.counted.popleft())
 
 
 class Turns:
-    """By tier, and by peer for waiting. A slow source or owner keeps nobody from another one: each has room and a queue
-    of its own.
+    """The turns at each tier, and the waits for each peer that owns chunks. Each of them has room and a queue of its
+    own, so that a slow source or owner never delays reads from another one.
     """
 
     def __init__(self, rooms: Mapping[str, Room], waits: Mapping[Wait, Room] = MappingProxyType({})) -> None:
@@ -134,35 +134,35 @@ class Turns:
 
     @property
     def queued(self) -> dict[str, int]:
-        """Chunks that wait for a turn, likewise."""
+        """Chunks that wait for a turn, by tier; those that wait for an owner's count as `owner`."""
         return self._count(lambda lane: len(lane.sharing))
 
     def is_wanted(self, key: Key) -> bool:
-        """Whether anyone waits for the chunk."""
+        """Return whether any flow waits for the chunk."""
         return bool(self._wants.of(key))
 
     def enter(self, flow: Flow, wanted: Mapping[Key, int], weight: float = FULL_WEIGHT) -> None:
-        """Someone waits for these chunks, in the order of their positions, until `leave`."""
+        """Have `flow` wait for these chunks, in the order of their positions, until `leave`."""
         self._wants.enter(flow, wanted)
         for lane in self._lanes.values():
             lane.sharing.enter(flow, weight)
 
     def weigh(self, flow: Flow, weight: float) -> None:
-        """See `Sharing.weigh`; nothing where it has left, or not entered yet."""
+        """See `Sharing.weigh`. Does nothing if the flow has left, or has not entered yet."""
         if flow in self._wants:
             for lane in self._lanes.values():
                 lane.sharing.weigh(flow, weight)
 
     def leave(self, flow: Flow) -> None:
-        """Nobody waits there any more: what no other wants loses its place in the queues."""
+        """End the flow's waiting. Chunks that no other flow wants lose their places in the queues."""
         self._wants.leave(flow)
         for lane in self._lanes.values():
             lane.leave(flow)
 
     @asynccontextmanager
     async def at(self, place: str | Wait, key: Key, nbytes: int) -> AsyncIterator[_Turn]:
-        """While the block reads the chunk from a tier, or waits until a peer has it. Raises `Refused(Cancelled)` once
-        nobody wants it any more.
+        """Wait for the turn of a block that reads the chunk from a tier, or waits until a peer has it. Raises
+        `Refused(Cancelled)` once no flow wants the chunk any more.
         """
         lane = self._lanes[place]
         first: int | None = None
