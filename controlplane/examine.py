@@ -1,7 +1,7 @@
 """`python -m controlplane.examine DATABASE [PASSWORD_FILE] SPOOLS`: read all rows of a tenant in a process of its own.
 
-Nobody who waits for the control plane then waits for that, and what it takes of memory ends with it. An `Order` comes
-on standard input; lines of JSON go out: `Read` now and then, last `Report` or `Failed`.
+So no other request to the control plane waits for the read, and its memory is given back at its end. An `Order` comes
+on standard input. Lines of JSON go out: `Read` now and then, at the end `Report` or `Failed`.
 """
 
 import os
@@ -34,7 +34,7 @@ TELL_S: Final = 0.2
 
 
 class Order(Wire, frozen=True):
-    """What to read, and what to hold it against."""
+    """What to read, and what to compare it with."""
 
     kind: Literal["verify", "reconcile", "audit"]
     tenant: str
@@ -45,26 +45,26 @@ class Order(Wire, frozen=True):
 
 
 class Read(Wire, frozen=True, tag="read"):
-    """How far it is."""
+    """Progress: rows read so far, of about how many."""
 
     rows: int
     of: int
 
 
 class Report(Wire, frozen=True, tag="report"):
-    """The end of it: the route's answer."""
+    """The last line: the body of the route's answer."""
 
     answer: msgspec.Raw
 
 
 class Failed(Wire, frozen=True, tag="failed"):
-    """The end of it without a report, such as where the database is away."""
+    """The last line if there is no report, for example because the database is away."""
 
     failure: WireFailure
 
 
 class _Teller:
-    """Says how far it is, a few times a second."""
+    """Writes progress, a few times a second."""
 
     def __init__(self, of: int) -> None:
         self._of = of
@@ -79,7 +79,7 @@ class _Teller:
 
 
 def examine(order: Order, database: Path | PostgresPlace, spools: Path) -> VerifyReport | ReconcileReport | AuditReport:
-    """Over one snapshot."""
+    """Carry the order out over one snapshot of the database."""
     with disposing(reading_engine(database)) as engine, snapshot(engine) as connection:
         if order.kind == "audit":
             return verify_audit(connection, order.tenant, _Teller(audit_links(connection, order.tenant)))
@@ -92,19 +92,19 @@ def examine(order: Order, database: Path | PostgresPlace, spools: Path) -> Verif
 
 
 def _waiting(spools: Path) -> Mapping[str, Waiting]:
-    """By source, what its spool holds."""
+    """Return what each source's spool holds."""
     return {source: Waiting(*positions) for source, positions in spools_of(spools)}
 
 
 def _write(line: Read | Report | Failed) -> None:
-    """Whole at once; BrokenPipeError where nobody listens any more."""
+    """Write a line to its end. Raises BrokenPipeError if the control plane has gone."""
     rest = memoryview(encode(line) + b"\n")
     while rest:
         rest = rest[os.write(sys.stdout.fileno(), rest) :]
 
 
 def main() -> None:
-    """Ends with the one who ordered it: then nobody reads what is written."""
+    """Read the order and carry it out. Ends early once the control plane no longer reads the output."""
     os.nice(NICENESS)
     order = decode(sys.stdin.buffer.read(), Order, what="order")
     try:

@@ -39,8 +39,8 @@ class _Examination:
 
 
 class Examiner:
-    """At most RUNNING_LIMIT at once, and of a tenant no more than are free; who asks for the same joins. Close it where
-    you opened it.
+    """Runs at most RUNNING_LIMIT examinations at once; a tenant may have no more than are free. A caller that asks for
+    the same one joins it. Close it where you opened it.
     """
 
     def __init__(self, database: Path | PostgresPlace, spools: Path, program: Sequence[str] = PROGRAM) -> None:
@@ -64,14 +64,14 @@ class Examiner:
         return examination.task.result()
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """End all processes."""
         tasks = [examination.task for examination in self._all.values()]
         for key, examination in tuple(self._all.items()):
             self._drop(key, examination)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _running(self) -> list[str]:
-        """Whose they are."""
+        """Return the tenant of each examination that runs."""
         return [tenant for (_, tenant, _), examination in self._all.items() if not examination.task.done()]
 
     def _begin(self, key: Key, order: Order) -> _Examination:
@@ -109,7 +109,7 @@ class Examiner:
             await process.wait()
 
     async def _listen(self, key: Key, process: Process) -> bytes:
-        """Up to the report."""
+        """Read lines up to the report, and return it."""
         assert process.stdout is not None
         while (raw := await process.stdout.readline()).endswith(b"\n"):  # a killed process leaves half a line
             match decode(raw, Read | Report | Failed):  # type: ignore[arg-type]

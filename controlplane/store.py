@@ -1,4 +1,4 @@
-"""The control plane's database: one engine, one writer thread, a few readers. What is stored is its users' business.
+"""The control plane's database: one engine, one writer thread, a few readers. The stores that use it know its tables.
 
 SQLite in WAL mode with synchronous=FULL, or PostgreSQL: a commit that returned survives a power cut. One thread writes,
 so that no transaction ever waits for another's lock; readers see the last commit and block nobody. The SQL is Core
@@ -68,7 +68,7 @@ def sqlite_engine(path: Path, busy_ms: int = BUSY_MS) -> Engine:
 
 @contextmanager
 def disposing(engine: Engine) -> Iterator[Engine]:
-    """Close its connections in the end."""
+    """Yield the engine, and close its connections at the end."""
     try:
         yield engine
     finally:
@@ -119,13 +119,13 @@ def fault_of(error: DBAPIError) -> DatabaseFault:
 
 @contextmanager
 def snapshot(engine: Engine) -> Iterator[Connection]:
-    """One consistent state, to be read."""
+    """Yield a connection that reads one consistent state."""
     with engine.connect().execution_options(**{_READ_ONLY: True}) as connection:
         yield connection
 
 
 def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int) -> Iterator[Any]:
-    """Rows of the query, so many fetched at a time. Whoever stops before its end lets go of it."""
+    """Yield the rows of a query, fetched `rows` at a time. Close the iterator if you stop before its end."""
     with connection.execute(query.execution_options(yield_per=rows)) as found:
         yield from found
 
@@ -210,7 +210,7 @@ class Database:
             raise Refused(Conflict("backup", rule))
 
     def close(self) -> None:
-        """Waits for commits under way."""
+        """Wait for commits under way, then close all connections."""
         self._writer.shutdown()
         self._readers.shutdown()
         self.engine.dispose()

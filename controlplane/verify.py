@@ -1,4 +1,4 @@
-"""Check the ledger against itself: chain, what is charged, totals and the bills of closed months, all out of the rows.
+"""Recompute a ledger's chains, charges, totals and closed bills from its rows, and report the first difference.
 
 Nothing that is kept beside the rows is trusted. Rows are streamed, each read once; what is kept meanwhile is a
 `Recount`. Of each chain the first difference is named: after it, nothing holds. `soundness_of` is over every chain that
@@ -76,7 +76,7 @@ Link = tuple[int, RowKind, Row[Any]]
 
 
 def months_of(connection: Connection, tenant: str) -> list[str]:
-    """Every month of which anything is there: rows without a chain, or a chain without rows, are looked at, too."""
+    """Return every month that has a row or a chain, also one with rows and no chain, or a chain and no rows."""
     records = (request_records, lifetime_records, conflicts, closings, chains)
     tables = (*records, request_totals, step_totals, device_totals)
     parts = [select(table.c.month).where(owned_by(table, tenant)).distinct() for table in tables]
@@ -84,7 +84,7 @@ def months_of(connection: Connection, tenant: str) -> list[str]:
 
 
 def links_of(connection: Connection, tenant: str, months: Sequence[str]) -> int:
-    """About how many rows there are to read."""
+    """Return about how many rows there are to read."""
     c = chains.c
     query = select(func.coalesce(func.sum(c.links), 0)).where(c.tenant == tenant, c.month.in_(months))
     return int(connection.execute(query).scalar_one())
@@ -93,7 +93,7 @@ def links_of(connection: Connection, tenant: str, months: Sequence[str]) -> int:
 def verify_ledger(
     connection: Connection, tenant: str, month: str | None, tell: Tell = lambda rows: None
 ) -> VerifyReport:
-    """One month, or all that there are and the totals by replica."""
+    """Check one month, or all months and the totals by replica."""
     months = [month] if month is not None else months_of(connection, tenant)
     uses = Uses(connection, tenant) if month is None else None
     found = tuple(verify_month(connection, tenant, each, uses, tell) for each in months)

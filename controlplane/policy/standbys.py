@@ -60,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """So many, for that reason; with so many a take finds one with that probability."""
+    """How many standbys there should be, why, and the probability with which a take finds one then."""
 
     wanted: int
     why: Why
@@ -68,7 +68,7 @@ class Size:
 
 
 def size(sizing: Sizing, load: Load) -> Size:
-    """The largest wish, within both bounds."""
+    """Return the largest of the wishes, within both bounds."""
     if sizing.least == 0:
         return Size(0, Why.OFF, 0.0)
     takes = load.takes
@@ -87,7 +87,7 @@ def size(sizing: Sizing, load: Load) -> Size:
 
 
 def next_size(kept: int, wanted: int, enough_for_s: float) -> int:
-    """How many to keep now, where for so long fewer than are kept would have been enough."""
+    """Return how many to keep now. Shrinks by one once fewer would have been enough for SHRINK_S seconds."""
     if wanted >= kept:
         return wanted
     return kept - 1 if enough_for_s >= SHRINK_S else kept
@@ -144,7 +144,7 @@ def holds_cores(since_s: float, *, restoring: bool) -> bool:
 
 
 def to_fork(facts: PoolFacts) -> int:
-    """What is waited for is forked at once; what the pool lacks as soon as there are cores that no start holds.
+    """Return how many to fork now: for waiting callers at once, for the pool as soon as cores are free of starts.
 
     A fork and its first imports take a core, and a start that shares its core with them is late by as much. So one
     core is one fork, and a start has its cores first.
@@ -156,8 +156,8 @@ def to_fork(facts: PoolFacts) -> int:
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds before the next fork after so many births in a row came to nothing: 0.1 s doubled, at most 1 s.
+    """Return the seconds to wait before the next fork, after so many failed ones in a row: 0.1 s doubled, at most 1 s.
 
-    A zygote that came back is noticed within that second; one that bears the dead costs no more than a fork a second.
+    So a zygote that is back is noticed within a second, and one whose forks die costs at most a fork a second.
     """
     return 0.0 if failures == 0 else PAUSES.after(failures)

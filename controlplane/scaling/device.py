@@ -1,4 +1,4 @@
-"""What a replica gets of this machine now: threads and KV memory. How many there may be is the table's slots."""
+"""The threads and the KV memory that a replica gets on this machine. The replica table limits their number."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""How a replica leaves: activators are told, then the runtime, and it ends once it is empty or out of time.
+"""End a replica: tell activators, then its runtime, and end the process once it is empty or out of time.
 
-One whose memory was found wrong is told that: what it computes over it ends at once, with an error. Where it can't be
-told, it is killed.
+`condemned` ends a replica whose memory was found wrong: its requests end at once, with an error. It is killed if it
+can't be told.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Every process that the zygote bore for us: birth, adoption, death. Which of them does what is decided elsewhere.
+"""The processes that the zygote has forked for this control plane: their births, adoptions and deaths.
 
 A process is in the table of replicas and in the fleet from its birth until its pidfd says that it is dead. The fleet
 moves it to parked and to ending. The other moves are made by `local.py`, `sleep.py` and `../jobs.py`.
@@ -62,8 +62,8 @@ class Fleet:
         self._mourners.append(mourner)
 
     async def bear(self) -> Process:
-        """A new standby, parked. Raises Refused: Unavailable where the zygote or the standby does not come, StartFailed
-        where that is for want of disk.
+        """Fork a standby; return it parked. Raises Refused: Unavailable if the zygote or the standby does not answer,
+        StartFailed if the reason is a full disk.
         """
         runtime_id = f"r{secrets.token_hex(6)}"
         self._asked.add(runtime_id)
@@ -84,7 +84,7 @@ class Fleet:
         raise Refused(Unavailable(PEER))
 
     def knows(self, runtime_id: str) -> bool:
-        """Whether it is ours, or is being born for us."""
+        """Return whether the process is in the fleet, or is being forked for it."""
         return runtime_id in self._processes or runtime_id in self._asked
 
     def adopt(self, replica: Replica, pidfd: int) -> Process:
@@ -95,7 +95,7 @@ class Fleet:
         return process
 
     def end(self, process: Process, term_s: float = TERM_S) -> None:
-        """Have it dead: SIGTERM, later SIGKILL, in the background. Nothing happens to one that ends already.
+        """End a process in the background: SIGTERM, later SIGKILL. Does nothing if it is ending already.
 
         Raises IllegalMove for a replica that serves: drain it first.
         """

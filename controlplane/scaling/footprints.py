@@ -27,7 +27,7 @@ class Footprint:
 
 
 def footprint_of(rollup: str) -> Footprint:
-    """Of the text of `smaps_rollup`. Raises ValueError where a line is missing."""
+    """Return the footprint that the text of `smaps_rollup` gives. Raises ValueError if a line is missing."""
     found = {name: rest for name, _, rest in (line.partition(":") for line in rollup.splitlines())}
     try:
         pss, clean, dirty = (int(found[name].split()[0]) * 1024 for name in ("Pss", "Private_Clean", "Private_Dirty"))
@@ -37,7 +37,7 @@ def footprint_of(rollup: str) -> Footprint:
 
 
 def together(footprints: Iterable[Footprint]) -> Footprint:
-    """Their sum. A page that several of them share is counted once in `pss_bytes`, as each has its part of it."""
+    """Return the sum. A page that several share counts once in `pss_bytes`, because each has its part of it."""
     found = tuple(footprints)
     return Footprint(sum(each.pss_bytes for each in found), sum(each.private_bytes for each in found))
 
@@ -59,18 +59,18 @@ class Footprints:
 
     @property
     def standbys(self) -> Footprint:
-        """Of all that were parked."""
+        """The sum over all standbys that were parked."""
         return together(self._standbys.values())
 
     @property
     def standby_bytes(self) -> int:
-        """A standby's own memory: their mean, or what is assumed as long as none was measured."""
+        """The mean of the standbys' own memory, or an assumed value until one was measured."""
         if not self._standbys:
             return ASSUMED_BYTES
         return self.standbys.private_bytes // len(self._standbys)
 
     async def refresh(self) -> None:
-        """Ask again, unless the same were asked within FRESH_S."""
+        """Measure again, unless the same standbys were measured within FRESH_S."""
         now_us = self._fleet.clock.monotonic_us()
         parked = {each.runtime_id: each.pid for each in self._fleet.table if each.state is ReplicaState.STANDBY}
         if now_us - self._asked_us < FRESH_S * 1e6 and parked.keys() == self._standbys.keys():
@@ -88,7 +88,7 @@ class Footprints:
         self.zygote = Footprint() if zygote is None else found.get(zygote, Footprint())
 
     def _read(self, pids: Iterable[int]) -> dict[int, Footprint]:
-        """In a thread."""
+        """Measure processes. Blocking."""
         found = {}
         for pid in pids:
             try:

@@ -1,4 +1,4 @@
-"""What a process that the zygote bore is told here: a version, a drain, sleep. Which version it has is the table's."""
+"""Calls to one process of the fleet: bind, drain, sleep and others. The replica table knows which version it has."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,7 +12,7 @@ DRAIN_CALL_S: Final = dependencies.ORDERS.timeout_s
 
 
 class Process(BornProcess):
-    """One of the fleet's. `on_exit` is called once, from the event loop, when it is dead."""
+    """A process of the fleet. `on_exit` is called once, on the event loop, when it is dead."""
 
     report_s = dependencies.REPORTS.timeout_s
 
@@ -32,7 +32,7 @@ class Process(BornProcess):
         self._on_exit(self)
 
     async def bind(self, bind: Bind, timeout_s: float) -> Bound:
-        """Give it a version; returns when it serves. Raises Refused: its failure, or Unavailable where it is lost."""
+        """Have it bind a version; return when it serves. Raises Refused: its failure, or Unavailable if it is lost."""
         return await self._client.call("POST", "/control/bind", Bound, body=bind, timeout_s=timeout_s)
 
     async def drain(self) -> None:
@@ -56,5 +56,5 @@ class Process(BornProcess):
             pass
 
     async def wake(self, bind: Bind, timeout_s: float) -> Bound:
-        """Have it serve again; returns when it does. Raises Refused."""
+        """Have it wake; return when it serves again. Raises Refused."""
         return await self._client.call("POST", "/control/wake", Bound, body=bind, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
-"""Puts replicas to sleep and wakes them: the device slot is given back, weights stay in host memory or go as well.
+"""Put replicas to sleep and wake them. A sleeper gives its device slot back, and keeps its weights or drops them, too.
 
-Who sleeps how and when is the decider's to say. A replica that was asked for while it falls asleep wakes as soon as it
-sleeps; one that turns out to be busy serves on.
+The autoscaler decides which replica sleeps, how deeply and when. A replica that is wanted while it falls asleep wakes
+as soon as it sleeps. One that turns out to be busy goes on serving.
 """
 
 import logging
@@ -53,13 +53,13 @@ class Bedroom:
         return self._feed.publish(Feed(replicas=(replica_row(dozing),)))
 
     def drop(self, replica: Replica) -> None:
-        """Have one that sleeps give its weights back. Idempotent; who is asked for meanwhile wakes right after it."""
+        """Have a sleeper give its weights back. Idempotent. If it is wanted meanwhile, it wakes right afterwards."""
         if replica.runtime_id not in self._dropping:
             self._dropping.add(replica.runtime_id)
             self._fleet.tasks.start(self._drop(self._fleet[replica.runtime_id]), f"drop {replica.runtime_id}")
 
     async def wake(self, process: Process, key: VersionKey, timeout_s: float) -> Bound:
-        """Its engine is made anew over the weights that it kept, or leases again. Raises Refused."""
+        """Wake a sleeper: it makes a new engine over the weights that it kept, or leases again. Raises Refused."""
         bind = Bind(
             tenant=key.tenant,
             model=key.model,
@@ -71,7 +71,7 @@ class Bedroom:
         return await process.wake(bind, timeout_s)
 
     async def fall_asleep(self, process: Process, revision: int) -> ReplicaState | None:
-        """Return what a dozing replica is then; None if it leaves.
+        """Put a dozing replica to sleep. Return its state afterwards; None if it leaves.
 
         - ASLEEP
         - READY: it serves on.
