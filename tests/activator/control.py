@@ -52,7 +52,7 @@ RESTORE = (Span(Stage.DECIDED, 1000), Span(Stage.PROMOTED, 2000), Span(Stage.REA
 
 
 def key_row(key_id: str, key: str, tenant: str, *scopes: Scope) -> KeyRow:
-    """A row as the registry makes it."""
+    """Return a key's row as the registry makes it."""
     return KeyRow(key_id=key_id, secret_sha256=hashlib.sha256(key.encode()).hexdigest(), tenant=tenant, scopes=scopes)
 
 
@@ -72,12 +72,12 @@ def replica_row(name: str, max_streams: int = 8, **other: Any) -> ReplicaRow:
 
 
 def limited(tenant: str = "default", **limits: Any) -> TenantRow:
-    """The tenant with these limits."""
+    """Return a tenant's row with these limits."""
     return TenantRow(tenant=tenant, suspended=False, limits=TenantLimits(**limits))
 
 
 def snapshot() -> Feed:
-    """Two tenants, each with a model; three keys, and one by whose tenant is seen what was read."""
+    """Return a feed of two tenants, each with a model, and their keys; MARKER's tenant shows what was read."""
     return Feed(
         revision=1,
         full=True,
@@ -101,7 +101,7 @@ def snapshot() -> Feed:
 
 
 class FakeControl:
-    """Keeps what it was told; `publish` feeds a line to every reader."""
+    """A control plane that keeps what activators send. `publish` sends a line of the feed to each reader."""
 
     def __init__(self) -> None:
         self.rows = snapshot()
@@ -134,7 +134,7 @@ class FakeControl:
         await self._listening.start(run / "control.sock")
 
     async def stop(self) -> None:
-        """Gone, as a killed process is."""
+        """End every feed, and stop listening, as a killed process does."""
         if self._listening is not None:
             for queue in self._readers:
                 queue.put_nowait(b"")
@@ -159,7 +159,7 @@ class FakeControl:
         removed_versions: tuple[tuple[str, str, str], ...] = (),
         start_problems: tuple[StartProblemRow, ...] = (),
     ) -> None:
-        """A change."""
+        """Send a change to all readers of the feed."""
         self.revision += 1
         self.revisions.update((row.name, row) for row in revisions)
         self.replicas.update((row.runtime_id, row) for row in replicas)
@@ -176,7 +176,7 @@ class FakeControl:
             queue.put_nowait(encode(line) + b"\n")
 
     def mark(self) -> str:
-        """A model that MARKER's tenant has once the activator has read everything up to here."""
+        """Publish a new model of MARKER's tenant, and return its name. An activator that has it has read all before."""
         self.revision += 1
         name = f"mark-{self.revision}"
         model = ModelRow(tenant="marker", model=name, aliases={"prod": VERSION}, created_at_s=1)
@@ -189,20 +189,20 @@ class FakeControl:
         return name
 
     async def until_records(self, count: int) -> list[RequestRecord]:
-        """Wait for that many records."""
+        """Wait until `count` usage records have come. Return all."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: len(self.records) >= count)
         return self.records
 
     async def until_stat(self, concurrency: float | None = None, count: int = 1) -> None:
-        """Wait for that many stats (of that concurrency)."""
+        """Wait until `count` stats have come, of that concurrency (None: of any)."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(
                 lambda: sum(concurrency in (None, stat.concurrency) for stat in self.stats) >= count
             )
 
     def fall_silent(self, path: str) -> None:
-        """From now on what begins so is taken and never answered; a feed that is read ends."""
+        """Accept requests to paths that begin so from now on, but never answer them. Feeds that are read end."""
         self.silent.add(path)
         if path == "/internal/v1/feed":
             for queue in self._readers:
@@ -252,7 +252,7 @@ class FakeControl:
         return web.Response(status=204)
 
     async def until_used(self, key_id: str) -> int:
-        """When that key was last used, once it was told."""
+        """Wait until the key's use was reported. Return its time (Unix seconds)."""
         async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: key_id in self.used_at_s)
         return self.used_at_s[key_id]

@@ -32,23 +32,23 @@ from tests.activator.control import replica_row
 from tests.activator.replica import FakeReplica, Script, hello
 from tests.activator.slot_world import ASK, KEY, SlotWorld
 
-AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # what has not come by the next turn of the loop is late
+AT_ONCE = HedgeLimits(samples=1, least_s=0.0)  # a frame that is not there at the loop's next iteration is late
 
 
 class Ear:
-    """The client's side of one answer."""
+    """The client's side of one answer, in place of `answer.Answer`."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
         self.heard = b""
 
     async def pass_on(self, data: bytes, completion_tokens: int) -> None:
-        """As `answer.Answer`, to a client that takes all at once."""
+        """Take bytes. The client has read them at once."""
         self.heard += data
         self._account.delivered_tokens = completion_tokens
 
     def try_forget(self) -> bool:
-        """Nothing can be taken back."""
+        """Forget the answer. Return False if the client has some of it."""
         if self.heard:
             return False
         self._account.seen = Counts()
@@ -57,7 +57,7 @@ class Ear:
 
 @dataclass
 class Asked:
-    """One request."""
+    """A request under way, and what its client has received."""
 
     call: Call
     ear: Ear
@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass
 class Ground:
-    """Everything that the attempts need."""
+    """`Attempts` over fake replicas, and everything that it needs."""
 
     slots: SlotWorld
     upstreams: Upstreams
@@ -84,11 +84,11 @@ class Ground:
 
     @property
     def throttler(self) -> Throttler:
-        """That the attempts have their slots of."""
+        """The throttler that gives the attempts their slots."""
         return self.slots.throttler
 
     async def replica(self, name: str, script: Script = hello, max_streams: int = 8) -> FakeReplica:
-        """One that listens and is told of."""
+        """Start a replica, and publish it."""
         replica = self.replicas[name] = FakeReplica(script)
         await replica.start(self.run, name)
         self.slots.feed(replica_row(name, max_streams))
@@ -97,7 +97,7 @@ class Ground:
     def ask(
         self, *, cold: bool = False, deadline_s: float = 60.0, is_current: Callable[[], bool] = lambda: True
     ) -> Asked:
-        """A stream, under way."""
+        """Start a request that streams."""
         account = Account(
             request_id=f"req_{len(self.asked)}", model="m",
             principal=Principal(key_id="k", tenant="default", scopes=(Scope.INFER,)),
@@ -114,21 +114,21 @@ class Ground:
         return self.asked[-1]
 
     async def known(self) -> None:
-        """So much that every frame is late that is not there at once."""
+        """Serve one request, so that `limits` have their sample and a later first frame can be late."""
         assert await outcome(self.ask()) is None
 
     def counted(self, name: str) -> dict[tuple[str, ...], int]:
-        """A counter, by its labels."""
+        """Return the values of a counter, by labels."""
         (family,) = [each for each in self.page.families() if each.name == name]
         return {labels: int(value) for labels, value in family.values.items()}
 
     def came(self) -> dict[str, int]:
-        """Late requests, by whose first frame came."""
+        """Return how many requests were late, by the attempt whose first frame came."""
         return {labels[-1]: value for labels, value in self.counted("kelvin_hedged_requests_total").items()}
 
     async def at_rest(self) -> None:
-        """No slot is taken, no connection in use, no task left; each replica that counted a request knows that it is
-        recorded under its name, or records it itself.
+        """Wait until nothing runs. Assert that no slot, connection or task is left, and that each replica which
+        counted a request knows whether the record of that request names it.
         """
         async with asyncio.timeout(30):
             await self.errands.close()
@@ -151,7 +151,7 @@ class Ground:
 
 
 async def outcome(asked: Asked) -> BaseException | None:
-    """What it was refused with; None where it was answered."""
+    """Wait for the request's end. Return the error that it was refused with, None if it was answered."""
     async with asyncio.timeout(30):
         await asyncio.wait((asked.task,))
     return asked.task.exception()
@@ -161,7 +161,7 @@ async def outcome(asked: Asked) -> BaseException | None:
 async def ground(
     tmp_path: Path, limits: HedgeLimits = AT_ONCE, retries: RetryLimits | None = None, rest_s: float = 30.0
 ) -> AsyncIterator[Ground]:
-    """Left, nothing of any request is."""
+    """Yield attempts over fake replicas. At the end nothing of any request may be left."""
     directory, errands = SocketDirectory(tmp_path / "run"), Errands()
     slots = SlotWorld(longest_rest_s=rest_s)
     upstreams, page = Upstreams(Ways(directory), errands), Page("activator")
