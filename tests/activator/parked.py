@@ -42,7 +42,7 @@ class Parked:
         await self._listening.start(self._run / f"rt-{self.name}.sock")
 
     async def stop(self) -> None:
-        """As a process that is killed: what it was answering breaks off."""
+        """Break all connections and stop listening, as a killed process does."""
         await self._listening.stop()
 
     def _meter(self, phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""A pod of Knative's as an activator sees it: a replica behind a queue-proxy, at a port, plainly.
+"""A Knative pod as an activator sees it: a replica behind a queue-proxy, at a port, without TLS.
 
 Imitates pkg/queue/health and pkg/queue/sharedmain of knative/serving (98e5ef9) as far as probes and requests go.
 """
@@ -14,7 +14,7 @@ PROBE = "K-Network-Probe"
 
 
 class FakePod:
-    """`probes` are those that were answered, by status; a probe that queue-proxy would not know is in `wrong`."""
+    """`probes` are the statuses of answered probes; `wrong` are probes that queue-proxy would not know."""
 
     def __init__(self) -> None:
         self.replica = FakeReplica()
@@ -30,7 +30,7 @@ class FakePod:
 
     @property
     def url(self) -> str:
-        """As a row of the feed has it."""
+        """Its address, as in a row of the feed."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
@@ -41,7 +41,7 @@ class FakePod:
         await self._listening.start_at(self._held)
 
     async def stop(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         if self._listening is not None:
             await self._listening.stop()
             self._listening = None

@@ -28,12 +28,12 @@ from tests.snapshotter.sender import commit, open_push, send
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 @dataclass
 class MortalStore:
-    """Dies at its nth call (counted from 1), before it or after it, and is dead from then on."""
+    """A store whose process is killed at its nth call (counted from 1), before or after the call. Later calls fail."""
 
     inner: BlobStore
     dies_at: int | None = None
@@ -42,7 +42,7 @@ class MortalStore:
     dead: bool = False
 
     def _count(self) -> bool:
-        """Whether this call is done, but never answered."""
+        """Count a call. Return whether it is carried out but never answered."""
         if self.dead:
             raise Killed
         self.calls += 1
@@ -126,7 +126,7 @@ class DirectJobs(Jobs):
 
 
 def attestations_over(data: Path, store: BlobStore) -> Attestations:
-    """With the key and the roots of a data directory."""
+    """Return attestations with the key and the trust roots of a data directory."""
     signer = ensure_signer(data / SECRET_FILE, data / PUBLIC_FILE)
     return Attestations(store, signer, read_trust(data, data / ROOTS))
 
@@ -160,7 +160,7 @@ class Bench:
         return cls(pushes, store, jobs, Collector(store, publisher, staging, jobs, 0.0))
 
     async def push(self, files: Mapping[str, bytes], request: PlanRequest) -> Committed:
-        """A whole push by a client that gives up at the first failure."""
+        """Push a model, as a client that gives up at the first failure."""
         push = await open_push(self.pushes, files, request)
         await send(self.pushes, push)
         return await commit(self.pushes, push)

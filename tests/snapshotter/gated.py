@@ -1,4 +1,4 @@
-"""A store, a registry and clients whose every step waits to be let through: interleavings as a test chooses them."""
+"""A store, a registry and clients each of whose steps waits at a gate, so that a test chooses their interleaving."""
 
 import asyncio
 import inspect
@@ -38,7 +38,7 @@ ROUNDS = 30
 
 
 class Gates:
-    """Who is about to do something, in the order of coming."""
+    """The steps that wait at gates, in the order in which they came."""
 
     def __init__(self) -> None:
         self.waiting: list[asyncio.Future[None]] = []
@@ -56,7 +56,7 @@ class Gates:
 
 @dataclass
 class GatedStore:
-    """Waits before each call."""
+    """A store that waits at a gate before each call."""
 
     inner: MemoryStore
     gates: Gates
@@ -124,7 +124,7 @@ CONFIG = Model().files()["config.json"].decode()
 
 
 def lacking(store: MemoryStore, kind: str, version: str) -> str | None:
-    """The first thing that a reader of the version would not find; None where it is whole."""
+    """Return the first object or chunk that a reader of the version would miss; None if it is whole."""
     blobs = store._blobs
     raw = blobs.get(f"{TENANT}/{kind}/{version}")
     if raw is None:
@@ -172,7 +172,7 @@ class World:
             self.settle()
 
     def settle(self) -> None:
-        """Let everybody run up to the next gate."""
+        """Let all tasks run up to their next gates."""
 
         async def turns() -> None:
             for _ in range(40):
@@ -191,7 +191,7 @@ class World:
             task.result()
 
     def check(self) -> None:
-        """No named version lacks anything."""
+        """Assert that every named version is whole."""
         for version in self.jobs.named_versions:
             lack = lacking(self.memory, "manifests", version)
             assert lack is None, f"version {version} lacks {lack}"

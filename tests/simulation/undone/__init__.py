@@ -1,7 +1,6 @@
-"""Repairs, each undone by a small patch that brings its defect back: the simulation has to find every one of them.
+"""Patches that undo one repair each, and so bring its defect back. The simulation has to find every one of them.
 
-A module is called after the world that finds its defects. The docstring of each patch names the defect as a user met
-it.
+A module has the name of the world that finds its defects. The docstring of a patch tells the defect as a user met it.
 """
 
 import pkgutil
@@ -16,7 +15,7 @@ from unittest import mock
 
 
 class Undoing:
-    """Replaces functions for as long as its block lasts. Fails where the repaired one is not there any more."""
+    """Replaces functions until `stack` is closed. Fails if a repaired function no longer exists."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -44,9 +43,9 @@ class Undoing:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The world `world` finds the defect by `sign`, a pattern of what breaks there.
+    """A repair that can be undone. The world called `world` then fails with a message that `sign` (a pattern) matches.
 
-    Where that is rare, `seed` is that of a history which meets it.
+    If few histories meet the defect, `seed` is that of one which does.
     """
 
     world: str
@@ -63,7 +62,7 @@ class Repair:
 
 
 def repair(sign: str, seed: int | None = None) -> Callable[[Callable[[Undoing], None]], Repair]:
-    """Make a repair of the function that undoes it, for the world that its module is called after."""
+    """Decorate a function that undoes a repair. The repair's world has the name of the function's module."""
     return lambda undo: Repair(undo.__module__.rpartition(".")[2], sign, seed, undo)
 
 
