@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from msgspec import UNSET, structs
-from sqlalchemy import Column, Connection, Row, Table, func, select, union
+from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Row, Table, cast, func, select, union
 from sqlalchemy.exc import DBAPIError
 
 from contracts.audit import AuditChain
@@ -44,6 +44,7 @@ from controlplane.ledger_schema import (
 from controlplane.policy.chain import ChainReader
 from controlplane.policy.chain import Kind as RowKind
 from controlplane.policy.findings import Finding, Kind
+from controlplane.policy.month import is_month
 from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
@@ -76,11 +77,29 @@ Link = tuple[int, RowKind, Row[Any]]
 
 
 def months_of(connection: Connection, tenant: str) -> list[str]:
-    """Return every month that has a row or a chain, also one with rows and no chain, or a chain and no rows."""
+    """Return every month that has a row or a chain, also one with rows and no chain, or a chain and no rows.
+
+    What a row has that is no month is left out; `verify_ledger` names it.
+    """
+    return [name for name in _months_there(connection, tenant) if is_month(name)]
+
+
+def _months_there(connection: Connection, tenant: str) -> list[str]:
+    """Return what the tenant's rows have for a month."""
     records = (request_records, lifetime_records, conflicts, closings, chains)
     tables = (*records, request_totals, step_totals, device_totals)
     parts = [select(table.c.month).where(owned_by(table, tenant)).distinct() for table in tables]
-    return sorted(connection.execute(union(*parts)).scalars())
+    return _texts_of(connection, union(*parts).subquery().c.month)
+
+
+def _texts_of(connection: Connection, column: ColumnElement[str]) -> list[str]:
+    """Return the texts of a column, sorted. SQLite keeps anything in it that somebody made of one: its bytes can be
+    read in any case.
+    """
+    if connection.dialect.name != "sqlite":
+        return sorted(connection.execute(select(column)).scalars())
+    found = connection.execute(select(cast(column, LargeBinary))).scalars()
+    return sorted({text.decode(errors="backslashreplace") for text in found})
 
 
 def links_of(connection: Connection, tenant: str, months: Sequence[str]) -> int:
@@ -94,9 +113,12 @@ def verify_ledger(
     connection: Connection, tenant: str, month: str | None, tell: Tell = lambda rows: None
 ) -> VerifyReport:
     """Check one month, or all months and the totals by replica."""
-    months = [month] if month is not None else months_of(connection, tenant)
+    there = [] if month is not None else _months_there(connection, tenant)
+    months, others = [each for each in there if is_month(each)], [each for each in there if not is_month(each)]
+    months = months if month is None else [month]
     uses = Uses(connection, tenant) if month is None else None
     found = tuple(verify_month(connection, tenant, each, uses, tell) for each in months)
+    found += tuple(_report_of_no_month(tenant, each) for each in others)
     sound = not any(each.differences for each in found)
     # A month that is not sound was not read to its end: of its replicas nothing more can be said.
     replicas = _first("", uses.findings()) if uses is not None and sound else ()
@@ -115,6 +137,13 @@ def verify_month(
         chain=rows.chain.end.hex(),
         closed=rows.closing is not None,
         differences=differences,
+    )
+
+
+def _report_of_no_month(tenant: str, name: str) -> ChainReport:
+    wrong = LedgerDifference(month=name, subject="rows", detail=f"their month is {name!r}, which is none")
+    return ChainReport(
+        month=name, links=0, chain=LEDGER.genesis((tenant, name)).hex(), closed=False, differences=(wrong,)
     )
 
 
@@ -289,8 +318,7 @@ def soundness_of(connection: Connection) -> Soundness:
 
 def _every_month(connection: Connection) -> tuple[RestoredChain, ...]:
     """Every month of every tenant; "" is the platform's own."""
-    owners = {*connection.execute(select(schema.tenants.c.tenant)).scalars(), ""}
-    owners |= set(connection.execute(select(chains.c.tenant)).scalars())
+    owners = {*_texts_of(connection, schema.tenants.c.tenant), *_texts_of(connection, chains.c.tenant), ""}
     found = []
     for tenant in sorted(owners):
         report = verify_ledger(connection, tenant, None)

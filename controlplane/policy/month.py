@@ -13,12 +13,17 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def month_bounds_us(month: str) -> tuple[int, int]:
     """(first microsecond, first microsecond of the next month) since 1970. Refuses anything but YYYY-MM."""
-    match = _MONTH.fullmatch(month)
-    if match is None or not 1970 <= int(match[1]) <= 9998:
+    if not is_month(month):
         raise Refused(InvalidRequest("month", repr(month[:20]), "must be YYYY-MM, from 1970 on"))
-    year, number = int(match[1]), int(match[2])
+    year, number = int(month[:4]), int(month[5:])
     following = date(year + number // 12, number % 12 + 1, 1)
     return day_us(date(year, number, 1)), day_us(following)
+
+
+def is_month(text: str) -> bool:
+    """Return whether it is YYYY-MM, from 1970 on."""
+    match = _MONTH.fullmatch(text)
+    return match is not None and 1970 <= int(match[1]) <= 9998
 
 
 def month_of(at_us: int) -> str:

@@ -12,8 +12,9 @@ from contracts.billing import VerifyReport
 from contracts.usage import Origin
 from controlplane.ledger_migrations import STEPS, ensure_ledger
 from controlplane.policy.chain import LEDGER, genesis
+from controlplane.verify import soundness_of
 from tests.controlplane.backends import SQLITE
-from tests.controlplane.billing_ground import Record, close, enter, fresh_engine, good_month, verify
+from tests.controlplane.billing_ground import Record, close, enter, fresh_engine, good_month, reconciled, verify
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 LATE = request_record(4, runtime_id="rt-2", outcome="ok", completion_tokens=70, source="activator-2", sequence=1)
@@ -147,6 +148,40 @@ def test_rows_that_no_program_writes_are_found(engine: Engine, statement: str) -
     found = verify(engine)
     assert not found.sound
     assert found.months[0].differences
+
+
+@pytest.mark.parametrize("backend", [SQLITE], indirect=True)
+@pytest.mark.parametrize(
+    ("month", "name"),
+    [
+        pytest.param("X'ff'", r"\xff", id="bytes"),
+        pytest.param("CAST(X'32ff' AS TEXT)", r"2\xff", id="bytes that are no text"),
+        pytest.param("'2026-13'", "2026-13", id="no month of a year"),
+    ],
+)
+def test_month_that_is_none_is_named(engine: Engine, month: str, name: str) -> None:
+    """Also where no text of ours could be read of it; the month that it was taken from has a gap, and is told."""
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE ledger_requests SET month = {month} WHERE request_id = 'req-1'"))
+    found = verify(engine)
+    assert [(each.month, bool(each.differences)) for each in found.months] == [
+        ("2026-11", True),
+        ("2026-12", False),
+        (name, True),
+    ]
+    assert not found.sound
+    assert reconciled(engine).months == ("2026-11", "2026-12")
+
+
+@pytest.mark.parametrize("backend", [SQLITE], indirect=True)
+@pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])
+def test_chain_of_no_tenant_hides_no_other(engine: Engine, tenant: str) -> None:
+    """Whoever has its rows is told that its end is not there, when all are read for a restore as well."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(f"UPDATE ledger_chains SET tenant = {tenant} WHERE tenant = 'acme' AND month = '2026-11'")
+        )
+        assert "acme 2026-11" in (soundness_of(connection).fault or "")
 
 
 def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
