@@ -1,4 +1,4 @@
-"""Versions in the host tier: brought there once however many ask, and pinned while an answer to them is being made."""
+"""Versions in the host tier: each is brought once for all callers, and pinned while a lease of it is being granted."""
 
 import asyncio
 import logging
@@ -37,8 +37,8 @@ Key = tuple[str, str]  # tenant, version
 
 
 class Waiting:
-    """Which versions leases are waiting for. Leases come first: whoever loads in the background learns here when to
-    begin, and when to give way.
+    """The versions that leases wait for. Leases come first: background loads learn here when to begin, and when to
+    give way.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Waiting:
 
     @contextmanager
     def leasing(self, key: Key) -> Iterator[None]:
-        """A lease waits for this version while the block runs."""
+        """Count a lease as waiting for this version while the block runs."""
         self._awaited[key] += 1
         self._tell()
         try:
@@ -62,17 +62,17 @@ class Waiting:
             self._tell()
 
     def is_busy(self, but: Key | None = None) -> bool:
-        """Whether a lease waits for another version than `but`."""
+        """Return whether a lease waits for another version than `but`."""
         return any(key != but for key in self._awaited)
 
     async def until_free(self, but: Key | None = None) -> None:
-        """Until no lease waits for another version than `but`."""
+        """Wait until no lease waits for another version than `but`."""
         while self.is_busy(but):
             await self._changed.wait()
 
     async def try_run(self, work: Callable[[], Awaitable[None]], key: Key) -> bool:
-        """Run `work`, which is about that version. False where it was cancelled because a lease began to wait for
-        another one; it is gone then. Raises what `work` raises.
+        """Run `work`, which is about that version. Return False if it was cancelled, and has ended, because a lease
+        began to wait for another version. Raises what `work` raises.
         """
         is_done, _ = await first(work(), self._until_busy(key))
         return is_done
@@ -82,7 +82,7 @@ class Waiting:
             await self._changed.wait()
 
     def _tell(self) -> None:
-        """Whoever waits looks again."""
+        """Have all waiters look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -104,7 +104,7 @@ class _Flight:
 
 
 class Residents:
-    """Versions in memory. Each is loaded by one flight, which is cancelled once nobody waits for it."""
+    """Versions in memory. Each is loaded by one flight (single-flight), cancelled once no caller waits for it."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Residents:
 
     @property
     def hot_count(self) -> int:
-        """Versions that are answered at once."""
+        """How many versions can be leased at once."""
         return len(self._hot)
 
     def try_hot(self, tenant: str, version: str) -> Tally | None:
@@ -149,9 +149,10 @@ class Residents:
         engines: tuple[tuple[str, str], ...] = (),
         early: Early | None = None,
     ) -> AsyncIterator[Arrival]:
-        """For a lease: the version, whole, verified and kept from eviction while the block runs. Raises `Refused`, and
-        what `early` raises: where the version has to be brought first, it runs meanwhile, and is cancelled, if it still
-        runs, when that is over.
+        """For a lease: yield the version, whole, verified and kept from eviction while the block runs.
+
+        If the version has to be brought first, `early` runs meanwhile, and is cancelled when the version is there.
+        Raises `Refused`, and what `early` raises.
         """
         key = (tenant, version)
         async with self._arrival(key, timeout_s, engines, leased=True, early=early) as arrival:
@@ -160,10 +161,10 @@ class Residents:
             yield Arrival(arrival.resident, owed) if is_hot and owed is not None else arrival
 
     async def bring(self, tenant: str, version: str, timeout_s: float, *, urgent: bool) -> None:
-        """For nobody yet: the version is here when this returns, and may be evicted from then on. Raises `Refused`.
+        """Bring the version without a lease. It is here on return, and may be evicted from then on. Raises `Refused`.
 
-        An urgent one is part of a start: the lease that comes for it is told where its chunks were found. Others have
-        a small share beside it, until somebody waits.
+        An urgent call is part of a start: the lease that follows is told where its chunks were found. Other calls get
+        a small share of each source, until a lease waits for the version.
         """
         key = (tenant, version)
         weight = FULL_WEIGHT if urgent else LOW_WEIGHT
@@ -209,7 +210,7 @@ class Residents:
                 self._land(key, flight)
 
     async def close(self) -> None:
-        """Ends all flights."""
+        """Cancel all flights."""
         await end_all([flight.task for flight in self._flights.values()])
         self._hot.clear()
 
@@ -226,7 +227,7 @@ class Residents:
         return flight
 
     def _land(self, key: tuple[str, str], flight: _Flight) -> None:
-        """End a flight that nobody waits for any more: unpin what it pinned, and let nobody join it."""
+        """End a flight that no caller waits for any more: unpin what it pinned, and let no caller join it."""
         if self._flights.get(key) is flight:
             del self._flights[key]
         if not flight.task.done():
@@ -321,7 +322,7 @@ class Residents:
         return reservation
 
     def forget(self, slab: int) -> None:
-        """The slab is gone, or something in it: versions that have chunks in it are no longer resident."""
+        """Make versions with chunks in the slab non-resident: the slab, or a chunk in it, is gone."""
         for key in [key for key, resident in self._hot.items() if slab in resident.slabs]:
             del self._hot[key]
             self._owed.pop(key, None)

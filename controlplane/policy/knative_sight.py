@@ -1,7 +1,7 @@
-"""What is seen of a cluster, and what of it is news to activators. Pure but for its own state.
+"""Keep what is seen of a cluster, and decide what of it is news to activators. Pure but for its own state.
 
-Objects come in any order, and any number of times: a pod is told once its Service is known, and again once it is
-otherwise. That no replica came up is told once for each time that it came to be so, and not while another one serves.
+Objects come in any order, and any number of times. A pod is news once its Service is known, and again whenever it has
+changed. A failed start is news once each time it happens, and not while another replica serves.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ VersionName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What activators have not been told. `ready` are replicas that take requests from now on."""
+    """What activators have not been told yet. `failed` names versions of which no replica came up, and why."""
 
     revisions: tuple[RevisionRow, ...] = ()
     removed_revisions: tuple[VersionName, ...] = ()
@@ -31,7 +31,7 @@ class News:
 
 @dataclass(slots=True)
 class _Told:
-    """Of one Service."""
+    """What activators were told of one Service."""
 
     revision: RevisionRow | None = None
     replicas: dict[str, ReplicaRow] = field(default_factory=dict)
@@ -53,15 +53,15 @@ class Sight:
         return f"<Sight services={len(self._services)} slices={len(self._slices)} failed={len(self._failed)}>"
 
     def service_at(self, place: Place) -> Service | None:
-        """What is there, as far as it is for a version."""
+        """Return the Service of a version that is at `place`, else None."""
         return self._services.get(place)
 
     def failure_of(self, revision: Place) -> Failed | None:
-        """Why that Revision failed, where it did."""
+        """Return why that Revision failed; None if it did not."""
         return self._failed.get(revision)
 
     def service(self, place: Place, found: Service | None) -> News:
-        """A Knative Service."""
+        """Take in a version's Knative Service; None if there is none at `place` any more."""
         before = self._services.pop(place, None)
         if before is not None:
             self._service_of.pop((place[0], before.serving), None)
@@ -71,7 +71,7 @@ class Sight:
         return self._news(place)
 
     def revision(self, place: Place, failed: Failed | None) -> News:
-        """A Revision, by its failure; None also where it is gone."""
+        """Take in a Revision's failure; None if it has not failed, or is gone."""
         if failed is None:
             self._failed.pop(place, None)
         else:
@@ -80,7 +80,7 @@ class Sight:
         return News() if service is None else self._news(service)
 
     def slice(self, place: Place, found: Pods | None) -> News:
-        """An EndpointSlice."""
+        """Take in the pods of an EndpointSlice; None if it is gone."""
         before = self._slices.pop(place, None)
         if before is not None:
             owner = (place[0], before.service)
@@ -94,7 +94,7 @@ class Sight:
         return _together(self._news(owner) for owner in sorted(owners))
 
     def forget(self) -> News:
-        """All of it: what was told is gone, as far as anybody knows."""
+        """Forget everything. Return the news that all that was told is gone."""
         told = tuple(self._told.values())
         for each in (self._services, self._failed, self._slices, self._slices_of, self._service_of, self._told):
             each.clear()
