@@ -89,19 +89,21 @@ class Door:
         return why
 
     async def tend(self) -> None:
-        """As it does each second."""
+        """Do what an activator does each second."""
         if self.shared is not None:
             await self.shared.tend()
 
     @property
     def committed(self) -> int:
-        """What the ledger lacks of it."""
+        """What it has spent or holds that the ledger does not have."""
         return sum(self.records) + sum(most for _, most in self.held)
 
 
 @asynccontextmanager
 async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -> AsyncIterator[Door]:
-    """One of several. A busy machine may answer late: only who asks a paused Redis should find it away."""
+    """Yield one of several activators. `answer_s` is long, since a busy machine may answer late: only a paused Redis
+    should count as away.
+    """
     wall, clock = Clock(), Clock()
     async with open_store(server.url, name, answer_s) as store:
         shared = SharedBudgets(store, wall, clock)
@@ -111,14 +113,14 @@ async def door(server: RedisServer, name: str = "one", answer_s: float = 20.0) -
 
 @asynccontextmanager
 async def alone() -> AsyncIterator[Door]:
-    """The only activator."""
+    """Yield an activator without a Redis."""
     wall, clock = Clock(), Clock()
     yield Door("one", Budgets("one", None, wall), wall, clock)
 
 
 @asynccontextmanager
 async def over_redis() -> AsyncIterator[Door]:
-    """The only one of those that share a Redis."""
+    """Yield an activator that alone uses a Redis."""
     with RedisServer() as server:
         async with asyncio.timeout(60), door(server) as here:
             yield here

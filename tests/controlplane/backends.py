@@ -43,38 +43,38 @@ def _file(directory: Path, *, migrated: bool = True) -> Path:
 class Backend:
     """SQLite's files; or databases of a server, gone with the test."""
 
-    def __init__(self, server: PostgresServer | None, ladder: ExitStack) -> None:
+    def __init__(self, server: PostgresServer | None, stack: ExitStack) -> None:
         self._server = server
-        self._ladder = ladder
+        self._stack = stack
         self._places: dict[Path, PostgresPlace] = {}
 
     @property
     def name(self) -> str:
-        """As SQLAlchemy has it."""
+        """The name of its dialect in SQLAlchemy."""
         return SQLITE if self._server is None else POSTGRESQL
 
     def place(self, path: Path, *, migrated: bool = True) -> Path | PostgresPlace:
-        """As settings have it."""
+        """Return the test's database of that path, as settings name it."""
         if self._server is None:
             return _file(path, migrated=migrated)
         if path not in self._places:
             self._places[path] = place = self._server.database(migrated=migrated)
-            self._ladder.callback(self._server.drop, place)
+            self._stack.callback(self._server.drop, place)
         return self._places[path]
 
     def database(self, path: Path) -> Database:
-        """Close it."""
+        """Open the test's database of that path. Close it."""
         return open_database(self.place(path))
 
     def engine(self, path: Path, *, migrated: bool = False) -> Engine:
-        """One that writes; closed with the test. Nothing was migrated, unless it is wished."""
+        """Return an engine that writes, on an empty database unless `migrated`. It is closed with the test."""
         place = self.place(path, migrated=migrated)
         if isinstance(place, Path):
             engine = sqlite_engine(place)
-            self._ladder.callback(engine.dispose)
+            self._stack.callback(engine.dispose)
             return engine
         postgres = Postgres(place, 1)
-        self._ladder.callback(postgres.close)
+        self._stack.callback(postgres.close)
         return postgres.writing
 
 
@@ -87,14 +87,14 @@ def database(path: Path) -> Database:
 
 
 def place(path: Path) -> Path | PostgresPlace:
-    """Likewise, as settings have it."""
+    """Return the test's database of that path, as settings name it."""
     return _chosen[-1].place(path) if _chosen else _file(path)
 
 
 @contextmanager
 def backends(name: str, server: Callable[[], PostgresServer]) -> Iterator[Backend]:
-    """By name; the server is asked for where it is needed."""
-    with ExitStack() as ladder:
-        _chosen.append(Backend(None if name == SQLITE else server(), ladder))
-        ladder.callback(_chosen.pop)
+    """Have this module's functions use that back end while the block runs. `server` is called if it is needed."""
+    with ExitStack() as stack:
+        _chosen.append(Backend(None if name == SQLITE else server(), stack))
+        stack.callback(_chosen.pop)
         yield _chosen[-1]

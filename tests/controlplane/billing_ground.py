@@ -96,7 +96,7 @@ def report(
 
 
 def close(engine: Engine) -> ClosingReport:
-    """The month of the tests, an hour after its end."""
+    """Close the month of the tests, `LATE_US` after its end."""
     with engine.begin() as connection:
         return close_month(connection, BOOK, "acme", MONTH, live=None, now_us=END_US + LATE_US)
 
@@ -147,6 +147,6 @@ async def rows(ledger: Ledger, table: Any) -> list[dict[str, Any]]:
 
 
 async def charged(ledger: Ledger) -> dict[str, tuple[str, int]]:
-    """What stands: (origin, completion tokens) by request."""
+    """Return (origin, completion tokens) of the record that stands, by request."""
     found = await rows(ledger, request_records)
     return {row["request_id"]: (row["origin"], row["completion_tokens"]) for row in found if row["stands"]}

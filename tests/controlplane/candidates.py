@@ -1,4 +1,4 @@
-"""Candidates for a Lease, each with a clock and a way to it of its own, which may be cut, slow, or lose answers."""
+"""Candidates for leadership. Each has a clock and a line to the Lease of its own, which may be cut, slow or lossy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,7 +38,7 @@ class Store:
 
 
 class Line:
-    """One candidate's way to it: it may be cut, slow, or lose answers."""
+    """One candidate's line to the store: it may be cut, slow, or lose answers (`deaf`)."""
 
     def __init__(self, store: Store, clock: VirtualClock) -> None:
         self.store, self.clock = store, clock
@@ -96,7 +96,7 @@ class Pods(KubernetesCluster):
         return obj
 
     def write(self, pod: str, role: str) -> None:
-        """As anybody may."""
+        """Set a pod's role label, as anybody may."""
         self.roles[pod] = role
         self.history.append(dict(self.roles))
 
@@ -111,7 +111,7 @@ class Pods(KubernetesCluster):
 
 
 class Skewed(VirtualClock):
-    """Another machine's: another time of day, another beginning."""
+    """The clock of another machine: it has another time of day and another zero."""
 
     def __init__(self, true: VirtualClock, offset_s: float) -> None:
         self.true, self.offset_s = true, offset_s
@@ -127,7 +127,7 @@ class Skewed(VirtualClock):
 
 
 class Party:
-    """Candidates, and who of them does the leader's work."""
+    """Candidates. `working` names the one that does the leader's work."""
 
     def __init__(self) -> None:
         self.clock, self.store = VirtualClock(), Store()
@@ -180,7 +180,7 @@ class Party:
 
 
 async def stand(election: Election, work: Callable[[], Awaitable[None]]) -> None:
-    """Until its work has ended, over and over."""
+    """Stand for election again and again, until the work has ended."""
     is_over = False
     while not is_over:
         await election.win()
@@ -189,7 +189,7 @@ async def stand(election: Election, work: Callable[[], Awaitable[None]]) -> None
 
 @asynccontextmanager
 async def party() -> AsyncIterator[Party]:
-    """Candidates, all of whom end."""
+    """Yield candidates, and stop all of them at the end."""
     it = Party()
     yield it
     await it.end()

@@ -37,18 +37,18 @@ class Door:
     async def ask(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Status, and the JSON where there is any."""
+        """Send a request. Return the status, and the body: decoded if it is JSON, else as text."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         async with self.session.request(method, f"http://control{path}", data=data, headers=headers) as answer:
             raw = await answer.read()
             return answer.status, json.loads(raw) if "json" in answer.content_type else raw.decode()
 
     async def admin(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """As an operator of the default tenant."""
+        """Call the admin API as an operator of the default tenant."""
         return await self.ask(method, f"/admin/v1{path}", body, ADMIN)
 
     async def until(self, path: str, holds: Callable[[Any], object]) -> Any:
-        """What an operator is answered there, once it `holds`."""
+        """GET a path of the admin API until `holds` accepts the answer, and return that."""
         async with asyncio.timeout(PATIENCE_S):
             while (found := await self.admin("GET", path))[0] != 200 or not holds(found[1]):
                 await asyncio.sleep(0.005)
@@ -57,7 +57,7 @@ class Door:
 
 @asynccontextmanager
 async def knocking(data: Path) -> AsyncIterator[Door]:
-    """A client of whatever control plane runs over `data`."""
+    """Yield a client of the control plane that runs over `data`."""
     with closing(SocketDirectory(data / "run")) as directory:
         connector = aiohttp.UnixConnector(path=directory.address("control.sock"))
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -65,13 +65,13 @@ async def knocking(data: Path) -> AsyncIterator[Door]:
 
 
 def settings(data: Path, **more: str) -> Settings:
-    """As the environment would give them."""
+    """Return settings as the environment would give them."""
     return load({"KELVIN_DATA": str(data), **{f"KELVIN_{name.upper()}": value for name, value in more.items()}})
 
 
 @asynccontextmanager
 async def opened(data: Path, **more: str) -> AsyncIterator[Door]:
-    """A control plane in this process, serving, over the test's database."""
+    """Run a control plane in this process, over the test's database. Yield a client of it."""
     stop = asyncio.Event()
     if not isinstance(place := backends.place(data), Path):
         more["database"] = place.url
@@ -88,7 +88,7 @@ async def opened(data: Path, **more: str) -> AsyncIterator[Door]:
 
 @contextmanager
 def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m controlplane`; killed when the block is left, if it still runs."""
+    """Run `python -m controlplane`. It is killed when the block is left, if it still runs."""
     environment = {
         **os.environ,
         "KELVIN_DATA": str(data),
@@ -104,7 +104,7 @@ def program(data: Path, **more: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def ready(data: Path) -> None:
-    """Until it answers so."""
+    """Wait until the control plane over `data` is ready."""
     await eventually(lambda: (data / "run" / "control.sock").exists())
     async with knocking(data) as door:
         async with asyncio.timeout(60):

@@ -29,9 +29,7 @@ def reads(kelvin: Installation) -> int:
 
 
 def at_rest(kelvin: Installation) -> None:
-    """Wait until the cache brings nothing and keeps nothing for who may come: from then on its counters stand still
-    until somebody asks.
-    """
+    """Wait until the cache prefetches nothing and admits nothing. Its counters then stand still until the next call."""
 
     def is_resting() -> bool:
         now = cache(kelvin)
