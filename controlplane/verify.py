@@ -121,7 +121,7 @@ def verify_ledger(
     found += tuple(_report_of_no_month(tenant, each) for each in others)
     sound = not any(each.differences for each in found)
     # A month that is not sound was not read to its end: of its replicas nothing more can be said.
-    replicas = _first("", uses.findings()) if uses is not None and sound else ()
+    replicas = _first("", _readable(uses.findings())) if uses is not None and sound else ()
     return VerifyReport(tenant=tenant, sound=sound and not replicas, months=found, replicas=replicas)
 
 
@@ -145,6 +145,18 @@ def _report_of_no_month(tenant: str, name: str) -> ChainReport:
     return ChainReport(
         month=name, links=0, chain=LEDGER.genesis((tenant, name)).hex(), closed=False, differences=(wrong,)
     )
+
+
+def _readable(findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings, and one more where a row can't be read. Raises DBAPIError if the database is away."""
+    try:
+        yield from findings
+    except (BadJson, ValueError, TypeError, LookupError) as error:
+        yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error}")
+    except DBAPIError as error:
+        if failure_of(error) is not None:  # nothing was said of the rows
+            raise
+        yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error.orig}")
 
 
 def _first(month: str, findings: Iterator[Finding]) -> tuple[LedgerDifference, ...]:
@@ -176,14 +188,7 @@ class MonthRows:
         A row may have been changed to anything, also to what no column of ours holds: that it can't be read is a
         finding. Some rows are read before their own link is checked, such as other records of a request.
         """
-        try:
-            yield from self._findings()
-        except (BadJson, ValueError, TypeError, LookupError) as error:
-            yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error}")
-        except DBAPIError as error:
-            if failure_of(error) is not None:  # nothing was said of the rows
-                raise
-            yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error.orig}")
+        yield from _readable(self._findings())
 
     def _findings(self) -> Iterator[Finding]:
         name = self._tenant, self._month

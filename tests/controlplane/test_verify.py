@@ -184,6 +184,19 @@ def test_chain_of_no_tenant_hides_no_other(engine: Engine, tenant: str) -> None:
         assert "acme 2026-11" in (soundness_of(connection).fault or "")
 
 
+@pytest.mark.parametrize("backend", [SQLITE], indirect=True)
+def test_total_of_a_replica_that_cannot_be_read_is_found(engine: Engine) -> None:
+    """The months are sound."""
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE ledger_runtime_totals SET runtime_id = CAST(X'ff' AS TEXT) WHERE runtime_id = 'rt-1'")
+        )
+    found = verify(engine)
+    assert not found.sound
+    assert found.replicas
+    assert not any(each.differences for each in found.months)
+
+
 def test_rows_that_are_rechained_leave_another_digest(engine: Engine) -> None:
     """Who owns the database can make a sound chain of other rows: only a digest noted elsewhere tells."""
     before = verify(engine, month="2026-12").months[0]
