@@ -332,16 +332,19 @@ class VersionRegistration(Fact, frozen=True):
     kind: Kind = "generate"
     signature: Signature | None = None
     pushed_by: str = ""  # the id of the tenant's key
+    wrote: bool = True  # whether this push wrote any object of it; what it finds in the store it doesn't read
 
 
 class Registered(Fact, frozen=True):
     """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it.
 
-    `start_problem`: why the version could not start now, where that is known.
+    `start_problem`: why the version could not start now, where that is known. `fault`: the code of what a restore found
+    broken, where this push has written nothing that could mend it.
     """
 
     is_new: bool
     was_deleted: bool = False
+    fault: str | None = None
     start_problem: StartProblem | None = None
 
 

@@ -36,7 +36,8 @@ def servable(model: Model, prefix: str) -> Version:
     if version.is_deleted:
         raise Refused(Conflict(what, "it was deleted: push it again"))
     if version.state is VersionState.FAULTY:
-        raise Refused(Conflict(what, f"its last restore failed ({version.fault}); push it again or deploy another"))
+        rule = f"its last restore failed ({version.fault}): `kelvin fsck` says what is damaged, or deploy another one"
+        raise Refused(Conflict(what, rule))
     return version
 
 

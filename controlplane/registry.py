@@ -109,7 +109,7 @@ class Registry:
 
     async def register(self, registration: VersionRegistration, now_s: int) -> Registered:
         """Register a published version, or bring it back after a deletion. A model's first version becomes its `prod`.
-        Idempotent.
+        A faulty version of which this push wrote nothing stays faulty. Idempotent.
 
         As every change of what is served, this returns once activators know it, or after TELL_S. Raises
         Refused(InvalidRequest) for a bad name, NotFound for an unknown tenant.
@@ -119,6 +119,8 @@ class Registry:
         async with self._turn:
             model = self._models.get((tenant, name))
             before = None if model is None else model.version(registration.version)
+            if before is not None and before.state is VersionState.FAULTY and not registration.wrote:
+                return Registered(is_new=False, fault=before.fault)
             if before is not None:
                 await self._move(
                     before,

@@ -166,7 +166,8 @@ class Publisher:
 
         Raises `Refused`: Conflict where a chunk was not sent (ask again what is missing), ChunkCorrupt where the
         store gives back other bytes than it took, ArtifactRejected where a kept file is not what was announced,
-        CapacityExceeded where the store is full, Unavailable, and what the sealing job refuses with.
+        CapacityExceeded where the store is full, Conflict where a restore found chunks damaged that are not missing,
+        Unavailable, and what the sealing job refuses with.
         """
         manifest = record.manifest(digests)
         raw = encode_manifest(manifest)
@@ -182,10 +183,16 @@ class Publisher:
                     await self._write_pack(record, chunks, report)
                 await self._write_pack_list(record.tenant, version, digests)
             async with self._versions.hold(f"{record.tenant}/{version}"):
-                created = await self._ensure_version(record.tenant, version, manifest, record.inputs(digests), report)
+                inputs = record.inputs(digests)
+                created, renewed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
             report(CommitStep.PUBLISHING)
             await self._store.delete(condemned_key(record.tenant, version))  # of an earlier life
-            registered = await self._jobs.register(_registration(record, version, manifest))
+            wrote = bool(new) or renewed
+            registered = await self._jobs.register(_registration(record, version, manifest, wrote=wrote))
+        if registered is not None and registered.fault is not None:
+            failed = f"its last restore failed ({registered.fault})"
+            rule = f"{failed}, and no chunk is missing: `kelvin fsck` says what is damaged"
+            raise Refused(Conflict(f"version {version[:12]}", rule))
         return Committed(
             model=record.model,
             version=version,
@@ -295,13 +302,17 @@ class Publisher:
     async def _read_staged(self, record: PlanRecord, digest: str) -> bytes:
         return await asyncio.to_thread(self._staging.read, record.tenant, record.plan_id, digest)
 
-    async def _ensure_version(self, tenant: str, version: str, content: Manifest, inputs: str, report: Report) -> bool:
-        """Whether this call made the version. Recognised inputs are not sealed again."""
+    async def _ensure_version(
+        self, tenant: str, version: str, content: Manifest, inputs: str, report: Report
+    ) -> tuple[bool, bool]:
+        """Return whether this call made the version, and whether it wrote its manifest or seal. Recognised inputs are
+        not sealed again.
+        """
         raw = encode_manifest(content)
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)
-        created = False
-        if not (sealed and await holds(self._store, manifest, raw)):
+        created, is_there = False, sealed and await holds(self._store, manifest, raw)
+        if not is_there:
             try:
                 await self._ensure_object(draft, raw)
                 if not sealed:
@@ -314,7 +325,7 @@ class Publisher:
                 raise
         await self._ensure_object(inputs_key(tenant, inputs), recognised)
         await self._store.delete(draft)
-        return created
+        return created, not is_there
 
     async def _seal(self, tenant: str, version: str, content: Manifest) -> None:
         total, distinct = content.total_bytes, sum({chunk.digest: chunk.length for chunk in content.chunks}.values())
@@ -329,7 +340,7 @@ class Publisher:
         return await ensure_object(self._store, key, raw, ChunkCorrupt(version_of(raw), "store"))
 
 
-def _registration(record: PlanRecord, version: str, manifest: Manifest) -> VersionRegistration:
+def _registration(record: PlanRecord, version: str, manifest: Manifest, *, wrote: bool) -> VersionRegistration:
     return VersionRegistration(
         tenant=record.tenant,
         model=record.model,
@@ -344,6 +355,7 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         kind=record.engine.kind,
         signature=record.signature,
         pushed_by=_key_id.get(),
+        wrote=wrote,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from sqlalchemy import Connection, func, select, text
 
 from contracts.control import Feed, Registered
@@ -104,6 +105,17 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
             assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
             await mended
             assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
+
+
+async def test_a_push_that_wrote_nothing_mends_nothing(tmp_path: Path) -> None:
+    """A faulty version stays faulty, and the snapshotter is told why. A sound one is as it was."""
+    async with opened_registry(tmp_path) as registry:
+        again = structs.replace(registration(letter="a"), wrote=False)
+        await registry.register(registration(letter="a"), NOW_S)
+        assert await registry.register(again, NOW_S) == Registered(is_new=False)
+        await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
+        assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)), Conflict)
 
 
 async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ class DirectJobs(Jobs):
     registered: list[VersionRegistration] | None = None
     failure: Failure | None = None
     other_version: bool = False
+    fault: str | None = None  # of every version, for the control plane
 
     async def gate(self, job: GateJob) -> GateFacts:
         return gate_facts(job)
@@ -116,6 +117,8 @@ class DirectJobs(Jobs):
     async def register(self, registration: VersionRegistration) -> Registered | None:
         assert versions_of(self.root, registration.tenant), "registered before it was published"
         self.registered = [*(self.registered or []), registration]
+        if self.fault is not None and not registration.wrote:
+            return Registered(is_new=False, fault=self.fault)
         return None  # as an earlier build's control plane
 
     async def named(self, tenant: str) -> tuple[str, ...]:

@@ -227,6 +227,24 @@ def test_a_push_mends(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     assert only(tmp_path / "store" / TENANT / "inputs").read_text() == version
 
 
+def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
+    """A chunk that is there is not read again. Of a version that a restore found broken, a push that wrote nothing is
+    refused; one that sends a chunk again is not.
+    """
+    bench = Bench.over(tmp_path)
+    push(bench, Model())
+    bench.jobs.fault = "chunk_corrupt"
+    refused = failure_of(bench, Model())
+    assert isinstance(refused, Conflict)
+    assert "chunk_corrupt" in refused.rule
+    assert "kelvin fsck" in refused.rule
+    for kind in ("packs", "index"):
+        for path in (tmp_path / "store" / TENANT / kind).iterdir():
+            path.unlink()
+    push(bench, Model())
+    assert [each.wrote for each in bench.jobs.registered or []] == [True, False, True]
+
+
 def test_steps_are_told(tmp_path: Path) -> None:
     """Who waits is told where it stands."""
     bench = Bench.over(tmp_path)
