@@ -114,8 +114,9 @@ class Graves:
         """Write the lifetimes of replicas that ended with an earlier supervisor.
 
         `recorded` are those that it wrote before it was killed, and had no time to remove the page of: what it saw of
-        their deaths stands, and nothing is made up beside it. Call this before anything ships what it left. A page that
-        the disk or the spool refuses stays for the next start.
+        their deaths stands, and nothing is made up beside it. Call this on the event loop, and before anything ships
+        what it left. What the spool refuses is tried again every AGAIN_S; a page that can't be read or removed stays
+        for the next start.
         """
         for page, pid, runtime_id in self._pages():
             try:
@@ -135,8 +136,14 @@ class Graves:
             log.warning("a meter page that is none was dropped", extra={"page": page.name, "error": str(error)})
             page.unlink()
             return
-        if (death := self._unseen(page, pid, runtime_id, meter)) is not None:
-            self._write_blocking(page, meter, death)
+        if (death := self._unseen(page, pid, runtime_id, meter)) is None:
+            return
+        try:
+            self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
+        except Refused:
+            self._begin(page, meter, death)
+        else:
+            page.unlink()
 
     def _pages(self, of_pid: int | None = None) -> Iterator[tuple[Path, int, str]]:
         """Yield path, pid and runtime id of each meter page, or of those of one pid. Skips other files."""
@@ -166,8 +173,8 @@ class Graves:
             task.add_done_callback(lambda _: self._writing.pop(page))
 
     async def _write(self, page: Path, meter: Meter, death: Death) -> None:
-        with self._removing(page, death):
-            await self._append(meter, death)
+        await self._append(meter, death)
+        _remove(page)  # only after the record is durable: killed between the two, `recover` finds that record
 
     async def _append(self, meter: Meter, death: Death) -> None:
         """Write the record to the spool. Try again while the spool refuses: only now is the time of the death known."""
@@ -184,18 +191,12 @@ class Graves:
             else:
                 return
 
-    def _write_blocking(self, page: Path, meter: Meter, death: Death) -> None:
-        with self._removing(page, death):
-            self._spool.append_blocking(lambda sequence: encode(lifetime_of(meter, death, self._source, sequence)))
 
-    @contextmanager
-    def _removing(self, page: Path, death: Death) -> Iterator[None]:
-        """Remove the page once the block has written the record. Where the spool or disk refuses, the page stays."""
-        try:
-            yield
-            page.unlink()  # only after the record is durable: killed between the two, `recover` finds that record
-        except (Refused, OSError) as error:
-            log.error("a lifetime is not recorded yet", extra={"runtime": death.runtime_id, "failure": str(error)})
+def _remove(page: Path) -> None:
+    try:
+        page.unlink()
+    except OSError as error:
+        log.error("a meter page can't be removed; it stays", extra={"page": page.name, "error": repr(error)})
 
 
 @contextmanager

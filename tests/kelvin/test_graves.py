@@ -214,15 +214,36 @@ def test_the_next_supervisor_starts_over_any_entry(tmp_path: Path) -> None:
     assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
-def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
-    """The page stays for the start after it."""
+async def test_a_full_disk_does_not_stop_the_next_supervisor(tmp_path: Path) -> None:
+    """The page stays for the start after it, if the disk takes nothing until then."""
     leave_page(tmp_path, f"{PID}.rt-1")
     spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=FailingDisk("write"))
-    Graves(tmp_path / "run" / "meters", spool, "supervisor-1").recover(())
-    spool.close()
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.recover(())
+    await graves.settled(0.1)
+    await asyncio.to_thread(spool.close)
     assert pages(tmp_path) == [f"{PID}.rt-1"]
     start_again(tmp_path, "supervisor-2", ())
-    assert in_the_ledger(tmp_path) == ([("rt-1", 3_000_000)], 0)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
+
+
+async def test_a_life_of_before_that_the_spool_refused_is_written_once_the_disk_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same supervisor: nobody has to start it again for a bill that balances."""
+    monkeypatch.setattr("kelvin.supervisor.graves.AGAIN_S", 0.01)
+    leave_page(tmp_path, f"{PID}.rt-1")
+    disk = FailingDisk("write")
+    spool = Spool.open(tmp_path / "spool", "supervisor-1", disk=disk)
+    graves = Graves(tmp_path / "run" / "meters", spool, "supervisor-1")
+    graves.recover(())
+    await graves.settled(0.1)
+    assert pages(tmp_path) == [f"{PID}.rt-1"]
+    disk.fail.clear()
+    await graves.settled(60.0)
+    assert pages(tmp_path) == []
+    await asyncio.to_thread(spool.close)
+    assert await asyncio.to_thread(in_the_ledger, tmp_path) == ([("rt-1", 3_000_000)], 0)
 
 
 @pytest.mark.parametrize("recorded", [{"rt-0"}, ()], ids=["recorded", "no page"])
