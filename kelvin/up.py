@@ -1,6 +1,7 @@
 """An installation on this machine: run it, change its front door for another process, print its logs."""
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -29,10 +30,20 @@ def up_command(port: int | None, store: str | None) -> None:
     from kelvin.supervisor.lock import AlreadyRunning, OpenToOthers
     from kelvin.supervisor.up import NotReady, run_up
 
+    data = target().data.absolute()
     try:
-        run_up(load_up(target().data, port, store))
+        run_up(load_up(data, port, store))
     except (AlreadyRunning, OpenToOthers, NotReady) as error:
         raise DoorClosed(str(error)) from error
+    except OSError as error:
+        if error.filename is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        path = Path(os.fsdecode(error.filename))
+        what = f"DATA/{path.relative_to(data)}" if path.is_relative_to(data) else str(path)
+        raise DoorClosed(
+            f"{what} can't be written: {error.strerror}. Make room, for example by removing DATA/cache, "
+            f"which is filled again from the store. DATA is {data}"
+        ) from error
 
 
 @click.command("restart")

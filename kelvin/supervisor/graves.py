@@ -19,6 +19,7 @@ from contracts.usage import LifetimeRecord
 from contracts.wire import BadJson, decoder, encode
 from kelvin.policy.lifetimes import Death, abandoned, lifetime_of
 from kelvin.supervisor.children import AGAIN_S, Reaped
+from kelvin.supervisor.lock import naming
 from service.processes import boot_id, born_ns
 from spool.recovery import left_records
 from spool.spool import Spool
@@ -206,7 +207,8 @@ def open_graves(data: Path) -> Iterator[tuple[Graves, Spool]]:
     """
     source = f"{LIFETIME_PREFIX}{uuid.uuid4().hex[:12]}"
     recorded = recorded_lives(data / "spool")
-    spool = Spool.open(data / "spool", source)
+    with naming(data / "spool"):
+        spool = Spool.open(data / "spool", source)
     try:
         graves = Graves(data / "run" / "meters", spool, source)
         graves.recover(recorded)

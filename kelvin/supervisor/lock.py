@@ -18,6 +18,17 @@ class OpenToOthers(Exception):
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError of the block that names no file, such as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[int]:
     """Hold `DATA/lock`, and yield its descriptor: a child process that inherits it holds the lock, too. Create the
     directory if it is missing, and remove other users' access if it is ours.
@@ -41,7 +52,8 @@ def data_lock(data: Path, *, keeps_secrets: bool = False) -> Iterator[int]:
             holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             raise AlreadyRunning(f"{data} is in use by process {holder}") from None
         os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        with naming(data / "lock"):
+            os.write(fd, f"{os.getpid()}\n".encode())
         yield fd
     finally:
         os.close(fd)

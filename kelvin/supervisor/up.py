@@ -27,7 +27,7 @@ from kelvin.supervisor.children import (
 )
 from kelvin.supervisor.desk import LedgerDesk
 from kelvin.supervisor.graves import Graves, open_graves
-from kelvin.supervisor.lock import data_lock
+from kelvin.supervisor.lock import data_lock, naming
 from kelvin.supervisor.log_rotation import last_lines, rotate_forever
 from kelvin.supervisor.succession import Succession
 from kelvin.supervisor.watchdog import Watchdog, Watched, asking, is_ready
@@ -250,7 +250,8 @@ def _try_listen(settings: UpSettings) -> socket.socket | None:
 def _ready(settings: UpSettings) -> Ready:
     data = settings.data
     url = f"https://localhost:{settings.port}"
-    (data / "url").write_text(url + "\n")
+    with naming(data / "url"):
+        (data / "url").write_text(url + "\n")
     return Ready(url, data / "ca.pem", data / "default.key", data / "admin.key")
 
 

@@ -161,14 +161,29 @@ def test_odd_data_directory_is_named(command: str, place: str, why: str) -> None
     assert why in text
 
 
+def _is_full(code: int, text: str, data: Path, what: str) -> bool:
+    mend = f"Make room, for example by removing DATA/cache, which is filled again from the store. DATA is {data}"
+    return (code, text) == (1, f"Error: {what} can't be written: No space left on device. {mend}\n")
+
+
 def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation can't start without room for its spool."""
+    """An installation can't start without room for its spool. The error names that, and what may be removed."""
 
     def write(path: Path, content: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", write)
-    assert _run("up", "--data", str(tmp_path)) == (1, "Error: a file can't be written: No space left on device\n")
+    assert _is_full(*_run("up", "--data", str(tmp_path)), tmp_path, "DATA/spool")
+
+
+def test_full_disk_without_room_for_the_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the first file that a start writes."""
+
+    def write(fd: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("kelvin.supervisor.lock.os.write", write)
+    assert _is_full(*_run("up", "--data", str(tmp_path)), tmp_path, "DATA/lock")
 
 
 @pytest.mark.parametrize("words", ["scale m --target", "scale m --window", "scale m --grace", "timeline r --floor-ms"])
