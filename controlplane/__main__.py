@@ -6,6 +6,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from controlplane.price_book import book_of
 from controlplane.settings import load
 from service.log import configure_logging
 from service.private import keep_secrets
@@ -21,6 +22,7 @@ def main() -> None:
         configure_logging("controlplane", log_level())
         settings = load()
         if only_checks():
+            book_of(settings)
             if isinstance(settings.database, Path):
                 sys.stderr.write(describe_kept_aside(settings.database))
             return

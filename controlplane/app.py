@@ -25,7 +25,7 @@ from controlplane.changing import Changes
 from controlplane.clock import Clock, SystemClock
 from controlplane.feed import FeedHub
 from controlplane.health import Health, open_health
-from controlplane.installation import Installation, book_of, keep_backups, open_installation
+from controlplane.installation import Installation, keep_backups, open_installation
 from controlplane.internal_api import Internals
 from controlplane.leading import lead
 from controlplane.nul import refusing_nul
@@ -35,6 +35,7 @@ from controlplane.open_lives import cut_forever
 from controlplane.opening import keep_writing, open_when_there
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.roles import RULES
+from controlplane.price_book import book_of
 from controlplane.running import Running
 from controlplane.scaling.knative.cluster import ClusterApi
 from controlplane.settings import LISTEN, Settings

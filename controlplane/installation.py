@@ -22,7 +22,6 @@ from controlplane.key_files import BadKeyFile
 from controlplane.keys import KeyStore
 from controlplane.ledger import Ledger
 from controlplane.policy.rating import PriceBook
-from controlplane.price_book import BadPriceBook, default_price_book, load_price_book
 from controlplane.registry import Registry
 from controlplane.settings import Settings
 from controlplane.spending import Spending
@@ -124,16 +123,6 @@ def keep_backups(inst: Installation) -> Backups:
         inst.telemetry.page.gauge("kelvin_backup_age_seconds", "Since the newest backup was whole.", keeping.age_s)
         inst.tasks.start_loop("backups", keeping.run)
     return backups
-
-
-def book_of(settings: Settings) -> PriceBook:
-    """The prices. Raises BadSetting."""
-    if settings.price_book is None:
-        return default_price_book()
-    try:
-        return load_price_book(settings.price_book)
-    except BadPriceBook as bad:
-        raise BadSetting("KELVIN_PRICE_BOOK", str(settings.price_book), str(bad)) from bad
 
 
 def _check_currency(settings: Settings, book: PriceBook, closed: Collection[str]) -> None:

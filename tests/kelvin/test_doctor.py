@@ -214,6 +214,17 @@ def test_filters_are_asked_where_they_are_on(data: Path) -> None:
     assert "activator: KELVIN_LIFELINE_FD=none" in told["off"]
 
 
+def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
+    """The control plane reads it when it is only asked for its settings, too."""
+    book = data / "bad.toml"
+    book.write_text("prompt = 0.60\n")
+    found = list(check_services({**os.environ, "KELVIN_DATA": str(data), "KELVIN_PRICE_BOOK": str(book)}))
+    told = [finding.seen for finding in found if finding.level is Level.FAIL]
+    assert len(told) == 1
+    assert told[0].startswith(f"controlplane: KELVIN_PRICE_BOOK={book}: bad.toml: currency")
+    assert "services" not in [finding.check for finding in found]
+
+
 def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine imports take longer than the check waits: that is uncertain, and says nothing of settings."""
     monkeypatch.setattr(services, "CHECK_S", 0.0)

@@ -32,10 +32,11 @@ from controlplane.changing import Changes
 from controlplane.clock import SystemClock
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedEnded
-from controlplane.installation import Installation, book_of, open_installation
+from controlplane.installation import Installation, open_installation
 from controlplane.one_machine import one_machine
 from controlplane.open_lives import cut_forever
 from controlplane.policy.replica_life import ReplicaState
+from controlplane.price_book import book_of
 from controlplane.running import Running
 from controlplane.scaling.fleet import Fleet
 from controlplane.scaling.pool import StandbyPool
