@@ -41,7 +41,7 @@ def check_disk(data: Path, *, read_bytes: int = READ_BYTES, seconds: float = SEC
                 findings.append(judge_reading(*_read_rate(path, written, seconds)))
     except OSError as error:
         seen = f"{directory} can't be written: {error.strerror}"
-        cost = "requests are refused (503), as their records can't be made durable; pushes, too (507)"
+        cost = "pushes are refused (507), and requests (503) once the spool's room is used"
         mend = "make room, or mount it writable; then run doctor again"
         return [Finding("disk", Level.FAIL, seen, cost, mend), space]
     return [*findings, sync, space]

@@ -141,6 +141,7 @@ def test_a_full_disk_is_told(data: Path) -> None:
         [sys.executable, "-c", script, str(data)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "can't be written: File too large" in done.stdout
+    assert "requests (503) once the spool's room is used" in done.stdout  # until then they are answered
     assert sorted(path.name for path in data.iterdir()) == ["admin.key", "default.key"]
 
 
