@@ -37,7 +37,7 @@ from controlplane.policy.trail import (
     verify,
     window_of,
 )
-from controlplane.store import streamed
+from controlplane.store import UNREADABLE, streamed, texts_of, unreadable
 from service.principal import holder_of
 
 ALL: Final = "*"  # no tenant's name
@@ -230,8 +230,8 @@ def _expire(connection: Connection, by: Actor, tenant: str, window: Window, days
 
 def tenants_of(connection: Connection) -> list[str]:
     """Return every tenant of which there is a trail, deleted ones and the installation's own ("") included."""
-    parts = [select(table.c.tenant).distinct() for table in (schema.audit, schema.audit_chains)]
-    return sorted({tenant for part in parts for tenant in connection.execute(part).scalars()})
+    names = (texts_of(connection, table.c.tenant) for table in (schema.audit, schema.audit_chains))
+    return sorted({tenant for each in names for tenant in each})
 
 
 def links_of(connection: Connection, tenant: str) -> int:
@@ -251,8 +251,11 @@ def verify_audit(connection: Connection, tenant: str, tell: Tell = lambda rows: 
 
 def verify_chain(connection: Connection, tenant: str, tell: Tell = lambda rows: None) -> AuditChain:
     """Recompute the tenant's chain up to the first difference."""
-    written = AUDIT.end_of(connection, (tenant,))
-    found = verify(tenant, _entries(connection, tenant, tell), written, _let_go(connection, tenant))
+    try:
+        written = AUDIT.end_of(connection, (tenant,))
+        found = verify(tenant, _entries(connection, tenant, tell), written, _let_go(connection, tenant))
+    except UNREADABLE as error:
+        return AuditChain(tenant=tenant, links=0, chain="", expired=0, difference=unreadable(error))
     return AuditChain(
         tenant=tenant,
         links=found.links,

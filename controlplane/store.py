@@ -18,7 +18,19 @@ from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, text
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    LargeBinary,
+    Select,
+    cast,
+    create_engine,
+    event,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoSession
 
@@ -39,6 +51,7 @@ T = TypeVar("T")
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
 DAMAGED_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
+UNREADABLE: Final = (ValueError, TypeError, LookupError, DBAPIError)  # by rows that somebody changed; see `unreadable`
 _READ_ONLY: Final = "kelvin_read_only"
 
 
@@ -128,6 +141,28 @@ def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int)
     """Yield the rows of a query, fetched `rows` at a time. Close the iterator if you stop before its end."""
     with connection.execute(query.execution_options(yield_per=rows)) as found:
         yield from found
+
+
+def texts_of(connection: Connection, column: ColumnElement[str]) -> list[str]:
+    """Return the texts of a column, sorted. SQLite keeps anything in it that somebody made of one: its bytes can be
+    read in any case.
+    """
+    if connection.dialect.name != "sqlite":
+        return sorted(connection.execute(select(column)).scalars())
+    found = connection.execute(select(cast(column, LargeBinary))).scalars()
+    return sorted({text.decode(errors="backslashreplace") for text in found})
+
+
+def unreadable(error: Exception) -> str:
+    """Return what to say of rows that UNREADABLE was raised for: somebody wrote what can't be read.
+
+    Raises the error itself where it is the database's that is away, for then nothing was said of the rows.
+    """
+    if not isinstance(error, DBAPIError):
+        return f"one can't be read: {error}"
+    if failure_of(error) is not None:
+        raise error
+    return f"one can't be read: {error.orig}"
 
 
 class Database:

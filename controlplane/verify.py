@@ -13,14 +13,13 @@ from operator import itemgetter
 from typing import Any, Final
 
 from msgspec import UNSET, structs
-from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Row, Table, cast, func, select, union
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Column, Connection, Row, Table, func, select, union
 
 from contracts.audit import AuditChain
 from contracts.backup import RestoredChain
 from contracts.billing import BillingReport, ChainReport, LedgerDifference, VerifyReport
 from contracts.usage import LifetimeRecord, Origin
-from contracts.wire import BadJson, decoder
+from contracts.wire import decoder
 from controlplane import schema
 from controlplane.audit import ALL, verify_audit
 from controlplane.chains import LEDGER, Tell
@@ -49,7 +48,7 @@ from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
-from controlplane.store import failure_of, streamed
+from controlplane.store import UNREADABLE, streamed, texts_of, unreadable
 
 _ROWS: Final = 2_000
 _MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
@@ -89,17 +88,7 @@ def _months_there(connection: Connection, tenant: str) -> list[str]:
     records = (request_records, lifetime_records, conflicts, closings, chains)
     tables = (*records, request_totals, step_totals, device_totals)
     parts = [select(table.c.month).where(owned_by(table, tenant)).distinct() for table in tables]
-    return _texts_of(connection, union(*parts).subquery().c.month)
-
-
-def _texts_of(connection: Connection, column: ColumnElement[str]) -> list[str]:
-    """Return the texts of a column, sorted. SQLite keeps anything in it that somebody made of one: its bytes can be
-    read in any case.
-    """
-    if connection.dialect.name != "sqlite":
-        return sorted(connection.execute(select(column)).scalars())
-    found = connection.execute(select(cast(column, LargeBinary))).scalars()
-    return sorted({text.decode(errors="backslashreplace") for text in found})
+    return texts_of(connection, union(*parts).subquery().c.month)
 
 
 def links_of(connection: Connection, tenant: str, months: Sequence[str]) -> int:
@@ -151,12 +140,8 @@ def _readable(findings: Iterator[Finding]) -> Iterator[Finding]:
     """Yield the findings, and one more where a row can't be read. Raises DBAPIError if the database is away."""
     try:
         yield from findings
-    except (BadJson, ValueError, TypeError, LookupError) as error:
-        yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error}")
-    except DBAPIError as error:
-        if failure_of(error) is not None:  # nothing was said of the rows
-            raise
-        yield Finding(Kind.ROW_WRONG, "rows", f"one can't be read: {error.orig}")
+    except UNREADABLE as error:
+        yield Finding(Kind.ROW_WRONG, "rows", unreadable(error))
 
 
 def _first(month: str, findings: Iterator[Finding]) -> tuple[LedgerDifference, ...]:
@@ -323,7 +308,7 @@ def soundness_of(connection: Connection) -> Soundness:
 
 def _every_month(connection: Connection) -> tuple[RestoredChain, ...]:
     """Every month of every tenant; "" is the platform's own."""
-    owners = {*_texts_of(connection, schema.tenants.c.tenant), *_texts_of(connection, chains.c.tenant), ""}
+    owners = {*texts_of(connection, schema.tenants.c.tenant), *texts_of(connection, chains.c.tenant), ""}
     found = []
     for tenant in sorted(owners):
         report = verify_ledger(connection, tenant, None)

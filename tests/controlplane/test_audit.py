@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from contracts.audit import AuditChain
 from contracts.control import Principal, Scope
@@ -232,6 +232,32 @@ def test_forged_expiry_that_cannot_be_read_is_named(engine: Engine, statement: s
     assert verified(engine).difference is None
     forge(engine, statement)
     assert says in (verified(engine).difference or "")
+
+
+@pytest.mark.parametrize("column", ["subject", "at_s", "digest", "changed"])
+def test_words_that_are_no_text_are_named(engine: Engine, column: str) -> None:
+    """SQLite keeps bytes in any column, and gives them out as a text that can't be decoded. PostgreSQL keeps no text in
+    a column of numbers.
+    """
+    filled(engine)
+    statement = f"UPDATE audit SET {column} = CAST(X'ff' AS TEXT) WHERE link = 2"
+    if column == "at_s" and engine.dialect.name == "postgresql":
+        with pytest.raises(ProgrammingError):
+            forge(engine, statement)
+        return
+    forge(engine, statement)
+    assert verified(engine).difference is not None
+
+
+@pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])
+def test_a_tenant_that_is_no_text_is_named(engine: Engine, tenant: str) -> None:
+    """And the chain that has lost its entries is, too."""
+    filled(engine)
+    forge(engine, f"UPDATE audit SET tenant = {tenant}")
+    with engine.connect() as connection:
+        report = verify_audit(connection, ALL)
+    assert not report.sound
+    assert "acme" in {each.tenant for each in report.chains if each.difference is not None}
 
 
 def test_windows_are_the_tenants_or_the_installations(engine: Engine) -> None:
