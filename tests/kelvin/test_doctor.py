@@ -228,6 +228,10 @@ def test_bad_price_book_is_refused_as_a_start_refuses_it(data: Path) -> None:
 
 def test_service_without_an_answer_is_no_refusal(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine imports take longer than the check waits: that is uncertain, and says nothing of settings."""
+    stuck = data / "stuck"
+    stuck.write_text("#!/bin/sh\nexec sleep 600\n")
+    stuck.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stuck))
     monkeypatch.setattr(services, "CHECK_S", 0.0)
     found = list(check_services({**os.environ, "KELVIN_DATA": str(data)}))
     assert [finding.seen for finding in found] == [f"{name}: no answer in 0 s" for name in services.SERVICES]
