@@ -51,7 +51,7 @@ T = TypeVar("T")
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
 DAMAGED_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
-UNREADABLE: Final = (ValueError, TypeError, LookupError, DBAPIError)  # by rows that somebody changed; see `unreadable`
+UNREADABLE: Final = (ValueError, TypeError, LookupError, DBAPIError)  # raised by rows that somebody changed
 _READ_ONLY: Final = "kelvin_read_only"
 
 
@@ -144,19 +144,20 @@ def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int)
 
 
 def texts_of(connection: Connection, column: ColumnElement[str]) -> list[str]:
-    """Return the texts of a column, sorted. SQLite keeps anything in it that somebody made of one: its bytes can be
-    read in any case.
+    """Return the distinct texts of a column, sorted.
+
+    In SQLite such a column may hold bytes that are no UTF-8. These are escaped.
     """
     if connection.dialect.name != "sqlite":
-        return sorted(connection.execute(select(column)).scalars())
+        return sorted(set(connection.execute(select(column)).scalars()))
     found = connection.execute(select(cast(column, LargeBinary))).scalars()
     return sorted({text.decode(errors="backslashreplace") for text in found})
 
 
 def unreadable(error: Exception) -> str:
-    """Return what to say of rows that UNREADABLE was raised for: somebody wrote what can't be read.
+    """Return what to say of rows that raised one of UNREADABLE.
 
-    Raises the error itself where it is the database's that is away, for then nothing was said of the rows.
+    Raises the error itself if the database is away or damaged: it says nothing of the rows then.
     """
     if not isinstance(error, DBAPIError):
         return f"one can't be read: {error}"

@@ -190,8 +190,10 @@ class Publisher:
             wrote = bool(new) or renewed
             registered = await self._jobs.register(_registration(record, version, manifest, wrote=wrote))
         if registered is not None and registered.fault is not None:
-            failed = f"its last restore failed ({registered.fault})"
-            rule = f"{failed}, and no chunk is missing: `kelvin fsck` says what is damaged"
+            rule = (
+                f"its last restore failed ({registered.fault}), and this push had nothing to write: `kelvin fsck` says"
+                f" what is damaged. If that finds nothing, ask for {record.model}@{version[:12]} once"
+            )
             raise Refused(Conflict(f"version {version[:12]}", rule))
         return Committed(
             model=record.model,

@@ -111,7 +111,7 @@ def judge_certificate_file(file: CertificateFile) -> Finding | None:
 
 
 def times_of_leaf(path: Path) -> "Times":
-    """Of the first certificate in that file."""
+    """Return the times of the first certificate in the file."""
     return _of_leaf(_read(path))
 
 
