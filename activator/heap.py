@@ -13,6 +13,7 @@ from service.processes import resident_bytes
 
 LOOK_S: Final = 10.0
 GROWN_BYTES: Final = 32 << 20
+MAX_PAUSE: Final = 64  # looks between two trims
 
 
 def trim() -> None:
@@ -23,27 +24,38 @@ def trim() -> None:
 
 
 class HeapTrimmer:
-    """Trims the heap when the process has grown by GROWN_BYTES since it was smallest, or since the last trim."""
+    """Trims the heap when the process has grown by GROWN_BYTES since it was smallest, or since the last trim.
+
+    A trim in the middle of a burst finds most of the memory in use. So trims are repeated while the process is that
+    much larger than it was when smallest, after 1, 2, 4, ... and at most MAX_PAUSE looks.
+    """
 
     def __init__(self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim) -> None:
         self._resident = resident
         self._trim = trim
-        self._least = resident()
+        self._least = self._after_trim = resident()
+        self._pause = self._looks_left = 1
 
     def __repr__(self) -> str:
         return f"<HeapTrimmer least={self._least >> 20} MiB>"
 
-    def trim_if_grown(self) -> None:
-        """Look once. What remains after a trim is in use, and counts as the new smallest size."""
+    def look(self) -> None:
+        """Trim if the process has grown, or if it stayed large after the last trim."""
         resident = self._resident()
-        if resident > self._least + GROWN_BYTES:
-            self._trim()
-            self._least = self._resident()
-        else:
-            self._least = min(self._least, resident)
+        self._least = min(self._least, resident)
+        if resident <= self._least + GROWN_BYTES:
+            return
+        self._looks_left -= 1
+        if resident > self._after_trim + GROWN_BYTES:
+            self._pause = 1
+        elif self._looks_left > 0:
+            return
+        self._trim()
+        self._after_trim = self._resident()
+        self._looks_left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
 
     async def run(self) -> None:
         """Look every LOOK_S seconds, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.trim_if_grown()
+            self.look()
