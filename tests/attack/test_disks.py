@@ -16,6 +16,7 @@ from tests.attack import own_mounts
 from tests.attack.outside import MIB, SETTINGS, Bystander
 from tests.e2e.calls import ask
 from tests.e2e.models import make_tiny
+from tests.e2e.processes import services
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
@@ -73,13 +74,8 @@ def _full(directory: Path, spare_bytes: int = 0) -> Iterator[None]:
 
 def _cpu_s(up: Installation) -> float:
     """Of the snapshotter, so far."""
-    times = _service(up, "snapshotter").cpu_times()
+    times = services(up)["snapshotter"].cpu_times()
     return float(times.user + times.system)
-
-
-def _service(up: Installation, name: str) -> psutil.Process:
-    (found,) = [each for each in psutil.Process(up.pid).children() if each.cmdline()[-1:] == [name]]
-    return found
 
 
 def _forget(up: Installation, owner: Tenant) -> None:
@@ -89,7 +85,7 @@ def _forget(up: Installation, owner: Tenant) -> None:
     for path in (up.data / "cache" / owner.name).rglob("*"):
         if path.is_file():
             path.unlink()
-    before = _service(up, "weightcache")
+    before = services(up)["weightcache"]
     before.kill()
     wait(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE, "the cache agent is gone")
     wait(lambda: ask(up, "GET", "/admin/v1/cache", up.data / "admin.key").status == 200, "another one is there")

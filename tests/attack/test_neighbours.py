@@ -20,6 +20,7 @@ from coldstart_bench.installation import Installation, running
 from tests.attack.outside import ROOT, SETTINGS, Bystander, p95
 from tests.e2e.calls import all_at_once, ask, connect
 from tests.e2e.models import make_tiny
+from tests.e2e.processes import services
 from tests.e2e.tenants import Tenant, default_tenant, make_tenant
 from tests.eventually import wait
 
@@ -127,7 +128,7 @@ def test_what_passed_unseen_is_not_given_again(ground: Ground) -> None:
     """
     body = {"model": "m", "prompt": f"pay {CARD}", "max_tokens": 2, "temperature": 0}
     headers = {"x-kelvin-cache": "allow", "idempotency-key": f"unseen-{time.time_ns()}"}
-    (filters,) = [each for each in psutil.Process(ground.up.pid).children() if each.cmdline()[-1:] == ["filters"]]
+    filters = services(ground.up)["filters"]
     filters.send_signal(signal.SIGSTOP)
     try:
         unseen = ground.victim.post("/v1/completions", body, headers)
