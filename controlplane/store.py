@@ -279,8 +279,9 @@ def copy_file(source: SqliteConnection, path: Path) -> None:
         with closing(sqlite3.connect(path)) as target:
             source.backup(target)  # SQLite's: one step under one read lock, GIL released
     except sqlite3.Error as error:
-        is_full = fault_of_result(getattr(error, "sqlite_errorcode", 0)) is DatabaseFault.FULL
-        raise OSError(errno.ENOSPC if is_full else errno.EIO, f"the database can't be copied: {error}") from error
+        if fault_of_result(getattr(error, "sqlite_errorcode", 0)) is DatabaseFault.FULL:
+            raise OSError(errno.ENOSPC, "there is no room for a copy of the database", str(path.parent)) from error
+        raise OSError(errno.EIO, f"the database can't be copied: {error}") from error
 
 
 def open_database(place: Path | PostgresPlace) -> Database:

@@ -45,7 +45,7 @@ _BY_SQLSTATE: Final = {
     "XX002": DatabaseFault.DAMAGED,
 }
 
-# SQLite's primary result codes.
+# SQLite's result codes. An extended code that is not listed goes by its primary one, the low byte.
 _BY_RESULT: Final = {
     3: DatabaseFault.REFUSED,  # PERM
     5: DatabaseFault.RETRYABLE,  # BUSY
@@ -60,6 +60,7 @@ _BY_RESULT: Final = {
     15: DatabaseFault.RETRYABLE,  # PROTOCOL: too many wait for the lock of the log
     23: DatabaseFault.REFUSED,  # AUTH
     26: DatabaseFault.DAMAGED,  # NOTADB
+    4874: DatabaseFault.FULL,  # IOERR_SHMSIZE: the index of the log can't grow
 }
 
 
@@ -73,4 +74,4 @@ def fault_of_sqlstate(code: str) -> DatabaseFault:
 
 def fault_of_result(code: int) -> DatabaseFault:
     """Return the fault of a result code of SQLite, primary or extended."""
-    return _BY_RESULT.get(code & 0xFF, DatabaseFault.DEFECT)
+    return _BY_RESULT.get(code, _BY_RESULT.get(code & 0xFF, DatabaseFault.DEFECT))

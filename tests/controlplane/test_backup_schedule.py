@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import os
 import resource
 import shutil
@@ -16,6 +17,7 @@ from contracts.control import RequestBatch
 from contracts.settings import BadSetting
 from controlplane.backup_place import backups_in, claim_place, name_of
 from controlplane.backup_schedule import open_backups
+from controlplane.backups import back_up_stopped
 from controlplane.clock import SystemClock
 from controlplane.journal import extent_of
 from controlplane.ledger import Ledger
@@ -272,3 +274,15 @@ def test_full_disk_of_a_copy_is_no_defect(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         database.close()
+
+
+def test_full_disk_of_a_stopped_installation_is_named(tmp_path: Path) -> None:
+    """With a few KiB free SQLite can't make the index of its log, and says only `disk I/O error`."""
+    open_database(tmp_path / "kelvin.db").close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="there is no room for a copy of the database"):
+            back_up_stopped(tmp_path, io.BytesIO())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

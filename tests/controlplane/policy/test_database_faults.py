@@ -50,6 +50,7 @@ RESULTS = {
     sqlite3.SQLITE_LOCKED: DatabaseFault.RETRYABLE,
     sqlite3.SQLITE_IOERR: DatabaseFault.RETRYABLE,
     sqlite3.SQLITE_IOERR_FSYNC: DatabaseFault.RETRYABLE,
+    sqlite3.SQLITE_IOERR_SHMSIZE: DatabaseFault.FULL,
     sqlite3.SQLITE_CANTOPEN: DatabaseFault.RETRYABLE,
     sqlite3.SQLITE_FULL: DatabaseFault.FULL,
     sqlite3.SQLITE_READONLY: DatabaseFault.REFUSED,
@@ -81,5 +82,5 @@ def test_codes_of_other_servers_are_classified() -> None:
 
 @pytest.mark.parametrize(("code", "fault"), RESULTS.items())
 def test_result_code_has_its_fault(code: int, fault: DatabaseFault) -> None:
-    """Extended codes go by their low byte."""
+    """Extended codes go by their low byte, unless the table has them."""
     assert fault_of_result(code) is fault

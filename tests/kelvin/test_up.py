@@ -1,0 +1,56 @@
+"""What `kelvin up` says while it waits for its processes, and where they don't become ready."""
+
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kelvin.policy.restarts import Restarts
+from kelvin.settings import UpSettings
+from kelvin.supervisor import up as subject
+from kelvin.supervisor.graves import open_graves
+from kelvin.supervisor.up import NotReady, Supervisor
+from service.unix import SocketDirectory
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    """None of its processes was started."""
+    (tmp_path / "logs").mkdir()
+    settings = UpSettings(data=tmp_path, port=8443, host="localhost", ready_s=0, drain_s=1)
+    with closing(SocketDirectory(tmp_path / "run")) as directory, open_graves(tmp_path) as (graves, _):
+        yield Supervisor(settings, directory, graves, -1, None)
+
+
+@pytest.mark.parametrize("deaths", [pytest.param(0, id="too slow"), pytest.param(9, id="dies again and again")])
+async def test_start_that_fails_on_a_full_disk_names_the_disk(
+    supervisor: Supervisor, deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line fits into the process's log, so that its end tells nothing."""
+
+    def allocate(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    supervisor.group.members[1].restarts = Restarts(deaths)
+    with pytest.raises(NotReady):
+        await supervisor.wait_ready()
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        await supervisor.wait_ready()
+    assert Path(caught.value.filename).parent == tmp_path / "logs"
+
+
+async def test_slow_start_says_what_it_waits_for(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing else is printed before the installation is ready."""
+    monkeypatch.setattr(subject, "WAIT_LOG_S", 0.0)
+    with caplog.at_level(logging.INFO), pytest.raises(NotReady):
+        await supervisor.wait_ready()
+    assert [(record.message, record.__dict__["waiting_for"]) for record in caplog.records] == [
+        ("not ready yet", "zygote")
+    ]
