@@ -332,14 +332,14 @@ class VersionRegistration(Fact, frozen=True):
     kind: Kind = "generate"
     signature: Signature | None = None
     pushed_by: str = ""  # the id of the tenant's key
-    wrote: bool = True  # whether this push wrote any object of it; what it finds in the store it doesn't read
+    checked: bool = True  # whether this push read all of it from the store; most write what is missing alone
 
 
 class Registered(Fact, frozen=True):
     """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it.
 
     `start_problem`: why the version could not start now, where that is known. `fault`: the code of what a restore found
-    broken, where this push has written nothing that could mend it.
+    broken, where this push has not checked it.
     """
 
     is_new: bool

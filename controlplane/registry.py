@@ -109,7 +109,8 @@ class Registry:
 
     async def register(self, registration: VersionRegistration, now_s: int) -> Registered:
         """Register a published version, or bring it back after a deletion. A model's first version becomes its `prod`.
-        A faulty version of which this push wrote nothing stays faulty. Idempotent.
+        If this push has not checked the version, and it is faulty under any model or was deleted so, nothing changes.
+        Idempotent.
 
         As every change of what is served, this returns once activators know it, or after TELL_S. Raises
         Refused(InvalidRequest) for a bad name, NotFound for an unknown tenant.
@@ -119,8 +120,8 @@ class Registry:
         async with self._turn:
             model = self._models.get((tenant, name))
             before = None if model is None else model.version(registration.version)
-            if before is not None and before.state is VersionState.FAULTY and not registration.wrote:
-                return Registered(is_new=False, fault=before.fault)
+            if not registration.checked and (fault := self._fault_of(tenant, registration.version)) is not None:
+                return Registered(is_new=False, fault=fault)
             if before is not None:
                 await self._move(
                     before,
@@ -136,6 +137,11 @@ class Registry:
                 revision = await self._take_in(model, registration, name, now_s)
         await self._feed.settled(revision, TELL_S)
         return Registered(is_new=before is None, was_deleted=before is not None)
+
+    def _fault_of(self, tenant: str, digest: str) -> str | None:
+        """Return why the bytes of a version are doubted, under whatever model; None if they are not."""
+        found = (model.version(digest) for model in self.models(tenant))
+        return next((version.fault for version in found if version is not None and version.fault is not None), None)
 
     async def _take_in(self, model: Model | None, registration: VersionRegistration, name: str, now_s: int) -> int:
         """A new version; the revision of the feed that tells of it."""
@@ -234,7 +240,10 @@ class Registry:
             revision = 0
             if not version.is_deleted:
                 await self._move(
-                    version, VersionEvent.DELETED, None, lambda connection: deleted(connection, by, version.key, now_s)
+                    version,
+                    VersionEvent.DELETED,
+                    version.fault,
+                    lambda connection: deleted(connection, by, version.key, now_s),
                 )
                 gone = (tenant, model, version.registration.version)
                 revision = self._feed.publish(Feed(removed_versions=(gone,)))

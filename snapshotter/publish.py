@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from blake3 import blake3
+from msgspec import structs
 
+from blobstore.abreast import abreast
 from blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
-from blobstore.places import encode_pack_list
-from blobstore.store import BlobNotFound, BlobStore
-from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
+from blobstore.places import encode_pack_list, read_place
+from blobstore.store import BlobNotFound, BlobShort, BlobStore
+from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, ProbeFailed
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import SealAttestation, SealJob
@@ -166,7 +168,7 @@ class Publisher:
 
         Raises `Refused`: Conflict where a chunk was not sent (ask again what is missing), ChunkCorrupt where the
         store gives back other bytes than it took, ArtifactRejected where a kept file is not what was announced,
-        CapacityExceeded where the store is full, Conflict where a restore found chunks damaged that are not missing,
+        CapacityExceeded where the store is full, Conflict where a restore failed and the version is still damaged,
         Unavailable, and what the sealing job refuses with.
         """
         manifest = record.manifest(digests)
@@ -187,14 +189,12 @@ class Publisher:
                 created, renewed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
             report(CommitStep.PUBLISHING)
             await self._store.delete(condemned_key(record.tenant, version))  # of an earlier life
-            wrote = bool(new) or renewed
-            registered = await self._jobs.register(_registration(record, version, manifest, wrote=wrote))
-        if registered is not None and registered.fault is not None:
-            rule = (
-                f"its last restore failed ({registered.fault}), and this push had nothing to write: `kelvin fsck` says"
-                f" what is damaged. If that finds nothing, ask for {record.model}@{version[:12]} once"
-            )
-            raise Refused(Conflict(f"version {version[:12]}", rule))
+            registration = _registration(record, version, manifest)
+            registered = await self._jobs.register(registration)
+            if registered is not None and registered.fault is not None:
+                report(CommitStep.VERIFYING)
+                await self._check_faulty(registration, digests, registered.fault, renewed=renewed)
+                registered = await self._jobs.register(structs.replace(registration, checked=True))
         return Committed(
             model=record.model,
             version=version,
@@ -228,6 +228,31 @@ class Publisher:
             yield
         finally:
             self._under_way.remove(under_way)
+
+    async def _check_faulty(
+        self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, renewed: bool
+    ) -> None:
+        """Read all chunks of a version that a restore found broken. Its manifest and seal were just read, or `renewed`.
+
+        Raises `Refused(Conflict)` if a chunk is damaged, or if known answers failed, of which chunks say nothing.
+        """
+        what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
+        if fault == ProbeFailed.code and not renewed:
+            rule = f"{failed}, and all of it is there: ask for {version.model}@{version.version[:12]} once"
+            raise Refused(Conflict(what, rule))
+        places = await self._catalog.places(version.tenant)
+
+        async def check(digest: str) -> None:
+            try:
+                place = places[digest]
+                data = await read_place(self._store, pack_key(version.tenant, place.pack), place)
+            except (KeyError, BlobNotFound, BlobShort):
+                data = b""
+            if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:
+                rule = f"{failed}, and chunk {digest} is damaged in the store: `kelvin fsck` says what mends it"
+                raise Refused(Conflict(what, rule))
+
+        await abreast(check, dict.fromkeys(digests), _CHUNKS_HELD)
 
     async def _write_pack(self, record: PlanRecord, chunks: tuple[tuple[str, int], ...], report: Report) -> None:
         report(CommitStep.PACKING)
@@ -342,7 +367,7 @@ class Publisher:
         return await ensure_object(self._store, key, raw, ChunkCorrupt(version_of(raw), "store"))
 
 
-def _registration(record: PlanRecord, version: str, manifest: Manifest, *, wrote: bool) -> VersionRegistration:
+def _registration(record: PlanRecord, version: str, manifest: Manifest) -> VersionRegistration:
     return VersionRegistration(
         tenant=record.tenant,
         model=record.model,
@@ -357,7 +382,7 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest, *, wrote
         kind=record.engine.kind,
         signature=record.signature,
         pushed_by=_key_id.get(),
-        wrote=wrote,
+        checked=False,
     )
 
 

@@ -1,9 +1,9 @@
 """The life of a version: which events move it where. Pure; storing the state is the registry's work.
 
 A version is immutable, so only what was learned of its bytes moves: a restore that found them broken makes it faulty,
-and one that succeeded, or a push that wrote some of it anew (and read that back), makes it ready again. A faulty
-version can still be asked for by its digest, which tries the restore anew, but no alias moves to it. A deleted version
-is not served and may lose its bytes at any time; its row stays, and pushing the same again brings it back.
+and one that succeeded, or a push that found all of them good, makes it ready again. A faulty version can still be asked
+for by its digest, which tries the restore anew, but no alias moves to it. A deleted version is not served and may lose
+its bytes at any time; its row stays, and pushing the same again brings it back.
 """
 
 from collections.abc import Sequence

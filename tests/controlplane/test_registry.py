@@ -107,15 +107,27 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
             assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
 
-async def test_a_push_that_wrote_nothing_mends_nothing(tmp_path: Path) -> None:
-    """A faulty version stays faulty, and the snapshotter is told why. A sound one is as it was."""
+async def test_a_push_that_checked_nothing_mends_nothing(tmp_path: Path) -> None:
+    """A faulty version stays faulty, and the snapshotter is told why, also after its deletion and under another
+    model. A sound one is as it was.
+    """
     async with opened_registry(tmp_path) as registry:
-        again = structs.replace(registration(letter="a"), wrote=False)
+        again = structs.replace(registration(letter="a"), checked=False)
         await registry.register(registration(letter="a"), NOW_S)
         assert await registry.register(again, NOW_S) == Registered(is_new=False)
         await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
         assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("a"), NOW_S)), Conflict)
+        await registry.register(registration(letter="b"), NOW_S)
+        await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
+        await registry.delete(BY, TENANT, "m", digest("b"), NOW_S, lambda _: False)
+        other = structs.replace(registration(letter="a"), checked=False, model="other")
+        assert await registry.register(other, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
+        again = structs.replace(registration(letter="b"), checked=False)
+        assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
+        back = await registry.register(registration(letter="b"), NOW_S)
+        assert back == Registered(is_new=False, was_deleted=True)
+        assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
 
 
 async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class DirectJobs(Jobs):
     async def register(self, registration: VersionRegistration) -> Registered | None:
         assert versions_of(self.root, registration.tenant), "registered before it was published"
         self.registered = [*(self.registered or []), registration]
-        if self.fault is not None and not registration.wrote:
+        if self.fault is not None and not registration.checked:
             return Registered(is_new=False, fault=self.fault)
         return None  # as an earlier build's control plane
 

@@ -12,6 +12,7 @@ import pytest
 from blobstore.store import BlobStore, Payload
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
+from contracts.control import Registered, VersionRegistration
 from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
 from contracts.push import CommitStep, Committed
 from snapshotter.plans import PlanRecord
@@ -228,21 +229,56 @@ def test_a_push_mends(tmp_path: Path, damage: Callable[[Path], object]) -> None:
 
 
 def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
-    """A chunk that is there is not read again. Of a version that a restore found broken, a push that wrote nothing is
-    refused; one that sends a chunk again is not.
+    """A version that a restore found broken is read whole, whatever this push wrote of it, and is refused while a chunk
+    is damaged.
     """
     bench = Bench.over(tmp_path)
     push(bench, Model())
     bench.jobs.fault = "chunk_corrupt"
+    pack, *others = sorted((tmp_path / "store" / TENANT / "packs").iterdir())
+    assert others, "the version has several packs"
+    whole = pack.read_bytes()
+    flip(pack)
+    for lost in (None, others[0]):
+        if lost is not None:
+            lost.unlink()
+        refused = failure_of(bench, Model())
+        assert isinstance(refused, Conflict)
+        assert "chunk_corrupt" in refused.rule
+        assert "kelvin fsck" in refused.rule
+    pack.write_bytes(whole)
+    push(bench, Model())
+    assert [each.checked for each in bench.jobs.registered or []] == [False, False, False, False, True]
+
+
+def test_a_cut_push_that_had_mended_a_version_is_finished_by_the_next(tmp_path: Path) -> None:
+    """The first one wrote what was missing, and ended before it was registered. Nothing is left to write."""
+    bench = Bench.over(tmp_path)
+    version = push(bench, Model()).version
+    for path in (tmp_path / "store" / TENANT / "packs").iterdir():
+        path.unlink()
+    bench.jobs.fault = "chunk_missing"
+    register = bench.jobs.register
+
+    async def dies(registration: VersionRegistration) -> Registered | None:
+        raise Refused(Unavailable("the control plane"))
+
+    bench.jobs.register = dies  # type: ignore[method-assign]
+    assert isinstance(failure_of(bench, Model()), Unavailable)
+    bench.jobs.register = register  # type: ignore[method-assign]
+    assert push(bench, Model()).version == version
+
+
+def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path) -> None:
+    """A version whose known answers failed is refused, unless this push sealed it anew."""
+    bench = Bench.over(tmp_path)
+    push(bench, Model())
+    bench.jobs.fault = "probe_failed"
     refused = failure_of(bench, Model())
     assert isinstance(refused, Conflict)
-    assert "chunk_corrupt" in refused.rule
-    assert "kelvin fsck" in refused.rule
-    for kind in ("packs", "index"):
-        for path in (tmp_path / "store" / TENANT / kind).iterdir():
-            path.unlink()
+    assert "ask for" in refused.rule
+    only(only(tmp_path / "store" / TENANT / "attestations")).unlink()
     push(bench, Model())
-    assert [each.wrote for each in bench.jobs.registered or []] == [True, False, True]
 
 
 def test_steps_are_told(tmp_path: Path) -> None:
