@@ -73,8 +73,7 @@ def _sockets(directory: SocketDirectory, skip: Callable[[str], bool]) -> list[st
 
 async def _ask(directory: SocketDirectory, name: str) -> Found | None:
     try:
-        # In a thread: a process that is stopped, and whose backlog is full, would hold the loop.
-        pid = await asyncio.to_thread(_listener_pid, directory, name)
+        pid = _listener_pid(directory, name)
         pidfd = os.pidfd_open(pid)
     except (ConnectionRefusedError, FileNotFoundError, ProcessLookupError):
         _remove(directory, name)  # nobody listens
@@ -115,8 +114,10 @@ def _remove(directory: SocketDirectory, name: str) -> None:
 
 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
-    """Return the process that listens at the socket, as the kernel reports it. Blocking. Raises OSError if none."""
-    with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
+    """Return the process that listens at the socket, as the kernel reports it. Raises OSError if there is none, or if
+    its backlog is full. Does not block, and takes no thread: a process that is stopped has a full backlog for long.
+    """
+    with closing(directory.connect(name, timeout_s=0.0)) as sock:
         return peer_pid(sock)
 
 

@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import socket
-import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from controlplane.scaling.adopt import _STATES, survey
 from service.unix import SocketDirectory
 from tests.controlplane.builders import key
 from tests.controlplane.ground import Run, local, miss_reports
-from tests.controlplane.virtual_time import settle
 from tests.eventually import eventually
 from tests.stopping import stop
 
@@ -197,20 +196,22 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
 async def test_runtime_that_takes_no_connection_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To connect to a process that is stopped may take a second. The loop goes on meanwhile."""
-    others_ran = threading.Event()
+    """One that is stopped has a full backlog. It takes neither the loop's time nor a thread, which forks and backups
+    need. The control: its socket stays.
+    """
 
-    def connect(*_: object, **__: object) -> socket.socket:
-        assert others_ran.wait(5.0), "the loop is held up"
-        raise BlockingIOError(errno.EAGAIN, "try again")
+    async def take_a_thread(*_: object) -> None:
+        raise AssertionError("a thread waits for it")
 
-    monkeypatch.setattr(SocketDirectory, "connect", connect)
-    (tmp_path / "rt-stopped.sock").touch()
-    with closing(SocketDirectory(tmp_path)) as directory:
-        surveying = asyncio.create_task(survey(directory))
-        await settle()
-        others_ran.set()
-        assert await surveying == []
+    monkeypatch.setattr(asyncio, "to_thread", take_a_thread)
+    with closing(SocketDirectory(tmp_path)) as directory, socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(tmp_path / "rt-stopped.sock"))
+        stopped.listen(0)
+        with closing(directory.connect("rt-stopped.sock")):
+            began_s = time.monotonic()
+            assert await survey(directory) == []
+            assert time.monotonic() - began_s < 0.5
+    assert (tmp_path / "rt-stopped.sock").exists()
 
 
 async def test_silent_runtime_is_left_for_the_next_sweep(run: Run) -> None:
