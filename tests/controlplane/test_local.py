@@ -8,7 +8,7 @@ import signal
 import msgspec
 import pytest
 
-from contracts.control import Feed
+from contracts.control import Feed, StartProblemRow
 from contracts.errors import Failure, RemoteFailure, Unavailable
 from contracts.timeline import Stage
 from contracts.traffic_errors import StartFailed
@@ -95,6 +95,25 @@ async def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> 
         await eventually(lambda: it.table.held == 0)
         assert len(run.calls("bind:corrupt")) == 1
         assert it.feed.snapshot().replicas == ()
+
+
+async def test_start_problem_is_published_before_waiting_requests_fail(run: Run) -> None:
+    """A request that fails takes the problem into its timeline at that moment."""
+
+    class Explaining(News):
+        def failed(self, key: VersionKey, failure: Failure) -> None:
+            super().failed(key, failure)
+            row = StartProblemRow(tenant=key.tenant, model=key.model, version=key.version, problem=problem_of(failure))
+            it.feed.publish(Feed(start_problems=(row,)))
+
+    async with local(run) as it:
+        explaining = Explaining()
+        it.actuator.listen(explaining)
+        with it.feed.subscribe() as subscription:
+            it.apply(key("corrupt"), 1)
+            await eventually(lambda: len(explaining.failures) == 1)
+            lines = [msgspec.json.decode(await subscription.take(), type=Feed) for _ in range(3)]
+        assert [(len(line.start_problems), len(line.failures)) for line in lines] == [(0, 0), (1, 0), (0, 1)]
 
 
 async def test_a_runtime_that_dies_while_restoring_is_replaced_a_bounded_number_of_times(run: Run) -> None:

@@ -146,7 +146,10 @@ async def test_a_bind_fails(tmp_path: Path, failure: NotFound | Unavailable, bin
         await it.heard()
         await it.ask()
         assert len([what for what, _ in it.pods.told if what == "bind"]) == binds
-        assert [each.code for each in await failures(it)] == told
+        lines = await it.heard()
+        assert [each.code for line in lines for each in line.failures] == told
+        explained = [bool(line.start_problems) for line in lines if line.start_problems or line.failures]
+        assert explained == [True, False], "a request that fails takes the problem into its timeline at that moment"
 
 
 async def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
@@ -172,6 +175,29 @@ async def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
         await it.passes(3)
         assert ("release", orders("s3")) in pods.told
         assert it.states()["s3"] is PodState.PARKED
+
+
+async def test_start_that_was_taken_over_waits_for_another_pod(tmp_path: Path) -> None:
+    """An earlier control plane had it bound to a pod that goes then. As one of our own, it waits for another pod."""
+    pods = Pods()
+    ours = Take(
+        tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
+    )
+    pods.pods[orders("s1")] = Pod(take=ours, fails=Refused(Unavailable("the pod")))
+    async with pooled(tmp_path, pods) as it:
+        await it.register()
+        await it.run("small", "s1")
+        await it.ask()
+        assert it.states() == {"s1": PodState.BINDING}
+        it.pod("s1").goes_on.set()
+        it.pod("s1").take = None
+        await it.run("small")
+        assert await failures(it) == []
+        await it.run("small", "s2")
+        it.pod("s2").goes_on.set()
+        await it.passes(2)
+        assert it.states() == {"s2": PodState.BOUND}
+        assert await failures(it) == []
 
 
 async def test_version_that_waits_for_a_pod_says_so(tmp_path: Path) -> None:

@@ -114,8 +114,7 @@ class PoolActuator:
         for _ in range(replicas - live):
             if (take := self._take_of(key)) is None:
                 break
-            until_us = self._clock.monotonic_us() + int(START_S * 1e6)
-            self._starts.append(_Start(key, take, until_us))
+            self._starts.append(self._start(key, take))
         surplus = live - replicas
         for start in self._starts_of(key)[::-1][: max(0, surplus)]:
             self._starts.remove(start)
@@ -123,6 +122,9 @@ class PoolActuator:
         for pod in self._pods.of(key, *_HELD)[::-1][: max(0, surplus)]:  # the youngest: others have warm caches
             self.release(pod)
         self.place()
+
+    def _start(self, key: VersionKey, take: Take) -> _Start:
+        return _Start(key, take, self._now() + int(START_S * 1e6))
 
     def _starts_of(self, key: VersionKey) -> list[_Start]:
         return [start for start in self._starts if start.key == key]
@@ -205,9 +207,9 @@ class PoolActuator:
         return self._feed.publish(Feed(replicas=(row,)))
 
     def _fail(self, key: VersionKey, failure: Failure) -> None:
-        if self.live(key) == 0:
-            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
         notify(self._listeners, lambda listener: listener.failed(key, failure))
+        if self.live(key) == 0:  # last: a timeline holds the start problem that is known when a request fails
+            self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
     # -- ends --
 
@@ -287,7 +289,7 @@ class PoolActuator:
             self._tasks.start(self._release(pod, 0), f"release {pod.name}")
         elif pod.state in (PodState.UNKNOWN, PodState.PARKED):
             if (take := self._take_of(key)) is not None:
-                self._bind_to(pod, _Start(key, take, self._now()))  # it answers as it did, or will
+                self._bind_to(pod, self._start(key, take))  # it answers as it did, or will
             else:
                 unwanted = Take(
                     tenant=key.tenant, model=key.model, version=key.version, device_class="", store="", weight_bytes=0
