@@ -64,6 +64,7 @@ class Admissions:
         self._loading = loading
         self._offers: deque[_Offer] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lookups: set[asyncio.Task[int | None]] = set()  # of lengths, before their chunks are brought
         arena.on_full = self.shed
 
     def __repr__(self) -> str:
@@ -111,6 +112,9 @@ class Admissions:
             if self._arena.index.is_loading(tenant, digest):
                 await self._arena.until_loaded(tenant, digest)
                 continue  # it may be written already, or not have arrived
+            if length is None and not self._arena.index.is_ready(tenant, digest):
+                length = await self._find_length(tenant, digest)
+                continue  # another call may bring it by now
             tier, admitted = await self._keep_one(tenant, digest, length)
             if admitted:
                 return tier
@@ -118,8 +122,21 @@ class Admissions:
                 raise Refused(Unavailable("the NVMe tier of the weight cache"))
         return None
 
+    async def _find_length(self, tenant: str, digest: str) -> int:
+        """Return the chunk's length in bytes, by the store's tables. Loads of the chunk do not wait for this. Raises
+        `Refused`.
+        """
+        lookup = asyncio.create_task(self._remote.length_of(tenant, digest))
+        self._lookups.add(lookup)
+        lookup.add_done_callback(self._lookups.discard)
+        if (length := await lookup) is None:
+            raise Refused(ChunkMissing(digest))
+        return length
+
     async def _keep_one(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
-        """Write the chunk, from memory or from below. Return the tier it came from, and whether it was admitted."""
+        """Write the chunk, from memory or from below, where its `length` has to be known. Return the tier it came from,
+        and whether it was admitted.
+        """
         place = self._arena.index.try_place(tenant, digest)
         if place is not None:
             self._arena.index.pin((place.slab,))
@@ -127,9 +144,8 @@ class Admissions:
                 return "host", await self._admit(tenant, digest, await self._arena.view(place))
             finally:
                 self._arena.unpin((place.slab,))
+        assert length is not None
         with self._nvme.coming(tenant, digest):
-            if length is None and (length := await self._remote.length_of(tenant, digest)) is None:
-                raise Refused(ChunkMissing(digest))
             if not self._nvme.index.has_room_for(tenant, length):
                 free = max(0, self._nvme.index.budget_bytes - self._nvme.index.total_bytes)
                 raise Refused(CapacityExceeded("bytes of the NVMe tier of the weight cache", length, free))
@@ -162,8 +178,8 @@ class Admissions:
 
     async def settle(self) -> None:
         """Wait until no offer is left, and for the chunks that prefetches and healing bring to NVMe now."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while under_way := self._tasks | self._lookups:
+            await asyncio.wait(under_way)
         await self._nvme.settle()
 
     async def close(self) -> None:

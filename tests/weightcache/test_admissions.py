@@ -250,6 +250,19 @@ async def test_eviction_waits_for_a_chunk_that_is_looked_for(tmp_path: Path) -> 
         assert cache.nvme.index.file_count == 0
 
 
+async def test_load_does_not_wait_for_a_chunk_that_is_looked_for(tmp_path: Path) -> None:
+    """Healing has yet to learn from the store how long its chunk is. Meanwhile a load may ask other nodes for it."""
+    store = HeldIndexes()
+    await publish(store, ONE)
+    async with cached(settings_of(tmp_path), store=store) as cache:
+        mending = asyncio.create_task(mended(cache))
+        await store.asked.wait()
+        assert not cache.nvme.may_have(TENANT, CHUNK.digest)
+        store.go.set()
+        await mending
+        assert cache.nvme.index.holds((TENANT, CHUNK.digest))
+
+
 async def test_chunk_that_is_nowhere_is_not_healed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An operator hears of it by its name."""
     async with cached(settings_of(tmp_path)) as cache:
