@@ -200,7 +200,9 @@ class Admissions:
 
     async def _keep(self, offer: _Offer) -> None:
         try:
-            await self._admit(offer.tenant, offer.digest, await self._arena.view(offer.place))
+            # A chunk that was found wrong in memory meanwhile is not there any more, or is at another place.
+            if self._arena.index.try_place(offer.tenant, offer.digest) == offer.place:
+                await self._admit(offer.tenant, offer.digest, await self._arena.view(offer.place))
         finally:
             self._end(offer)
 

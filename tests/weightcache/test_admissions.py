@@ -176,6 +176,19 @@ async def test_memory_that_is_needed() -> None:
         assert world.arena.index.busy_count == 0
 
 
+async def test_chunk_that_was_found_wrong_in_memory_is_not_written() -> None:
+    """It waits to be written when an examination condemns its place."""
+
+    async with opened() as world:
+        await world.load("a", "b", "c")
+        await world.begun(2)
+        world.arena.index.condemn(TENANT, "c")
+        world.gate.set()
+        await world.admissions.settle()
+        assert world.writes == ["a", "b"]
+        assert world.arena.index.busy_count == 0
+
+
 async def test_closing_ends_all() -> None:
     """What is written is cancelled, what waits is let go."""
 
