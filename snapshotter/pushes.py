@@ -111,12 +111,12 @@ class Pushes:
         request = await asyncio.to_thread(_decode_plan, body)
         dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
+        # Before anything is made of the sizes: headers may claim any.
+        if (need := intake.total_bytes) > (most := self._limits.max_version_bytes):
+            raise Refused(CapacityExceeded("bytes of one version", need, most))
         facts = await self._examine(tenant, intake)
         sealing = choose_sealing(facts, intake.dtype, self._limits.chunk_bytes, intake.signature)
         layout, first = await asyncio.to_thread(_lay_out, intake, facts.first_use, self._limits.chunk_bytes)
-        if layout.total_bytes > self._limits.max_version_bytes:
-            need, most = layout.total_bytes, self._limits.max_version_bytes
-            raise Refused(CapacityExceeded("bytes of one version", need, most))
         record = PlanRecord(
             plan_id="",
             tenant=tenant,

@@ -12,6 +12,7 @@ from contracts.errors import Refused
 from contracts.filters import FILE as FILTERS
 from contracts.filters import read_policy
 from contracts.keys import TENSORS_SUFFIX
+from contracts.manifest import padded
 from contracts.push import PlanRequest, SmallFile, WeightsFile
 from contracts.signature import Signature
 from snapshotter.policy.config import (
@@ -59,6 +60,12 @@ class Intake:
     highest_token_id: int = -1
     signature: Signature | None = None
     whole: Whole | None = None  # the one weights file, where it is to be kept as it is
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of the linear space, as `lay_out` makes it: each file and tensor in whole pages."""
+        files = sum(padded(len(file.content)) for file in self.files)
+        return files + sum(padded(tensor.nbytes) for tensor in self.tensors)
 
 
 def admit(request: PlanRequest) -> Intake:

@@ -22,11 +22,6 @@ class Layout:
     chunks: tuple[PlannedChunk, ...]
     file_chunks: int
 
-    @property
-    def total_bytes(self) -> int:
-        """Length of the linear space."""
-        return sum(chunk.length for chunk in self.chunks)
-
 
 @dataclass(frozen=True, slots=True)
 class _Item:

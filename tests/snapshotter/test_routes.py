@@ -1,6 +1,7 @@
 """The push API over a real Unix socket: who may call, what is refused before any byte of weights, what is bounded."""
 
 import asyncio
+import json
 import socket
 import threading
 import tracemalloc
@@ -17,7 +18,7 @@ from msgspec import structs
 
 from contracts.control import Scope, TenantLimits
 from contracts.errors import Unavailable
-from contracts.push import CommitRequest, Committed, Missing, MissingRequest, Plan, PlanRequest
+from contracts.push import CommitRequest, Committed, Missing, MissingRequest, Plan, PlanRequest, WeightsFile
 from contracts.wire import decode, encode
 from kelvin.progress import Progress
 from kelvin.push import push_directory
@@ -43,7 +44,7 @@ from tests.snapshotter.house import (
     push_whole,
     settings_for,
 )
-from tests.snapshotter.models import Model, default_config, request_of
+from tests.snapshotter.models import Model, default_config, raw_safetensors, request_of
 from tests.snapshotter.policy.test_intake import REFUSALS, config
 from tests.snapshotter.sender import TENANT, digests_of
 
@@ -165,6 +166,20 @@ def test_too_large_a_version(house: House) -> None:
         "U8", (1 << 20,), bytes(1 << 20))}  # fmt: skip
     with house.client("large") as client:
         assert problem(post(client, "/plans", big.request()))[:2] == (507, "capacity_exceeded")
+
+
+def test_a_version_that_claims_too_much_is_not_laid_out(house: House) -> None:
+    """A header of some bytes may claim more chunks than there is memory for: nothing is made of them, no gate asked."""
+    size, gates = 1 << 60, len(house.control.gates)
+    tensor = {"dtype": "F32", "shape": [size // 32, 8], "data_offsets": [0, size]}
+    header = raw_safetensors(json.dumps({"model.embed_tokens.weight": tensor}).encode())
+    claims = WeightsFile(path="model.safetensors", size=len(header) + size, header=header)
+    with house.client("large") as client:
+        request = structs.replace(Model().request(), weights=(claims,))
+        status, code, detail = problem(post(client, "/plans", request))
+    assert (status, code) == (507, "capacity_exceeded")
+    assert detail.startswith("bytes of one version: needs 1152921504606")
+    assert len(house.control.gates) == gates
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contracts.jobs import GateJob
 from contracts.manifest import PAGE, Chunk, find_fault
 from contracts.push import SmallFile
-from snapshotter.policy.intake import admit
+from snapshotter.policy.intake import Intake, admit
 from snapshotter.policy.layout import Layout, assemble, first_use_order, group, lay_out, pads_are_zero
 from snapshotter.policy.safetensors_header import SourceTensor
 from snapshotter.policy.sealing import build_manifest, choose_sealing
@@ -60,7 +60,8 @@ def test_covers_every_byte_once(weights: dict[str, Weight], lengths: list[int], 
     first_use = [name for name in weights if chance.random() < 0.7]
     layout, contents = laid_out(weights, files, first_use)
     space = linear_space(layout, contents)
-    assert len(space) == layout.total_bytes
+    tensors = (SourceTensor(name, "U8", each.shape, "", 0, len(each.data)) for name, each in weights.items())
+    assert len(space) == Intake(tuple(files), tuple(tensors)).total_bytes
     spans = [(file.offset, file.size, contents[file.path]) for file in layout.files]
     spans += [(tensor.offset, tensor.nbytes, weights[tensor.name].data) for tensor in layout.tensors]
     assert len(spans) == len(files) + len(weights)
