@@ -48,7 +48,7 @@ class Authenticator:
     def __repr__(self) -> str:
         return f"<Authenticator {self._guesses!r}>"
 
-    async def authenticate(self, exchange: Exchange, *scopes: Scope) -> Principal:
+    async def authenticate(self, exchange: Exchange, scope: Scope, *others: Scope) -> Principal:
         """Who calls, with a key or token for one of these scopes. Raises Refused, ClientGone.
 
         Unauthenticated, TooManyFailures; TenantSuspended, Forbidden for a good one; Unavailable before the feed and
@@ -69,10 +69,9 @@ class Authenticator:
                 await self._refuse(exchange)
         if self._table.is_suspended(principal.tenant):
             raise Refused(TenantSuspended())
-        for scope in scopes:
-            if allows(principal.scopes, scope):
-                return principal
-        raise Refused(Forbidden(scopes[0]))
+        if any(allows(principal.scopes, each) for each in (scope, *others)):
+            return principal
+        raise Refused(Forbidden(scope, others))
 
     async def _of_token(self, authorization: bytes) -> Principal | None:
         """Whom a signed token names, where that tenant is there."""

@@ -26,15 +26,6 @@ CALLS_OF_TENANT: Final = 64  # at once, to each API
 CONNECT_S: Final = {"admin": dependencies.ADMIN.timeout_s, "push": dependencies.PUSH.timeout_s}
 # With none of these there is nothing behind for a key. What each route needs is asked there.
 SCOPES: Final = {"admin": (Scope.ADMIN, Scope.BILLING_READ), "push": (Scope.PUSH,)}
-# Routes that need no more than this one. To name `admin` to a key without it would ask for more than is enough.
-_BILLING_PATHS: Final = frozenset(
-    (
-        b"/admin/v1/billing/report",
-        b"/admin/v1/billing/verify",
-        b"/admin/v1/billing/reconcile",
-        b"/admin/v1/openapi.json",
-    )
-)
 # RFC 9110, 7.6.1, what the hop computes anew, and what stays at the door.
 _NOT_INWARD: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"upgrade",
@@ -58,8 +49,7 @@ class Passthrough:
 
     async def serve(self, exchange: Exchange, service: str) -> None:
         """Raises Refused before the answer has begun, ClientGone."""
-        scopes = (Scope.BILLING_READ,) if exchange.path in _BILLING_PATHS else SCOPES[service]
-        principal = await self._authenticator.authenticate(exchange, *scopes)
+        principal = await self._authenticator.authenticate(exchange, *SCOPES[service])
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in _inward(exchange.headers)]
         headers.append((PRINCIPAL.decode(), encode(principal).decode()))
         headers.append(("x-request-id", exchange.request_id))

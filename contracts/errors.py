@@ -68,11 +68,16 @@ class Unauthenticated(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Forbidden(Failure):
-    """The key is good but lacks a scope."""
+    """The key is good but lacks a scope. Where it needs one of several, `others` are the rest of them."""
 
     scope: str
+    others: tuple[str, ...] = ()
     code, status = "insufficient_scope", 403
-    template = "this key lacks the scope '{scope}'"
+
+    @property
+    def message(self) -> str:
+        scopes = "', '".join((self.scope, *self.others))
+        return f"this key has none of the scopes '{scopes}'" if self.others else f"this key lacks the scope '{scopes}'"
 
 
 @dataclass(frozen=True, slots=True)
