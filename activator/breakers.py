@@ -45,7 +45,8 @@ class Breakers:
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._limits = BreakerLimits(FAILURES, longest_s=longest_s)
-        self._failing: dict[Version, tuple[Breaker, str]] = {}  # with the code of the last failure
+        # With the code of the last failure, and whether a retry may help against it.
+        self._failing: dict[Version, tuple[Breaker, str, bool]] = {}
         self.openings: Counter[str] = Counter()  # by that code
 
     def __repr__(self) -> str:
@@ -57,13 +58,15 @@ class Breakers:
     def __contains__(self, key: VersionKey) -> bool:
         return (key.tenant, key.version) in self._failing
 
-    def failed(self, tenant: str, version: str, code: str, now_s: float) -> None:
-        """Count a failed start, a lost replica or an integrity failure of the version; `code` says which."""
+    def failed(self, tenant: str, version: str, code: str, now_s: float, *, retryable: bool) -> None:
+        """Count a failed start, a lost replica or an integrity failure of the version; `code` says which, `retryable`
+        whether a retry may help.
+        """
         if code in _NOT_ITS_FAULT:
             return
         known = self._failing.get((tenant, version))
         breaker = Breaker(self._limits) if known is None else known[0]
-        self._failing[tenant, version] = breaker, code
+        self._failing[tenant, version] = breaker, code, retryable
         if breaker.failed(now_s, at_once=code in INTEGRITY):
             self.openings[code] += 1
 
@@ -80,8 +83,8 @@ class Breakers:
         """Raise Refused(BreakerOpen), with the reason `why`, if a request for the version must not wait for a start."""
         known = self._failing.get((key.tenant, key.version))
         if known is not None and not known[0].takes(now_s):
-            breaker, code = known
-            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why))
+            breaker, code, retryable = known
+            raise Refused(BreakerOpen(code, breaker.remaining_s(now_s), why, retryable))
 
     def enter(self, key: VersionKey, who: object, now_s: float) -> None:
         """Record that a request waits for a start, as the trial if the breaker is half-open. Raises

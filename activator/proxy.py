@@ -20,6 +20,7 @@ from contracts.errors import Failure, RemoteFailure, Unavailable
 from contracts.frames import CONTENT_TYPE, CREDIT, ENCODED, WANTS, Counts, Frame, FrameDecoder, FrameKind, NoCredit
 from contracts.ladder import RECORDED
 from contracts.numbers import whole_number
+from contracts.problem import SHOULD_RETRY
 from contracts.roles import Role
 from contracts.usage import Receipt
 from contracts.wire import BadJson, decoder
@@ -33,6 +34,7 @@ MAX_ERROR_BYTES: Final = 64 << 10  # of a response that is no stream of frames
 _FRAMES: Final = CONTENT_TYPE.encode()
 _ENCODED: Final = ENCODED.encode()
 _CREDIT: Final = CREDIT.encode()
+_SHOULD_RETRY: Final = SHOULD_RETRY.encode()
 _BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
@@ -300,10 +302,9 @@ class Upstream:
         if error is not None and error.request_id == self._request_id:
             after_s = whole_number(answer.fields.get(b"retry-after", b""), 9)
             encoded_tokens = whole_number(answer.fields.get(_ENCODED, b""), 9) or 0
+            retryable = answer.status >= 500 and answer.fields.get(_SHOULD_RETRY) != b"false"
             return Declined(
-                RemoteFailure(
-                    error.code or "internal", answer.status, error.message, error.param, answer.status >= 500, after_s
-                ),
+                RemoteFailure(error.code or "internal", answer.status, error.message, error.param, retryable, after_s),
                 encoded_tokens,
                 _credit(answer),
             )

@@ -114,7 +114,7 @@ class Roster:
         )  # fmt: skip
         self._waker.calm(failed.tenant, failed.version)
         self._starts.failed(failed.tenant, failed.version)
-        self._breakers.failed(failed.tenant, failed.version, failed.code, self._clock())
+        self._breakers.failed(failed.tenant, failed.version, failed.code, self._clock(), retryable=failed.retryable)
         for key, line in list(self._lines.items()):
             if (key.tenant, key.version) == (failed.tenant, failed.version) and line.is_asleep:
                 self._refuse(key, line, failure)

@@ -211,7 +211,8 @@ class Throttler:
         """
         opened = self.resting.failed(replica)
         if code is not None and (opened or code in INTEGRITY):
-            self.breakers.failed(replica.row.tenant, replica.row.version, code, self._clock())
+            row, retryable = replica.row, code not in INTEGRITY
+            self.breakers.failed(row.tenant, row.version, code, self._clock(), retryable=retryable)
         if opened and (line := self._lines.get(key := key_of(replica.row))) is not None:
             self.slots.grant(key, line)  # shares of fewer slots are other ones
             if self.slots.is_wanted(key):

@@ -17,6 +17,7 @@ from contracts.wire import BadJson, Fact, decoder
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
+SHOULD_RETRY: Final = "x-should-retry"  # by which OpenAI's and Anthropic's clients go
 
 
 ErrorForm = Callable[[Failure, str | None], bytes]  # of a failure and the request's id
@@ -69,12 +70,14 @@ def from_wire(wire: WireFailure) -> RemoteFailure:
 
 def headers_of(failure: Failure) -> dict[str, str]:
     """`Retry-After` in whole seconds where a retry has a time, `Allow` with a 405 (RFC 9110, 10.2.3 and 15.5.6); the
-    wait that was too long, in milliseconds.
+    wait that was too long, in milliseconds; `x-should-retry: false` where a client would retry in vain by the status.
     """
     if isinstance(failure, MethodNotAllowed):
         return {"allow": ", ".join(failure.allowed)}
     after_s = failure.retry_after_s
     headers = {} if after_s is None else {"retry-after": str(max(1, ceil(after_s)))}
+    if not failure.retryable and (failure.status in (408, 409, 429) or failure.status >= 500):
+        headers[SHOULD_RETRY] = "false"
     if isinstance(failure, DeadlineTooShort):
         headers["x-kelvin-expected-wait-ms"] = str(ceil(failure.expected_s * 1000))
     return headers

@@ -63,6 +63,7 @@ async def test_a_failed_integrity_check_opens_at_once(tmp_path: Path) -> None:
         assert (got.status, got.code) == (503, "breaker_open")
         assert "chunk_corrupt" in got.body.decode()
         assert 1 <= int(got.headers["retry-after"]) <= 30
+        assert got.headers["x-should-retry"] == "false", "as the failure itself"
         assert await openings(here) == {"chunk_corrupt": tried}
         count = 1
         while not (found := [each for each in await here.control.until_records(count) if _is_of(each, got)]):

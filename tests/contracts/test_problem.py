@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import artifact_errors, errors, traffic_errors
-from contracts.artifact_errors import ArtifactRejected
-from contracts.errors import CapacityExceeded, Failure, LimitExceeded, Refused, Unauthenticated
+from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt
+from contracts.errors import CapacityExceeded, Conflict, Failure, LimitExceeded, Refused, Unauthenticated
 from contracts.problem import (
     from_problem,
     from_wire,
@@ -18,7 +18,7 @@ from contracts.problem import (
     sse_error,
     to_wire,
 )
-from contracts.traffic_errors import BreakerOpen, DeadlineTooShort, Overloaded
+from contracts.traffic_errors import BreakerOpen, BudgetSpent, DeadlineTooShort, Overloaded
 
 FAILURES = [
     pytest.param(Unauthenticated(), "authentication_error", id="a bad key is an authentication error"),
@@ -84,6 +84,25 @@ def test_retry_after_is_whole_seconds_rounded_up() -> None:
     """RFC 9110 knows no fractions."""
     assert headers_of(Overloaded("the queue", 8, 1.2)) == {"retry-after": "2"}
     assert headers_of(Unauthenticated()) == {}
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        pytest.param(CapacityExceeded("the cache", 9, 8), "false", id="what never fits"),
+        pytest.param(ChunkCorrupt("c7", "store"), "false", id="damaged bytes"),
+        pytest.param(BudgetSpent(1), "false", id="a spent budget"),
+        pytest.param(Conflict("m", "is in use"), "false", id="a conflict"),
+        pytest.param(BreakerOpen("capacity_exceeded", 1.0, may_pass=False), "false", id="a breaker over one of them"),
+        pytest.param(BreakerOpen("replica_lost", 1.0), None, id="a breaker over what passes"),
+        pytest.param(Overloaded("the queue", 8, 1.2), None, id="a full queue"),
+        pytest.param(Unauthenticated(), None, id="a status that no client retries"),
+    ],
+)
+def test_client_is_told_not_to_retry_in_vain(failure: Failure, told: str | None) -> None:
+    """OpenAI's clients retry 409, 429 and 5xx by themselves, unless `x-should-retry` says no."""
+    assert headers_of(failure).get("x-should-retry") == told
+    assert headers_of(from_wire(to_wire(failure))) == headers_of(failure)
 
 
 def test_full_says_what_is_limited() -> None:

@@ -53,7 +53,8 @@ def failures_of_code() -> set[tuple[str, int, bool]]:
     """Code, status and whether a retry may help, of each fact; what another process reported has its own."""
     named = [kind for module in (errors, artifact_errors, traffic_errors) for kind in vars(module).values()]
     kinds = [kind for kind in named if isinstance(kind, type) and issubclass(kind, errors.Failure)]
-    return {(kind.code, kind.status, kind.retryable) for kind in kinds if kind is not errors.RemoteFailure}
+    # Where it depends on the instance, a retry may help.
+    return {(kind.code, kind.status, bool(kind.retryable)) for kind in kinds if kind is not errors.RemoteFailure}
 
 
 def failures_of_docs(text: str) -> set[tuple[str, int, bool]]:
