@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from contracts.doubling import is_told
 from contracts.errors import Conflict, Failure, Internal, Refused
 from contracts.names import dns_label
 from contracts.problem import WireFailure, to_wire
@@ -68,6 +69,7 @@ class Zygote:
         self._listener = listener
         self._stop_fds = stop_fds
         self._connections: dict[int, socket.socket] = {}
+        self._failures = 0  # of accepts, in a row
 
     def __repr__(self) -> str:
         return f"<Zygote connections={len(self._connections)} threads={count_threads()}>"
@@ -98,9 +100,12 @@ class Zygote:
             return  # gone again before we looked
         except OSError as error:
             # Descriptors or memory ran out. The connection stays in the backlog, so poll would return at once.
-            log.error("accept failed", extra={"error": str(error)})
+            self._failures += 1
+            if is_told(self._failures):
+                log.error("accept failed", extra={"error": str(error), "failures": self._failures})
             time.sleep(ACCEPT_PAUSE_S)
             return
+        self._failures = 0
         connection.setblocking(False)  # one that does not read its answers is dropped, not waited for
         if len(self._connections) >= MAX_CONNECTIONS:
             _reply(connection, _refusal(Overloaded("the zygote", MAX_CONNECTIONS, 1.0, "connections")))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final, cast
 
+from contracts.doubling import is_told
 from service.listener import notice_lost_hosts
 from service.loops import Loops
 
@@ -18,6 +19,7 @@ MAX_HANDSHAKES: Final = 64
 HANDSHAKE_S: Final = 5.0
 CLOSE_S: Final = 2.0
 POLL_S: Final = 0.001
+ACCEPT_PAUSE_S: Final = 0.1
 
 
 class Greeter:
@@ -81,14 +83,17 @@ class Greeter:
         return bool(self._open)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, failures = asyncio.get_running_loop(), 0
         while True:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                log.error("accept failed", extra={"error": str(error)})
-                await asyncio.sleep(0.1)  # descriptors may have run out
+                failures += 1
+                if is_told(failures):
+                    log.error("accept failed", extra={"error": str(error), "failures": failures})
+                await asyncio.sleep(ACCEPT_PAUSE_S)  # descriptors may have run out
                 continue
+            failures = 0
             if self.shaking >= MAX_HANDSHAKES or self._is_full():
                 self._refused(None)
                 sock.close()

@@ -18,6 +18,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from blobstore.abreast import end_all
+from contracts.doubling import is_told
 from contracts.errors import Failure, InvalidRequest, NotFound, Refused
 from contracts.names import dns_label
 from contracts.problem import to_wire
@@ -71,6 +72,7 @@ class LeaseServer:
         self._counters = counters
         self._holders = Holders(arena.drop_holder)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failures = 0  # of accepts, in a row
         self.active = 0
         self.accepting = False
 
@@ -115,11 +117,14 @@ class LeaseServer:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            log.error("accept failed", extra={"error": str(error)})
+            self._failures += 1
+            if is_told(self._failures):
+                log.error("accept failed", extra={"error": str(error), "failures": self._failures})
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listener.fileno())  # who waits goes on waiting: it would be told at once again
             loop.call_later(PAUSE_S, self._listen)
             return
+        self._failures = 0
         if self.connections >= MAX_CONNECTIONS:
             sock.close()  # the client reads an end and reports the cache unavailable
             return

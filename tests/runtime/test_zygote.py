@@ -115,8 +115,10 @@ def test_connections_are_bounded_and_the_rude_are_dropped(house: Installation) -
     poll_until("there is room again", pinged)
 
 
-def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that connects meanwhile is served once there are some. Until then the zygote tries now and then."""
+def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A client that connects meanwhile is served once there are some. Until then the zygote tries now and then, and
+    logs fewer and fewer of these tries.
+    """
     accept, enough = socket.socket.accept, threading.Event()
     tried: list[float] = []
 
@@ -152,6 +154,7 @@ def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert serving.result(DEADLINE_S) is None
     directory.close()
     assert all(later - earlier > ACCEPT_PAUSE_S / 2 for earlier, later in pairwise(tried))
+    assert [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"] == [1, 2, 4]
 
 
 def test_process_is_killed_when_its_asker_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A port that is closed leaves nothing behind, whatever the other ends do."""
 
 import asyncio
+import errno
 import socket
 import ssl
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import uvloop
 
 from contracts.roles import Role
+from service import greeter as greeter_module
 from service.greeter import Greeter
 from service.identity import Identity
 from service.listener import listen
@@ -66,3 +68,28 @@ def test_who_never_says_goodbye_is_cut(tmp_path: Path, ends: bool, left: int) ->
     """At the end of a server, not two seconds later, when its loop is gone. The control waits for the goodbye."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(left_open(tmp_path, ends=ends)) == left
+
+
+class Exhausted(socket.socket):
+    """A listener of a process without descriptors."""
+
+    tries = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.tries += 1
+        raise OSError(errno.EMFILE, "too many open files")
+
+
+async def test_want_of_descriptors_is_logged_less_and_less(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each failed try would fill the log, ten times a second for as long as it lasts."""
+    monkeypatch.setattr(greeter_module, "ACCEPT_PAUSE_S", 0.0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    greeter = Greeter(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
+    greeter.open()
+    while greeter._listener.tries < 9:  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    await greeter.close()
+    told = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
+    assert told[:4] == [1, 2, 4, 8]

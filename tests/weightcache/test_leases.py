@@ -203,8 +203,10 @@ def test_too_many_connections(tmp_path: Path) -> None:
         agent.acquire(VERSION).close()
 
 
-def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects meanwhile is served once there are some; until then the agent looks now and then, and no more."""
+def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Who connects meanwhile is served once there are some; until then the agent looks now and then, and no more. It
+    logs fewer and fewer of these tries.
+    """
     accept, enough = socket.socket.accept, threading.Event()
     tried: list[float] = []
 
@@ -218,10 +220,12 @@ def test_want_of_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with running(settings_of(tmp_path)) as agent, ThreadPoolExecutor(1) as threads:
         agent.publish(VERSION)
         leasing = threads.submit(agent.acquire, VERSION)
-        agent.wait_for("it tried again", lambda _: len(tried) > 2)
+        agent.wait_for("it tried again", lambda _: len(tried) > 4)
         enough.set()
         leasing.result(TIMEOUT_S).close()
     assert all(later - earlier > PAUSE_S / 2 for earlier, later in pairwise(tried))
+    told = [getattr(each, "failures", 0) for each in caplog.records if each.message == "accept failed"]
+    assert told == [1 << power for power in range(len(tried).bit_length())]
 
 
 def test_a_forked_child_holds_on_its_own(tmp_path: Path) -> None:
