@@ -67,7 +67,7 @@ async def test_what_others_made_is_left_alone() -> None:
 
 
 async def test_two_installations_leave_one_another_alone() -> None:
-    """What the other wrote is neither deleted nor written over; that is said, until it is gone."""
+    """What the other wrote is neither deleted nor written over; that is said, until it is gone or no longer wanted."""
     async with converging() as (world, it, clock):
         world.put(stamped(service("m", image="theirs"), THERE))
         world.put(stamped(service("n"), THERE))
@@ -78,6 +78,14 @@ async def test_two_installations_leave_one_another_alone() -> None:
         await world.delete(M)
         await clock.advance(1)
         assert (world.calls.pop(), image(world), it.refusals()) == (("apply", M), "one", {})
+        n = Ref(*SERVICE, "models", "n")
+        it.want([service("m"), service("n")])
+        await clock.advance(1)
+        assert it.refusals().keys() == {n}
+        it.want([service("m")])
+        await clock.advance(1)
+        assert it.refusals() == {}
+        assert n in world.objects
 
 
 @pytest.mark.parametrize(

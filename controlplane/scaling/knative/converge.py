@@ -214,10 +214,9 @@ class Converger:
         held = self._memory.get(ref)
         if held is None or self._wanted is None:
             return
-        if ref not in self._wanted:
-            if self.seen(ref) is None:
-                del self._memory[ref]
-        elif held.failing and self.seen(ref) is not None and held.stamp == policy.stamp_of(self._stamped_of(ref)):
+        is_as_wanted = held.stamp == policy.stamp_of(self._stamped_of(ref)) and self.seen(ref) is not None
+        # What is there and not wanted is going, or another installation's.
+        if ref not in self._wanted or (held.failing and is_as_wanted):
             del self._memory[ref]
 
     def _at(self, ref: Ref, when: float) -> None:
