@@ -81,6 +81,14 @@ class RestoreStatus(Wire, frozen=True):
     failure: str | None = None
 
 
+class ReplicaDeath(Wire, frozen=True):
+    """A replica that ended without having been told to. `exit_status` is as in `Popen.returncode`."""
+
+    runtime_id: str
+    at_s: int  # Unix time
+    exit_status: int
+
+
 class VersionStatus(Wire, frozen=True):
     """A version and what runs of it."""
 
@@ -97,6 +105,7 @@ class VersionStatus(Wire, frozen=True):
     replicas: tuple[ReplicaStatus, ...]
     last_restore: RestoreStatus | None
     start_problem: StartProblem | None = None  # why no replica comes, where one is wanted
+    last_death: ReplicaDeath | None = None  # since the control plane started
     image_behind: ImageBehind | None = None
 
 

@@ -4,17 +4,21 @@ Written after the fact, in the background: a cold start never waits for it.
 """
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from contracts.control import Feed, StartProblem, StartProblemRow
 from contracts.errors import Failure
 from contracts.timeline import Span
 from contracts.traffic_errors import StartReason
 from contracts.usage import LifetimeRecord
+from controlplane.answers import ReplicaDeath
 from controlplane.facts import VersionKey
 from controlplane.feed import FeedHub
 from controlplane.policy.lifecycle import VersionEvent, speaks_of_bytes
+from controlplane.policy.replica_life import ReplicaState
 from controlplane.policy.rollout import ImageBehind
 from controlplane.policy.start_problem import crash_loop, problem_of
 from controlplane.registry import Registry
@@ -22,6 +26,8 @@ from controlplane.replicas import Replica
 from controlplane.tasks import Tasks
 
 log = logging.getLogger(__name__)
+
+UNTOLD: Final = 64  # deaths at once of which the records are awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class Outcomes:
         self._last: dict[VersionKey, LastRestore] = {}
         self.behind: Mapping[VersionKey, ImageBehind] = {}  # versions of a cluster that run the image of before
         self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
+        self._untold: deque[str] = deque(maxlen=UNTOLD)  # runtimes that ended by themselves, and have no record yet
+        self._deaths: dict[VersionKey, ReplicaDeath] = {}
 
     def __repr__(self) -> str:
         return f"<Outcomes versions={len(self._last)}>"
@@ -49,6 +57,10 @@ class Outcomes:
     def last(self, key: VersionKey) -> LastRestore | None:
         """None where this control plane has seen no attempt."""
         return self._last.get(key)
+
+    def last_death(self, key: VersionKey) -> ReplicaDeath | None:
+        """Return the version's last replica that ended without having been told to; None where there was none here."""
+        return self._deaths.get(key)
 
     def problem(self, key: VersionKey) -> StartProblem | None:
         """Return why the version does not start, where one is wanted and that is known."""
@@ -78,9 +90,15 @@ class Outcomes:
     def exited(self, records: Iterable[LifetimeRecord]) -> None:
         """Take in how processes ended. The problem of a crash loop names the last exit status."""
         for record in records:
-            if record.tenant is None or record.model is None or record.version is None or not record.exit_status:
+            if record.tenant is None or record.model is None or record.version is None:
                 continue
             key = VersionKey(record.tenant, record.model, record.version)
+            if record.runtime_id in self._untold:
+                self._untold.remove(record.runtime_id)
+                at_s = record.died_at_us // 1_000_000
+                self._deaths[key] = ReplicaDeath(record.runtime_id, at_s, record.exit_status)
+            if not record.exit_status:
+                continue
             known = self.problem(key)
             if known is not None and known.reason == "crash_loop":
                 self.set_problem(key, problem_of(crash_loop(record.exit_status)))
@@ -106,7 +124,9 @@ class Outcomes:
             self._note(key, VersionEvent.FOUND_BROKEN, failure.code)
 
     def lost(self, replica: Replica) -> None:
-        """Do nothing: a death says nothing about the version."""
+        """Expect the record that tells how it ended, if it was not told to. A death says nothing about the version."""
+        if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING):
+            self._untold.append(replica.runtime_id)
 
     def _note(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
         self._tasks.start(self._registry.note(key, event, fault), f"note {event} of {key}")

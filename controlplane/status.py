@@ -111,6 +111,7 @@ def _version_status(model: Model, version: Version, replicas: Replicas, outcomes
         replicas=tuple(_replica_status(replica) for replica in replicas.of(key)),
         last_restore=_restore_status(outcomes.last(key)),
         start_problem=outcomes.problem(key),
+        last_death=outcomes.last_death(key),
         image_behind=outcomes.behind.get(key),
     )
 

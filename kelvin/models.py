@@ -16,6 +16,7 @@ from kelvin.ladder import ladder_command
 from kelvin.policy.findings import as_bytes
 from kelvin.render import render_command
 from kelvin.tables import instant, print_json, print_table
+from service.exits import ending
 
 POLL_S: Final = 0.2
 AWAY_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
@@ -206,6 +207,17 @@ def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{row['model']}: its last start: {last['failure']}"
 
 
+def death_lines(models: list[dict[str, Any]]) -> Iterator[str]:
+    """Say of each version when a replica of it last ended without having been told to, and how."""
+    for row in models:
+        for version in row.get("versions", ()):
+            if (death := version.get("last_death")) is not None:  # a control plane of an older build does not say
+                yield (
+                    f"{row['model']}@{version['version'][:12]}: replica {death['runtime_id']} ended unasked,"
+                    f" {instant(death['at_s'])} UTC: {ending(death['exit_status'])}"
+                )
+
+
 def _mark(good: bool) -> str:
     return "yes" if good else "NO"
 
@@ -231,7 +243,7 @@ def behind_lines(models: list[dict[str, Any]]) -> Iterator[str]:
 
 def _print_models(models: list[dict[str, Any]]) -> None:
     print_table(_model_table(models))
-    for line in (*failure_lines(models), *overlap_lines(models), *behind_lines(models)):
+    for line in (*failure_lines(models), *death_lines(models), *overlap_lines(models), *behind_lines(models)):
         click.echo(line)
 
 

@@ -4,11 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from contracts.control import StartProblem
 from contracts.errors import Unavailable
 from contracts.problem import from_wire, to_wire
 from contracts.usage import LifetimeRecord
 from contracts.wire import encode
+from controlplane.answers import ReplicaDeath
 from controlplane.feed import FeedHub
 from controlplane.outcomes import Outcomes
 from controlplane.policy.replica_life import ReplicaState
@@ -98,6 +101,25 @@ async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Pa
         outcomes.exited([lifetime(3), lifetime(0)])
         outcomes.failed(key(), crash_loop())
         assert problems(feed)[VERSION].exit_status == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "is_shown"),
+    [
+        pytest.param(ReplicaState.READY, True, id="it served"),
+        pytest.param(ReplicaState.ASLEEP, True, id="it slept"),
+        pytest.param(ReplicaState.DRAINING, False, id="it was to drain"),
+        pytest.param(ReplicaState.ENDING, False, id="it was to end"),
+    ],
+)
+async def test_replica_that_ends_unasked_is_in_status(tmp_path: Path, state: ReplicaState, is_shown: bool) -> None:
+    """Also after another one has taken its place. The record of its life says how it ended."""
+    async with outcomes_of(tmp_path) as (outcomes, _, registry):
+        outcomes.lost(Replica("r1", state, 0, key=key()))
+        outcomes.exited([lifetime(-9), lifetime(-9)])
+        outcomes.ready(Replica("r2", ReplicaState.READY, 0, key=key()))
+        (shown,) = model_status(registry.model(TENANT, "m"), ReplicaTable(1), outcomes).versions
+        assert shown.last_death == (ReplicaDeath("r1", 0, -9) if is_shown else None)
 
 
 async def test_start_problem_goes_with_its_version(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from kelvin.models import (
     behind_lines,
     cache_line,
+    death_lines,
     failure_lines,
     overlap_lines,
     pending_lines,
@@ -173,6 +174,23 @@ def test_failure_lines(state: str, last: dict[str, Any] | None, want: list[str])
 def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
     """Of a model whose version was only just named."""
     assert list(overlap_lines([{"model": "m"} | row])) == want
+
+
+@pytest.mark.parametrize(
+    ("more", "want"),
+    [
+        pytest.param({"last_death": None}, [], id="none"),
+        pytest.param(
+            {"last_death": {"runtime_id": "r1", "at_s": 1_700_000_000, "exit_status": -9}},
+            [f"m@{'a' * 12}: replica r1 ended unasked, 2023-11-14 22:13 UTC: killed by signal 9"],
+            id="one",
+        ),
+        pytest.param({}, [], id="an older control plane does not say"),
+    ],
+)
+def test_death_lines(more: dict[str, Any], want: list[str]) -> None:
+    """Of a version of which a replica ended without having been told to."""
+    assert list(death_lines([{"model": "m", "versions": [{"version": "a" * 64} | more]}])) == want
 
 
 @pytest.mark.parametrize(
