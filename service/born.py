@@ -74,7 +74,7 @@ class BornProcess:
         looks = 1
         while not await self.gone(_LOOKS.after(looks)):
             if (self._directory.path / socket_name(self.runtime_id)).exists() and await self._is_parked():
-                return True
+                return not self.is_gone
             if not may_wait():
                 return False
             looks += 1

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from contracts.control import Feed, StartProblemRow
-from contracts.errors import Failure, RemoteFailure, Unavailable
+from contracts.errors import Failure, Refused, RemoteFailure, Unavailable
+from contracts.jobs import RuntimeReport
 from contracts.timeline import Stage
 from contracts.traffic_errors import StartFailed
 from controlplane.facts import VersionKey
@@ -95,6 +96,22 @@ async def test_a_failed_restore_tells_waiters_and_ends_the_runtime(run: Run) -> 
         await eventually(lambda: it.table.held == 0)
         assert len(run.calls("bind:corrupt")) == 1
         assert it.feed.snapshot().replicas == ()
+
+
+async def test_standby_that_dies_as_it_answers_is_a_failed_birth(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its death is noticed before its answer is read. The next birth waits, as after any that failed."""
+    report = Process.report
+
+    async def last_words(self: Process) -> RuntimeReport:
+        found = await report(self)
+        os.kill(self.pid, signal.SIGKILL)
+        assert await self.gone(5.0)
+        return found
+
+    async with local(run, standbys=0) as it:
+        monkeypatch.setattr(Process, "report", last_words)
+        with pytest.raises(Refused):
+            await it.fleet.bear()
 
 
 async def test_start_problem_is_published_before_waiting_requests_fail(run: Run) -> None:
