@@ -20,9 +20,13 @@ from contracts.filters import Span
 INVISIBLE: Final = "\u200b"  # every zero-width character becomes this one, which `without_invisible` removes
 _HYPHENS: Final = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
 _SPACES: Final = "\t\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-_ZERO_WIDTH: Final = "\u00ad\u180e\u200c\u200d\u200e\u200f\u2060\ufeff" + "".join(
-    map(chr, (*range(0x202A, 0x202F), *range(0x2061, 0x2070)))
-)
+# Unicode's Default_Ignorable_Code_Point, as ranges of first and last (DerivedCoreProperties.txt).
+_IGNORABLE: Final = (
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x61C, 0x61C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+    (0x200C, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+)  # fmt: skip
+_ZERO_WIDTH: Final = "".join(chr(point) for first, last in _IGNORABLE for point in range(first, last + 1))
 _FULL_WIDTH: Final = range(0xFF01, 0xFF5F)  # of ASCII's 0x21 to 0x7e
 
 

@@ -41,6 +41,7 @@ ALL = (Rule(filter="pii", actions=dict.fromkeys(ENTITIES, "redact"), phone_regio
         pytest.param("٤١١١ ١١١١ ١١١١ ١١١١", "<CREDIT_CARD>", id="digits of another script"),
         pytest.param("4111\u200b1111 1111\u20601111.", "<CREDIT_CARD>.", id="characters without width"),
         pytest.param("411\u00ad1\u200d 1111 1111 1111", "<CREDIT_CARD>", id="characters without width in a group"),
+        pytest.param("4\ufe0f1\u034f11\U000e0041 1111 1111\u061c 1111", "<CREDIT_CARD>", id="those that are rare"),
         pytest.param("jo\u200b@example\u2060.org\u200b.", "<EMAIL_ADDRESS>\u200b.", id="an e-mail's, too"),
         pytest.param("ｊｏ＠ｅｘａｍｐｌｅ．ｏｒｇ", "<EMAIL_ADDRESS>", id="letters of full width"),
         pytest.param("de89370400440532013000", "<IBAN_CODE>", id="an IBAN in small letters"),
