@@ -207,7 +207,7 @@ def _spend_on_text_method(text: str | bytes, name: str, args: Sequence[Any], kwa
 def spend_on_filter(name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Pay for `value | name(*args, **kwargs)`. Raises TooMuchWork."""
     every = (*args, *kwargs.values())
-    numbers = [each for each in every if isinstance(each, int)]
+    numbers = [abs(each) for each in every if isinstance(each, int)]
     if max(numbers, default=0) > (_MAX_DECIMALS if name == "round" else MAX_WIDTH):
         _refuse_width(name)
     if every:

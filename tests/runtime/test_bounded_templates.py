@@ -26,9 +26,10 @@ BIG = "{% set big = 'a' * 1000000 %}"
 LINES = "{{ ('\\n' * 100000) | indent('x' * 100000) }}"
 PIECES = "{{ (['a'] * 100000) | join('b' * 100000) }}"
 KEPT = "{% set ns = namespace(all=[]) %}{% for i in range(99999) %}{% set ns.all = ns.all + [PART] %}{% endfor %}"
+LONG = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 ENDLESS = {
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops": LONG,
     "nested loops whose condition takes nothing": (
         "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}"
     ),
@@ -93,6 +94,9 @@ ENDLESS = {
     "a power": "{{ 10 ** 1000000000 }}",
     "squares": _grow("9", "ns.x * ns.x"),
     "rounding": "{{ 1 | round(1000000000, 'ceil') }}",
+    "rounding before the point": "{{ 1 | round(-1000000000) }}",
+    "a count below zero": "{{ [1] | batch(-1000000000) | list }}" + LONG,
+    "a count below zero, once more": "{{ [1] | slice(-1000000000) | list }}" + LONG,
     "a number's bytes": "{{ (1).to_bytes(1000000000, 'big') }}",
     "a number's bytes by name": "{{ (1).to_bytes(length=1000000000, byteorder='big') }}",
     "a number of many digits": "{{ ('f' * 4000000) | int(0, 16) // (('f' * 2000000) | int(0, 16)) }}",
