@@ -166,8 +166,12 @@ def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
 
 
 def is_read_alike(raw: bytes, large: int = LARGE) -> bool:
-    """Whether what is read here is what the library reads, by its own account of all that it has. Takes a while."""
-    return len(raw) < large or read_tokenizer(raw, large).to_str() == Tokenizer.from_buffer(raw).to_str()
+    """Whether what is read here is what the library reads, by its own account of all that it has. Takes a while.
+
+    Raises `Refused(ArtifactRejected)`.
+    """
+    with _blaming_the_file("does not load"):
+        return len(raw) < large or read_tokenizer(raw, large).to_str() == Tokenizer.from_buffer(raw).to_str()
 
 
 def _try_fast(raw: bytes) -> Any:

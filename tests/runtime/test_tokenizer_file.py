@@ -117,3 +117,16 @@ def test_sealing_compares_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_read_alike(changed(more), large=0)
     with pytest.raises(Refused, match="read otherwise"):
         check_reading(changed(more) + b" " * LARGE)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AA=="}}, id="it panics"),
+        pytest.param({"normalizer": {"type": "Unheard"}}, id="it raises"),
+    ],
+)
+def test_large_file_that_does_not_load_is_named(part: dict[str, Any]) -> None:
+    """At sealing a large file is read twice before anything else is made of it."""
+    with pytest.raises(Refused, match=r"tokenizer\.json: does not load"):
+        check_reading(changed(lambda file: file.update(part)) + b" " * LARGE)
