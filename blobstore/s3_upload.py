@@ -201,9 +201,11 @@ class Uploads:
             answer = self.client.list_multipart_uploads(Bucket=self.place.bucket, Prefix=self.place.prefix, **markers)
             now = _date_of(answer)
             rows = [row for row in answer.get("Uploads", ()) if now - row["Initiated"] > LEFTOVER_AGE]
-            following = {}
+            following: dict[str, str] = {}
             if answer.get("IsTruncated"):
                 following = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+            if following and following == markers:
+                raise BlobUnavailable("S3 answered a listing of uploads that does not go on")
             return [(row["Key"], row["UploadId"]) for row in rows], following
 
 

@@ -13,6 +13,7 @@ from blobstore.s3 import S3Store
 from blobstore.s3_place import parse_place
 from blobstore.store import BlobShort, BlobUnavailable, StoreFull
 from contracts.errors import CapacityExceeded
+from tests.eventually import PATIENCE_S
 
 PLACE = parse_place("s3://bucket/p")
 
@@ -83,3 +84,29 @@ def test_full_store_is_told_as_such(code: str, status: int) -> None:
     with pytest.raises(StoreFull) as full:
         ask(endpoint, "put_if_absent", b"x")
     assert full.value.failure == CapacityExceeded("bytes in the object store", 1, 0)
+
+
+class Standstill(Endpoint):
+    """Says of each page of a listing that another one follows, and gives that same page again."""
+
+    def __init__(self) -> None:
+        super().__init__(0, refused("SlowDown", 503))
+
+    def list_objects_v2(self, **_: Any) -> Any:
+        return {"Contents": [], "IsTruncated": True, "NextContinuationToken": "t"}
+
+    def list_multipart_uploads(self, **_: Any) -> Any:
+        return {"Uploads": [], "IsTruncated": True, "NextKeyMarker": "p/t/a", "NextUploadIdMarker": "u"}
+
+
+async def test_listing_that_does_not_go_on_ends() -> None:
+    """It would be asked for the same page for ever."""
+    store = S3Store(PLACE, Standstill(), retry=Retry(RetryBudget(attempts=1)))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(BlobUnavailable):
+                [key async for key in store.list("t/")]
+            with pytest.raises(BlobUnavailable):
+                await store.uploads.abort_leftovers()
+    finally:
+        await store.close()
