@@ -99,8 +99,10 @@ class StoreTier:
         except BlobUnavailable as error:
             outcome, away = Outcome.ABSENT, error
         if outcome is Outcome.ABSENT and places:  # packs were collected or are unavailable: others may have the chunk
-            places = await self._locate(tenant, digest, stale=places)
-            outcome = await self._read_one(tenant, digest, places, into, reader)
+            fresh = await self._locate(tenant, digest, stale=places)
+            for place in places:
+                self._tables[tenant].put_last(digest, place)  # the first place is the one that is read now
+            outcome = await self._read_one(tenant, digest, fresh, into, reader)
         if outcome is Outcome.ABSENT and away is not None:
             raise away
         return outcome

@@ -223,17 +223,35 @@ async def test_a_copy_that_is_wrong(store: MemoryStore, tier: StoreTier) -> None
     assert await fetched(tier, VERSION.digests[2]) == (Outcome.WHOLE, VERSION.chunks[2])
 
 
+class Sick(MemoryStore):
+    """Packs whose names have `sick` in them can't be read."""
+
+    sick = ""
+
+    async def read_into(self, key: str, offset: int, into: memoryview) -> None:
+        if self.sick in key:
+            raise BlobUnavailable("EIO")
+        await super().read_into(key, offset, into)
+
+
+async def test_a_wrong_copy_beside_one_out_of_reach() -> None:
+    """A pack is unavailable for a moment, and the copy that is found instead is wrong. Then the first one is read."""
+    store = Sick()
+    first = await put_pack(store, VERSION.chunks)
+    store.sick, tier = "no pack", tier_of(store)
+    await fetched(tier, VERSION.digests[0])
+    second = await put_pack(store, (VERSION.chunks[0], *OTHER.chunks))
+    whole = await store.read(f"{TENANT}/packs/{second}")
+    await replaced(store, f"{TENANT}/packs/{second}", bytes([whole[0] ^ 1]) + whole[1:])
+    store.sick = first
+    assert (await fetched(tier, VERSION.digests[0]))[1] != VERSION.chunks[0]
+    await tier.quarantine(TENANT, VERSION.digests[0])
+    store.sick = "no pack"
+    assert await fetched(tier, VERSION.digests[0]) == (Outcome.WHOLE, VERSION.chunks[0])
+
+
 async def test_a_copy_out_of_reach() -> None:
     """A pack that the store can't read is no reason to wait, where another one holds the chunk."""
-
-    class Sick(MemoryStore):
-        sick = ""
-
-        async def read_into(self, key: str, offset: int, into: memoryview) -> None:
-            if self.sick in key:
-                raise BlobUnavailable("EIO")
-            await super().read_into(key, offset, into)
-
     store = Sick()
     store.sick, _ = await two_packs(store)
     tier = tier_of(store)
