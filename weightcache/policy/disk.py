@@ -150,11 +150,11 @@ class DiskIndex:
 
     def check_integrity(self) -> None:
         """Raises AssertionError where two facts contradict each other."""
-        assert self._total == sum(file.length for file in self._files.values())
-        assert all(
-            held == sum(file.length for key, file in self._files.items() if key[0] == tenant)
-            for tenant, held in self._held.items()
-        )
+        held: Counter[str] = Counter()
+        for (tenant, _), file in self._files.items():
+            held[tenant] += file.length
+        assert self._total == held.total()
+        assert self._held == held
         assert all(file.length >= 0 for file in self._files.values())
 
     def _room_for(self, tenant: str, length: int) -> tuple[Key, ...] | None:
