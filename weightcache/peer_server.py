@@ -72,7 +72,7 @@ class Shelf:
 
     @asynccontextmanager
     async def taken(self, tenant: str, digest: str) -> AsyncIterator[memoryview]:
-        """The chunk's right bytes, read-only. Raises `Refused`: NotFound, Overloaded, Unavailable."""
+        """The chunk's right bytes, read-only. Raises `Refused`: NotFound, Overloaded."""
         if not self.has(tenant, digest):
             raise Refused(NotFound("chunk", digest))
         place = self._arena.index.try_place(tenant, digest)
@@ -83,13 +83,16 @@ class Shelf:
         self.out, self.out_bytes = self.out + 1, self.out_bytes + length
         try:
             if place is None:
-                # No mapping is empty, though a file may be: it is found faulty then, like any other.
-                with mmap.mmap(-1, max(length, 1)) as memory, memoryview(memory)[:length] as view:
+                # No mapping is empty, though a file may be: it is found faulty then, like any other. It is not closed
+                # here: an error of the read has views of it.
+                view = memoryview(mmap.mmap(-1, max(length, 1)))[:length]
+                try:
                     read = await self._nvme.fetch(tenant, digest, view)
-                    if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
-                        raise Refused(NotFound("chunk", digest))
-                    with view.toreadonly() as lent:
-                        yield lent
+                except Refused as error:  # the disk does not answer: another source is asked at once
+                    raise Refused(NotFound("chunk", digest)) from error
+                if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
+                    raise Refused(NotFound("chunk", digest))
+                yield view.toreadonly()
             else:
                 self._arena.index.pin((place.slab,))
                 try:

@@ -1,6 +1,8 @@
 """The peer port's bounds: connections, answers under way and their bytes, and readers that do not read."""
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -132,3 +134,19 @@ async def test_empty_file_is_no_chunk(tmp_path: Path) -> None:
         assert isinstance(refused.value.failure, NotFound)
         assert not cache.nvme.index.holds((TENANT, SMALL.digest))
         assert not path.exists()
+
+
+async def test_disk_that_does_not_answer_has_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer asks another source at once. The file stays: nothing is known of it."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    async with held(tmp_path) as cache:
+        assert cache.arena.evict(None, None) == 0
+        monkeypatch.setattr(os, "preadv", refuse)
+        with pytest.raises(Refused) as refused:
+            async with shelf_of(cache).taken(TENANT, SMALL.digest):
+                pass
+        assert isinstance(refused.value.failure, NotFound)
+        assert cache.nvme.index.holds((TENANT, SMALL.digest))
