@@ -8,6 +8,7 @@ known answers are made.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final, NoReturn
 
 import msgspec
@@ -30,7 +31,7 @@ from contracts.signature import (
 )
 from contracts.wire import MAX_RULE, convert
 from snapshotter.policy.files import ONNX_FILE, PREDICTOR, SIGNATURE_FILE, max_bytes_of
-from snapshotter.policy.onnx_graph import read_graph
+from snapshotter.policy.onnx_graph import MAX_EXTENT, read_graph
 from snapshotter.policy.strict_json import is_text, parse_object
 
 ARCHITECTURE: Final = "onnx"
@@ -80,6 +81,8 @@ def admit_predictor(request: PlanRequest) -> PredictorIntake:
         if OPEN in spec.shape[1:]:
             rule = f"the input '{spec.name}' is {list(spec.shape)}: all but its rows must be fixed"
             _reject(ONNX_FILE, f"{rule}, here or in '{SIGNATURE_FILE}'")
+    if (values := sum(prod(spec.shape[1:]) for spec in inputs)) > MAX_EXTENT:
+        _reject(ONNX_FILE, f"a row of all inputs has {values} values: {MAX_EXTENT} are served at most")
     signature = sign(inputs, outputs)
     if (fault := find_signature_fault(signature)) is not None:
         _reject(ONNX_FILE, fault)
@@ -133,7 +136,8 @@ def _with(spec: TensorSpec, said: _Said) -> TensorSpec:
         _reject(SIGNATURE_FILE, rule)
     if len(set(said.columns)) != len(said.columns):
         _reject(SIGNATURE_FILE, f"a column of '{spec.name}' is named twice")
-    plain = all(is_text(value) for value in said.examples if isinstance(value, str))
+    # NaN is neither less nor more than any number, and the manifest's JSON has none.
+    plain = all(is_text(value) if isinstance(value, str) else value == value for value in said.examples)
     if len(said.examples) > MAX_EXAMPLES or not plain or find_misfit(said.examples, spec.datatype) is not None:
         _reject(SIGNATURE_FILE, f"the examples of '{spec.name}' must be {spec.datatype}, {MAX_EXAMPLES} at most")
     return structs.replace(spec, shape=shape, columns=said.columns, examples=said.examples)
@@ -143,4 +147,6 @@ def _fixed(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     agrees = len(shape) == len(spec.shape) and shape[:1] == spec.shape[:1]
     if not agrees or any(own not in (OPEN, told) or told == 0 for own, told in zip(spec.shape, shape, strict=True)):
         _reject(SIGNATURE_FILE, f"'{spec.name}' is {list(shape)} here and {list(spec.shape)} in '{ONNX_FILE}'")
+    if max(shape) > MAX_EXTENT:
+        _reject(SIGNATURE_FILE, f"'{spec.name}' is {list(shape)}: a dimension is at most {MAX_EXTENT}")
     return shape

@@ -1,6 +1,7 @@
 """A directory that predicts: which files it is made of, and what `signature.json` may say."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -75,6 +76,8 @@ def test_what_is_added() -> None:
         pytest.param(said(X | {"columns": list("aabc")}), "named twice", id="a column twice"),
         pytest.param(said(X | {"examples": ["a"]}), "must be FP32", id="an example of another type"),
         pytest.param(said(X | {"examples": [1.0] * 1025}), "1024 at most", id="too many examples"),
+        pytest.param(said(X | {"examples": [1.0, math.nan]}), "must be FP32", id="no number after a number"),
+        pytest.param(said(X | {"examples": [math.inf]}), "must be FP32", id="an infinite example"),
         pytest.param(said(X | {"colums": []}), "unknown field", id="a key that nobody knows"),
     ],
 )
@@ -86,6 +89,36 @@ def test_refuses_a_signature(signature: bytes, want: str) -> None:
     assert isinstance(failure, ArtifactRejected)
     assert failure.path == "signature.json"
     assert want in failure.reason
+
+
+def identity(*shape: int | None) -> Any:
+    """y = x."""
+    node = helper.make_node("Identity", ["x"], ["y"])
+    return graph([node], [tensor("x", FLOAT, *shape)], [tensor("y", FLOAT, *shape)])
+
+
+@pytest.mark.parametrize(
+    ("model", "signature", "want"),
+    [
+        pytest.param(identity(None, 1 << 20, 2), None, "a row of all inputs has 2097152 values", id="by the graph"),
+        pytest.param(
+            identity(None, None, None), said(X | {"shape": [-1, 1 << 19, 3]}), "has 1572864 values",
+            id="by the signature",
+        ),
+        pytest.param(
+            identity(None, None), said(X | {"shape": [-1, 1 << 40]}), "a dimension is at most 1048576", id="a dimension"
+        ),
+        pytest.param(
+            identity(None, None), said(X | {"shape": [-1, 2]}, outputs=[{"name": "y", "shape": [-1, 10**30]}]),
+            "a dimension is at most 1048576", id="a dimension of an output",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses_rows_without_end(model: Any, signature: bytes | None, want: str) -> None:
+    """Sealing makes rows of these shapes in memory, however small the graph is."""
+    with pytest.raises(Refused, match=want):
+        signature_of(model, signature)
+    assert signature_of(identity(None, 1 << 20)).inputs[0].shape == (-1, 1 << 20)
 
 
 RAW = LINEAR.SerializeToString()
