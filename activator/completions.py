@@ -193,8 +193,8 @@ class Completions:
                 check_schema(given, row.signature)
         if len(call.body) > row.limits.max_body_bytes:
             raise Refused(BodyTooLarge(row.limits.max_body_bytes))
-        if self._usage.failing:  # take on nothing that could not be recorded
-            raise Refused(Unavailable("the usage spool"))
+        if (refusal := self._usage.refusal) is not None:  # take on nothing that could not be recorded
+            raise Refused(refusal)
         call.ceiling = ceiling_of(call.wanted, call.own)
         return row
 

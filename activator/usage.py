@@ -55,9 +55,9 @@ class Usage:
         return self._spool.source
 
     @property
-    def failing(self) -> bool:
-        """Whether the last record could not be made durable: take on nothing that must be recorded."""
-        return self._spool.failing
+    def refusal(self) -> Failure | None:
+        """Why the last record could not be made durable: take on nothing that must be recorded. None: it could."""
+        return self._spool.failure
 
     async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:
         """Returns once the record is durable. Raises Refused where it can't be; then nothing was recorded.

@@ -270,10 +270,19 @@ class PodPool(Wire, frozen=True):
     pods: dict[str, int]
 
 
+class DiskStatus(Wire, frozen=True):
+    """The disk of the data directory. `free_inodes` is null where the file system counts none."""
+
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int | None
+
+
 class Status(Wire, frozen=True):
     """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
 
-    `cache` is null while the cache does not answer, and on a cluster, as `device` is; `pools` are of a cluster alone.
+    `cache` is null while the cache does not answer, and on a cluster, as `device` and `disk` are; `pools` are of a
+    cluster alone.
     `replica_exits` counts replicas and standbys that were killed because they hung; null if there were none.
     """
 
@@ -284,3 +293,4 @@ class Status(Wire, frozen=True):
     pending: tuple[PendingReplicas, ...] = ()
     pools: tuple[PodPool, ...] = ()
     replica_exits: ProcessExits | None = None
+    disk: DiskStatus | None = None

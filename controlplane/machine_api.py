@@ -59,7 +59,9 @@ class Shown:
 async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Status:
     """The machine's processes, devices and cache, with these models."""
     peers, table, pool = shown.peers, shown.table, shown.pool
-    processes, exits, cache = await asyncio.gather(peers.statuses(), peers.replica_exits(), peers.try_cache_status())
+    processes, exits, cache, disk = await asyncio.gather(
+        peers.statuses(), peers.replica_exits(), peers.try_cache_status(), peers.disk()
+    )
     await pool.footprints.refresh()  # after the zygote was asked: who it is, is known
     device = DeviceStatus(
         slots=table.slots,
@@ -70,7 +72,15 @@ async def machine_status(shown: Shown, models: tuple[ModelStatus, ...]) -> Statu
     )
     # Nobody knows how long: a slot comes free when another version leaves it.
     row = PendingReplicas(device=pool.state().device, zone=ANY, spot="no", replicas=shown.autoscaler.pending)
-    return Status(processes=processes, cache=cache, device=device, models=models, pending=(row,), replica_exits=exits)
+    return Status(
+        processes=processes,
+        cache=cache,
+        device=device,
+        models=models,
+        pending=(row,),
+        replica_exits=exits,
+        disk=disk,
+    )
 
 
 def router(shown: Shown, trail: Trail, telemetry: Telemetry) -> APIRouter:

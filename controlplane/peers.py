@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterable
 from typing import Final, Literal
 
@@ -13,7 +14,7 @@ from contracts.filters import SOCKET as FILTERS
 from contracts.forecast import Whereabouts
 from contracts.wire import Wire, decode, encode
 from controlplane import dependencies
-from controlplane.answers import CacheCheck, CacheStatus, ProcessStatus
+from controlplane.answers import CacheCheck, CacheStatus, DiskStatus, ProcessStatus
 from controlplane.facts import VersionKey
 from controlplane.prefetch import Wish
 from service.born import socket_name
@@ -93,6 +94,12 @@ class Peers:
     async def replica_exits(self) -> ProcessExits | None:
         """Return how replicas and standbys ended that were killed because they hung; None if there were none."""
         return (await asyncio.to_thread(self._exits)).get(REPLICAS)
+
+    async def disk(self) -> DiskStatus:
+        """Return what is free on the disk that has the run directory, and so the data directory. Raises OSError."""
+        found = await asyncio.to_thread(os.statvfs, self._directory.path)
+        block, inodes = found.f_frsize, found.f_favail if found.f_files else None
+        return DiskStatus(free_bytes=found.f_bavail * block, total_bytes=found.f_blocks * block, free_inodes=inodes)
 
     def _exits(self) -> dict[str, ProcessExits]:
         try:

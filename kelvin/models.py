@@ -11,9 +11,10 @@ from rich.table import Table
 
 from contracts.names import parse_reference
 from contracts.numbers import whole_number
+from kelvin.checks.disk import judge_space
 from kelvin.client import DoorClosed, asked, json_of, json_option, of_tenant, target
 from kelvin.ladder import ladder_command
-from kelvin.policy.findings import as_bytes
+from kelvin.policy.findings import Level, as_bytes
 from kelvin.render import render_command
 from kelvin.tables import instant, print_json, print_table
 from service.exits import ending
@@ -45,6 +46,8 @@ def status_command(as_json: bool) -> None:
             processes.add_row(row["name"], _mark(row["healthy"]), _mark(row["ready"]))
         print_table(processes)
         for line in exit_lines(found["processes"], found.get("replica_exits")):
+            click.echo(line)
+        for line in disk_lines(found.get("disk")):
             click.echo(line)
         if found["device"] is not None:  # a cluster has them on its nodes
             click.echo(cache_line(found["cache"]))
@@ -118,6 +121,14 @@ def split_lines(weights: Mapping[str, int]) -> Iterator[str]:
     total = sum(weights.values())
     for version, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         yield f"{version[:12]} {weight} ({weight / total:.1%})"
+
+
+def disk_lines(disk: dict[str, Any] | None) -> Iterator[str]:
+    """Say that the data directory's disk is full, or nearly so. `disk` is None on a cluster, and of an older build."""
+    if disk is not None:
+        found = judge_space(disk["free_bytes"], disk["total_bytes"], disk["free_inodes"])
+        if found.level is Level.FAIL:
+            yield f"disk of the data directory: {found.seen}: {found.cost}; `kelvin doctor` says what to do"
 
 
 def cache_line(cache: dict[str, Any] | None) -> str:

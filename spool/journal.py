@@ -4,6 +4,7 @@ The core of a spool without threads or loops. A commit either makes a record dur
 raises for it and gives the sequence to the next record: there are no holes.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -77,7 +78,8 @@ class Journal:
             self._write(frames)
         except OSError as error:
             log.error("the spool's disk fails", extra={"error": repr(error), "source": self._directory.name})
-            failure = Refused(Unavailable("the usage spool"))
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            failure = Refused(Unavailable("the usage spool, whose disk is full," if is_full else "the usage spool"))
             failure.__cause__ = error
             return self._only_committed(outcomes, failure)
         except Refused as refused:

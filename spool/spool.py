@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from contracts.errors import Internal, Refused
+from contracts.errors import Internal, Refused, Unavailable
 from contracts.traffic_errors import DeadlineExceeded, Overloaded
 from spool.disk import Disk
 from spool.home import Home
@@ -84,7 +84,7 @@ class Spool:
         self._journal = journal
         self._max_waiting = max_waiting
         self._committed = journal.committed
-        self._failing = False
+        self._failure: Unavailable | None = None
         self._lock = threading.Lock()  # over the next four
         self._waiting: list[Waiter] = []
         self._lingering: asyncio.AbstractEventLoop | None = None  # that will wake the committer
@@ -121,7 +121,7 @@ class Spool:
     def __repr__(self) -> str:
         return (
             f"<Spool {self.source} committed={self._committed} acknowledged={self.tail.acknowledged} "
-            f"waiting={len(self._waiting)}{' FAILING' if self._failing else ''}>"
+            f"waiting={len(self._waiting)}{' FAILING' if self.failing else ''}>"
         )
 
     @property
@@ -132,7 +132,12 @@ class Spool:
     @property
     def failing(self) -> bool:
         """Whether the last attempt to write failed. Report not ready then, as new work could not be recorded."""
-        return self._failing
+        return self._failure is not None
+
+    @property
+    def failure(self) -> Unavailable | None:
+        """What to refuse new work with while it is `failing`."""
+        return self._failure
 
     async def append(self, make: Make) -> int:
         """The record's sequence, once it is durable. `make(sequence)` runs on the committer's thread: keep it pure.
@@ -239,10 +244,11 @@ class Spool:
             log.exception("the committer failed", extra={"source": self.source})
             outcomes = [Refused(Internal())] * len(makes)
         self._committed = self._journal.committed
-        if any(isinstance(outcome, Refused) for outcome in outcomes):
-            self._failing = True
+        refusals = [outcome.failure for outcome in outcomes if isinstance(outcome, Refused)]
+        if refusals:
+            self._failure = refusals[0] if isinstance(refusals[0], Unavailable) else Unavailable("the usage spool")
         elif any(isinstance(outcome, int) for outcome in outcomes):  # else nothing was written
-            self._failing = False
+            self._failure = None
         return outcomes
 
     def _deliver(self, group: Sequence[Waiter], outcomes: Sequence[Outcome]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controlplane.door import opened, push
+from tests.controlplane.door import ADMIN, opened, push
 from tests.controlplane.routes_of import admin_calls
 
 
@@ -28,6 +28,14 @@ async def test_every_route_asks_who_you_are(data: Path, principal: object, statu
             assert (path, got, problem["code"]) == (path, status, code)
 
 
+async def test_operators_see_the_room_on_the_disk(data: Path) -> None:
+    """A full disk refuses pushes, then requests, while every process is ready."""
+    async with opened(data) as door:
+        status, found = await door.ask("GET", "/admin/v1/status", None, ADMIN)
+        assert status == 200
+        assert 0 < found["disk"]["free_bytes"] < found["disk"]["total_bytes"]
+
+
 async def test_tenants_do_not_see_each_other(data: Path) -> None:
     """Another tenant's operator finds nothing, and gets the answer that a missing model gives."""
     other = {"x-kelvin-principal": json.dumps({"key_id": "k", "tenant": "other", "scopes": ["admin"]})}
@@ -36,7 +44,7 @@ async def test_tenants_do_not_see_each_other(data: Path) -> None:
         assert (await door.ask("GET", "/admin/v1/models", None, other))[1] == {"models": []}
         hidden: dict[str, object] = {
             "processes": [], "cache": None, "device": None, "models": [], "pending": [], "pools": [],
-            "replica_exits": None,
+            "replica_exits": None, "disk": None,
         }  # fmt: skip
         assert await door.ask("GET", "/admin/v1/status", None, other) == (200, hidden)
         assert (await door.ask("GET", "/admin/v1/cache", None, other))[0] == 403

@@ -9,6 +9,7 @@ from kelvin.models import (
     behind_lines,
     cache_line,
     death_lines,
+    disk_lines,
     failure_lines,
     overlap_lines,
     pending_lines,
@@ -76,6 +77,26 @@ SCRUBBED = "; 7 hashed anew in 2 passes"
 def test_cache_line(cache: dict[str, Any] | None, want: str) -> None:
     """Each fault by tier, what and kind; what was healed and what was not."""
     assert cache_line(cache) == want
+
+
+@pytest.mark.parametrize(
+    ("disk", "want"),
+    [
+        (None, []),
+        ({"free_bytes": 50_000_000_000, "total_bytes": 100_000_000_000, "free_inodes": None}, []),
+        (
+            {"free_bytes": 0, "total_bytes": 100_000_000_000, "free_inodes": 5000},
+            [
+                "disk of the data directory: 0 bytes of 100 GB free: pushes are refused (507) soon, then requests"
+                " (503); `kelvin doctor` says what to do"
+            ],
+        ),
+    ],
+    ids=["a cluster", "room", "full"],
+)
+def test_disk_lines(disk: dict[str, Any] | None, want: list[str]) -> None:
+    """A disk with room is not worth a line."""
+    assert list(disk_lines(disk)) == want
 
 
 def test_standby_lines() -> None:

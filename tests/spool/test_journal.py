@@ -81,7 +81,7 @@ def test_a_failing_disk_raises_and_leaves_nothing_behind(
     disk.fail = {operation, "cut"} if cut else {operation}
     for outcome in journal.commit([make("lost"), make("lost as well")]):
         assert isinstance(outcome, Refused)
-        assert outcome.failure == Unavailable("the usage spool")
+        assert outcome.failure == Unavailable("the usage spool, whose disk is full,")
         assert isinstance(outcome.__cause__, OSError)
     disk.fail.clear()
     assert journal.committed == before
