@@ -95,10 +95,11 @@ class Journal:
     def close(self) -> None:
         """Idempotent. The space that was reserved and not used is given back."""
         if self._fd >= 0:
+            fd, self._fd = self._fd, -1  # whatever closing says, its number is free then, and another file's next
             with suppress(OSError):
-                self._disk.cut(self._fd, self._offset)
-            os.close(self._fd)
-            self._fd = -1
+                self._disk.cut(fd, self._offset)
+            with suppress(OSError):  # what was committed is synced
+                os.close(fd)
 
     def check_integrity(self) -> None:
         """The files hold what was acknowledged. For tests."""

@@ -10,6 +10,7 @@ renames it (`DAMAGED`) for an operator.
 import logging
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
@@ -121,8 +122,9 @@ class Tail:
     def close(self) -> None:
         """Idempotent."""
         if self._position_fd >= 0:
-            os.close(self._position_fd)
-            self._position_fd = -1
+            fd, self._position_fd = self._position_fd, -1
+            with suppress(OSError):  # the position is a hint
+                os.close(fd)
 
     def _write_position(self, last: int) -> None:
         # No sync: a position that a power cut takes back only means that records are posted twice, which is harmless.

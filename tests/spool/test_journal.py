@@ -1,5 +1,8 @@
 """A commit makes a record durable under the next sequence, or raises for it and leaves no hole."""
 
+import errno
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +42,37 @@ def test_sequences_are_gapless_from_one(tmp_path: Path) -> None:
     journal.close()
     assert read_all(tmp_path) == [make("a" * 700)(sequence) for sequence in range(1, 32)]
     assert len(segments(tmp_path)) > 5
+
+
+def test_a_close_that_fails_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may tell of an error only then. The descriptor is gone, and its number another file's."""
+    directory, other, close, closed = tmp_path / "spool", tmp_path / "other", os.close, list[int]()
+    directory.mkdir()
+
+    def failing(fd: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        close(fd)
+        if is_file:
+            closed.append(os.open(other, os.O_RDWR | os.O_CREAT))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal = Journal(directory, segment_bytes=SEGMENT)
+    tail = Tail(directory)
+    assert journal.commit([make("a" * 4000)]) == [1]
+    tail.acknowledge(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", failing)
+        outcomes = journal.commit([make("b" * 4000)])
+        tail.close()
+    first, second = closed
+    os.write(first, b"another's")
+    assert outcomes == [2]
+    assert journal.commit([make("c" * 4000)]) == [3]
+    journal.close()
+    tail.close()
+    assert other.read_bytes() == b"another's"
+    close(first)
+    close(second)
 
 
 def test_a_record_that_cannot_be_made_takes_no_sequence(tmp_path: Path) -> None:
