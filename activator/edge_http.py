@@ -171,6 +171,8 @@ class HttpProtocol(EdgeConnection):
         if self._ignoring or self._transport.is_closing():
             return
         if self._in_head:
+            if self._busy() is not None:
+                return  # only empty lines came: anything else is pipelined, and ignored
             if self._head_read > self._limits.head_bytes:
                 self._refuse(too_large(self._request_id()), 431)
             elif self._head_read and self._head_timer is None:

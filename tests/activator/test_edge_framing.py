@@ -1,8 +1,11 @@
 """Where a request ends: a body is never read as the next request, whatever its head says and however it is cut."""
 
-import pytest
+import asyncio
 
-from tests.activator.memory_edge import MemoryEdge
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tests.activator.memory_edge import MemoryEdge, MemoryServer
 from tests.virtual_loop import run_virtually
 
 HOST = b"Host: localhost\r\n"
@@ -124,3 +127,34 @@ async def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
     await edge.close()
     assert [each.target for each in edge.delivered] == [b"/x"]
     assert edge.socket.closing
+
+
+@pytest.mark.parametrize("behind", [pytest.param(b"\r\n", id="one"), pytest.param(b"\r\n" * 20_000, id="a flood")])
+def test_empty_lines_behind_a_request_do_not_cut_its_answer(behind: bytes) -> None:
+    """Some clients end a body with one (RFC 9112, 2.2). They are no head that is late, nor one that is too large."""
+
+    async def ticks(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(20):
+            await send({"type": "http.response.body", "body": b"tick", "more_body": True})
+            await asyncio.sleep(1)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def scenario() -> tuple[bool, bytes]:
+        server = MemoryServer(ticks)
+        connection, socket = server.http1()
+        connection.data_received(POST + b"Content-Length: 2\r\n\r\n{}")
+        await asyncio.sleep(1)
+        connection.data_received(behind)
+        await asyncio.sleep(30)
+        was_closing = socket.closing
+        connection.connection_lost(None)
+        await server.tasks_end()
+        return was_closing, socket.written
+
+    was_closing, written = run_virtually(scenario())
+    assert not was_closing
+    assert written.count(b"tick") == 20
+    assert written.count(b"HTTP/1.1") == 1
+    assert written.endswith(b"0\r\n\r\n")
