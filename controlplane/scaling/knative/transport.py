@@ -110,9 +110,8 @@ class Transport:
             answer.release()
 
     async def _send(self, request: _Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        client = await self._connected()
-
         async def once() -> aiohttp.ClientResponse:
+            client = await self._connected()
             method, url, headers, sent, _ = await client.param_serialize(
                 request.method,
                 request.path,
