@@ -20,6 +20,7 @@ from runtime.policy.blocks import BLOCK_SIZE
 VarlenAttention = Callable[..., torch.Tensor]
 _NEEDED = frozenset({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"})
 _MAX_HEAD_DIM = 256
+_HEAD_DIM_STEP = 8  # SDPA pads other widths, this kernel refuses them
 _AMPERE = (8, 0)  # the kernel refuses what is older when it is first called
 
 
@@ -39,7 +40,7 @@ def takes_what_is_needed(function: Callable[..., object]) -> bool:
 
 def serves(facts: GateFacts, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
     """Whether the kernel does this model's attention on a device of that compute capability."""
-    fits = max(facts.head_dim, facts.value_dim) <= _MAX_HEAD_DIM
+    fits = facts.head_dim <= _MAX_HEAD_DIM and not facts.head_dim % _HEAD_DIM_STEP and facts.value_dim == facts.head_dim
     return fits and dtype != torch.float32 and capability >= _AMPERE
 
 

@@ -90,13 +90,14 @@ def test_a_cpu_has_sdpa() -> None:
         pytest.param(torch.float16, 128, (7, 5), False, id="Turing"),
         pytest.param(torch.float16, 128, (7, 0), False, id="Volta"),
         pytest.param(torch.float32, 128, (9, 0), False, id="float32"),
-        pytest.param(torch.bfloat16, 257, (9, 0), False, id="a longer head"),
+        pytest.param(torch.bfloat16, 264, (9, 0), False, id="a longer head"),
+        pytest.param(torch.bfloat16, 100, (9, 0), False, id="a head of no multiple of 8"),
     ],
 )
 def test_what_the_kernel_serves(dtype: torch.dtype, head_dim: int, capability: tuple[int, int], want: bool) -> None:
     """What it would refuse at its first call is given to SDPA, which does it on any device."""
-    for facts in (replace(FACTS, head_dim=head_dim), replace(FACTS, value_dim=head_dim)):
-        assert serves(facts, dtype, capability) is want
+    assert serves(replace(FACTS, head_dim=head_dim, value_dim=head_dim), dtype, capability) is want
+    assert not serves(replace(FACTS, head_dim=head_dim, value_dim=head_dim - 8), dtype, capability)
 
 
 @pytest.mark.gpu
