@@ -93,6 +93,8 @@ class Passthrough:
                 allow_redirects=False,
             ) as answer:  # fmt: skip
                 await self._answer(exchange, answer)
+        except aiohttp.ConnectionTimeoutError as error:  # the caller's deadline is not over
+            raise Refused(Unavailable(f"the {name} service")) from error
         except TimeoutError:
             if exchange.started:
                 raise ClientGone from None  # only a broken connection says that the body is not whole

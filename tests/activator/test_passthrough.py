@@ -2,14 +2,24 @@
 
 import asyncio
 import json
+import ssl
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from activator.passthrough import CALLS_OF_TENANT
-from contracts.control import Scope
+from activator import passthrough
+from activator.authenticate import Authenticator
+from activator.passthrough import CALLS_OF_TENANT, Passthrough
+from activator.settings import read_settings
+from contracts.control import Principal, Scope
+from contracts.errors import Refused, Unavailable
+from service.client import ServiceClient
+from service.listener import listen
+from service.way import HostWay
 from tests.activator.control import ADMIN, KEY, FakeControl, key_row
+from tests.activator.exchanges import exchange
 from tests.activator.world import World, world
 from tests.eventually import eventually
 from tests.listening import Listening
@@ -190,3 +200,27 @@ async def test_a_client_s_deadline_holds_inward_too(tmp_path: Path) -> None:
         finally:
             held.set()
             await snapshotter.stop()
+
+
+class _Admin(Authenticator):
+    """Lets everybody in."""
+
+    def __init__(self) -> None: ...
+
+    async def authenticate(self, *_: object) -> Principal:
+        return Principal(key_id="k", tenant="default", scopes=(Scope.ADMIN,))
+
+
+async def test_host_that_ends_no_handshake_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given the time of a connection, and nobody is told that a deadline of minutes has passed."""
+    monkeypatch.setattr(passthrough, "CONNECT_S", {"admin": 0.05})
+    limits = read_settings({"KELVIN_DATA": "/unused"}).request
+    with closing(listen("127.0.0.1", 0)) as listener:
+        way = HostWay(f"https://127.0.0.1:{listener.getsockname()[1]}", ssl.create_default_context())
+        service = ServiceClient.by(way, "the control plane", limit=0)
+        try:
+            with pytest.raises(Refused) as refused:
+                await Passthrough(_Admin(), {"admin": service}, limits).serve(exchange(), "admin")
+        finally:
+            await service.close()
+    assert refused.value.failure == Unavailable("the admin service")
