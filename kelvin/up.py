@@ -62,6 +62,8 @@ def restart_command(what: str) -> None:
     while Path(f"/proc/{old}").exists() or (new := _door(data)) is None:
         if outcome.exists() and (reason := outcome.read_text().strip()):
             raise DoorClosed(reason)
+        if _supervisor(data) != supervisor:
+            raise DoorClosed(f"the installation ended before the {what} was changed")
         if time.monotonic() > limit:
             raise DoorClosed(
                 f"the {what} was not changed within {PATIENCE_S:.0f} s; "

@@ -62,6 +62,17 @@ def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pyte
     assert f"see the standard error of `kelvin up`, process {process.pid}" in done.output
 
 
+def test_end_of_the_installation_is_told_at_once(tmp_path: Path) -> None:
+    """Nobody changes the door then: the command doesn't wait for it."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "os._exit(0)")
+    with subprocess.Popen([sys.executable, "-c", program, "up", str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        done = CliRunner().invoke(main, ["restart", "activator", "--data", str(tmp_path)])
+    assert (done.exit_code, done.output) == (1, "Error: the installation ended before the activator was changed\n")
+
+
 def test_a_change_that_comes_to_nothing_says_why(tmp_path: Path) -> None:
     """At once, as the supervisor says it, and not what an earlier one said."""
     (tmp_path / "run").mkdir(mode=0o700)
