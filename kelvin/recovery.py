@@ -61,7 +61,12 @@ def backup_command(to: Path, as_json: bool) -> None:
     if to == _STDOUT:
         if sys.stdout.isatty():
             raise click.UsageError("a backup is no text: send it to a file or a program")
-        size, digest = _copy(sys.stdout.buffer)
+        # With PYTHONUNBUFFERED `sys.stdout.buffer` drops what a full disk does not take of a piece, without an error.
+        try:
+            with open(sys.stdout.fileno(), "wb", closefd=False) as file:
+                size, digest = _copy(file)
+        except OSError as error:
+            raise DoorClosed(f"standard output can't be written: {error.strerror}") from error
     else:
         to = to / _name() if to.is_dir() else to
         try:

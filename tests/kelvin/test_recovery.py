@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from controlplane.store import open_database
 from kelvin.recovery import written
 from kelvin.supervisor.lock import AlreadyRunning, data_lock
 from tests.controlplane.builders import back_up_and_enter_one, installed
@@ -126,3 +127,29 @@ def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch:
     (tmp_path / "talkative.py").write_text("import sys; sys.stderr.write('x' * (1 << 20)); print('whole')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert b"".join(written("talkative", [], otherwise="nothing was written")) == b"whole\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_backup_that_standard_output_takes_in_part_fails(tmp_path: Path, unbuffered: str) -> None:
+    """A disk that is full before its last byte: nobody is told a digest of what is not there."""
+    open_database(tmp_path / "kelvin.db").close()
+    to = tmp_path / "made.backup"
+
+    def back_up(limit_bytes: int) -> subprocess.CompletedProcess[str]:
+        limit = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit_bytes}, -1))"
+        command = [sys.executable, "-c", f"{limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"]
+        words = ["-m", "kelvin.main", "backup", "-", "--data", str(tmp_path)]
+        with to.open("wb") as file:
+            return subprocess.run(
+                command + words,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+                stdout=file,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+
+    assert back_up(-1).returncode == 0
+    done = back_up(to.stat().st_size - 1)
+    assert (done.returncode, done.stderr) == (1, "Error: standard output can't be written: File too large\n")
