@@ -27,17 +27,27 @@ def open_store(url: str) -> BlobStore:
     Raises `BadSetting`, also for a directory that can't be one or that this user may not use, and OSError where the
     disk fails.
     """
-    parts = _split(url)
     if url == "memory:":
         return MemoryStore()
-    if parts.scheme == "s3":
+    directory = directory_of(url)
+    if directory is None:
         return RetryingStore(_s3(url))
-    if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise BadSetting(SETTING, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
     try:
-        return RetryingStore(FileStore(Path(unquote(parts.path))))
+        return RetryingStore(FileStore(directory))
     except (NotADirectoryError, PermissionError) as error:
         raise BadSetting(SETTING, url, f"must be a directory that can be used: {error.strerror}") from error
+
+
+def directory_of(url: str) -> Path | None:
+    """Return the directory of a `file:` store, None for another store. Raises `BadSetting` for what names none."""
+    parts = _split(url)
+    if url == "memory:" or parts.scheme == "s3":
+        return None
+    path = unquote(parts.path)
+    is_plain = not (parts.netloc or parts.query or parts.fragment or "\0" in path)
+    if parts.scheme != "file" or not path.startswith("/") or not is_plain:
+        raise BadSetting(SETTING, url, "must be file:///absolute/path, s3://bucket/prefix or memory:")
+    return Path(path)
 
 
 @asynccontextmanager

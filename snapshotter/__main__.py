@@ -5,14 +5,15 @@ store by it.
 """
 
 import asyncio
+import os
 import sys
-from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
-from blobstore.factory import opened
+from blobstore.factory import directory_of, opened
+from blobstore.s3_place import SETTING
 from blobstore.store import BlobNotFound
 from contracts.errors import Refused
+from contracts.settings import BadSetting
 from service.log import configure_logging
 from service.private import keep_secrets
 from service.run import run_service
@@ -25,9 +26,9 @@ CHECK_S: Final = 10.0
 
 async def check_store(settings: SnapshotterSettings) -> None:
     """Ends the process with one line and STORE_STATUS where it does not answer. Raises BadSetting."""
-    if not _is_made(settings.store_url):
-        return  # a local one is made at the first start
     try:
+        if not _is_made(settings.store_url):
+            return
         async with asyncio.timeout(CHECK_S), opened(settings.store_url, writes=False) as store:
             await store.stat("ready")
     except BlobNotFound:
@@ -36,11 +37,21 @@ async def check_store(settings: SnapshotterSettings) -> None:
         _end(refused.failure.message)
     except TimeoutError:
         _end(f"the store does not answer within {CHECK_S:g} s")
+    except OSError as error:
+        _end(f"the store's directory can't be used: {error.strerror or error}")
 
 
 def _is_made(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme != "file" or Path(unquote(parts.path)).exists()
+    """Return False for a local store that is yet to be made, at the first start. Raises BadSetting if it can't be,
+    OSError.
+    """
+    directory = directory_of(url)
+    if directory is None or directory.exists():
+        return True
+    above = next(parent for parent in directory.parents if parent.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise BadSetting(SETTING, url, f"must be a directory that can be used: it can't be made in {above}")
+    return False
 
 
 def _end(why: str) -> None:

@@ -27,7 +27,7 @@ def test_memory_url() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "/tmp/x", "file:relative", "file://host/x", "gs://bucket", "file:///x?y", "memory"]
+    "url", ["", "/tmp/x", "file:relative", "file://host/x", "gs://bucket", "file:///x?y", "memory", "file:///a%00b"]
 )
 def test_other_urls(url: str) -> None:
     """Anything else is refused, with the setting's name and value."""

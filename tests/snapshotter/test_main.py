@@ -1,9 +1,16 @@
 """The process itself: it serves, and ends on SIGTERM and with its supervisor. SIGKILL is test_push_killed's."""
 
+import asyncio
 import signal
 import threading
 from pathlib import Path
 
+import pytest
+
+from contracts.settings import BadSetting
+from service.startup import STORE_STATUS
+from snapshotter.__main__ import check_store
+from snapshotter.settings import SnapshotterSettings
 from tests.snapshotter.process import process_over, wait_until_healthy
 
 
@@ -21,3 +28,24 @@ def test_ends_as_told(tmp_path: Path) -> None:
         process.close()
         assert process.running is not None
         assert process.running.wait(30) == 0
+
+
+@pytest.mark.parametrize("url", ["file://host/x", "file:///x?y", "file:///dev/null/store", "file://[x", "s3://[x"])
+def test_a_check_refuses_a_store_that_no_start_can_use(tmp_path: Path, url: str) -> None:
+    """As the start would, also where there is no directory yet."""
+    with pytest.raises(BadSetting, match="KELVIN_STORE="):
+        asyncio.run(check_store(SnapshotterSettings(tmp_path, url)))
+
+
+def test_a_check_makes_no_store(tmp_path: Path) -> None:
+    """The first start does."""
+    asyncio.run(check_store(SnapshotterSettings(tmp_path, (tmp_path / "a" / "store").as_uri())))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_check_says_why_a_directory_can_not_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    with pytest.raises(SystemExit) as ended:
+        asyncio.run(check_store(SnapshotterSettings(tmp_path, f"file:///{'a' * 300}")))
+    assert ended.value.code == STORE_STATUS
+    assert capsys.readouterr().err == "the store's directory can't be used: File name too long\n"
