@@ -4,6 +4,7 @@ A node that did not answer, was busy, or sent wrong bytes is left alone for a wh
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -31,6 +32,8 @@ ASIDE_S: Final = 60.0  # after wrong bytes
 MIN_BUSY_S: Final = 0.1
 MAX_BUSY_S: Final = 5.0
 TIMES_BUSY: Final = 4  # in a row: then it is as if it did not answer
+QUESTION: Final = "question"
+CHUNK: Final = "chunk"
 RESUMES: Final = 1  # of a chunk, from where its answer was cut
 
 
@@ -59,11 +62,11 @@ class Peer:
         self._session = session
         self._clock = clock
         self._away_until = 0.0
-        self._lost = 0  # calls in a row
+        self._lost: Counter[str] = Counter()  # calls in a row, by what they were for
         self._refused = 0  # times in a row that it was busy
 
     def __repr__(self) -> str:
-        state = "answers" if self.answers else "away" if self._lost else "unknown"
+        state = "answers" if self.answers else "away" if self._lost.total() else "unknown"
         return f"<Peer {self.url} {state} {self.pace!r}>"
 
     @property
@@ -94,7 +97,7 @@ class Peer:
         except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
             self._fail(error)
             return None
-        self._lost = 0
+        self._lost[QUESTION] = 0  # of chunks it says nothing: they may still stall
         self.node = found.node
         if found.moved != self._moved:
             self._moved, self.moved_at = found.moved, self._clock()
@@ -117,11 +120,12 @@ class Peer:
                     moved = cut.done
                     continue
                 moved = into.nbytes if outcome is Outcome.WHOLE else moved
-                self._lost = self._refused = 0
+                self._lost.clear()
+                self._refused = 0
                 return outcome
             raise AssertionError("unreachable")
         except (aiohttp.ClientError, TimeoutError, OSError, _Cut) as error:
-            self._fail(error)
+            self._fail(error, CHUNK)
             raise Refused(Unavailable("a peer of the weight cache")) from error
         finally:
             self.pace.end(transfer, moved, self._clock())
@@ -169,11 +173,11 @@ class Peer:
             self._refused = 0
             self._fail(PeerBusy("busy again and again"))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, call: str = QUESTION) -> None:
         if not self.answers:
             return  # calls that were under way when another one failed
-        self._lost += 1
-        wait_s = AWAY.after(self._lost)
+        self._lost[call] += 1
+        wait_s = AWAY.after(self._lost[call])
         self._away_until = self._clock() + wait_s
         told_of = {"peer": self.url, "error": str(error) or type(error).__name__, "for_s": wait_s}
         log.warning("a peer does not answer", extra=told_of)

@@ -5,17 +5,21 @@ import ssl
 from contextlib import ExitStack
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
 
 from blobstore.files import FileStore
+from contracts.errors import Refused
 from service.node_tls import NodeTls
 from tests.loops import HOST
 from tests.ports import free_ports
 from tests.weightcache.kit import TENANT, make_version, running, settings_of
-from tests.weightcache.peer_kit import SECRET, ask, node, pretender
+from tests.weightcache.peer_kit import SECRET, ask, node, pretender, url_of
+from weightcache.peer_client import Peer
 from weightcache.peer_wire import Have, Holdings, chunk_path, have_path
+from weightcache.policy.ownership import Standing
 
 VERSION = make_version(seed=11, pages=(8, 16, 3))
 COUNT = len(VERSION.digests)
@@ -222,6 +226,27 @@ def test_a_peer_that_fails(tmp_path: Path, kind: str) -> None:
             assert "bytes=1000-" in asked, "it goes on from where it was cut, once"
         if kind in ("cut", "error", "nonsense", "busy"):
             assert not two.state().peers.nodes[0].answers
+
+
+async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> None:
+    """Each load that asks it for a chunk waits in vain: twice as long passes before the next one does."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return has_all(await request.read()) if request.method == "POST" else web.Response(status=500)
+
+    now, digest = 0.0, VERSION.digests[0]
+    with pretender(answer) as port:
+        connector = aiohttp.TCPConnector(ssl=NodeTls([SECRET]).client())
+        async with aiohttp.ClientSession(connector=connector) as session:
+            peer = Peer(url_of(port), session, lambda: now)
+            for pause in (2.0, 4.0, 8.0):
+                assert await peer.have(TENANT, [digest], None, 0.0) == [Standing.READY]
+                with pytest.raises(Refused):
+                    await peer.fetch(TENANT, digest, memoryview(bytearray(8)))
+                now += pause - 0.1
+                assert not peer.answers
+                now += 0.1
+                assert peer.answers
 
 
 def test_a_cut_answer_goes_on(tmp_path: Path) -> None:
