@@ -251,8 +251,8 @@ async def supervise(settings: UpSettings) -> None:
                 start_s = max(START_S, settings.ready_s)  # a longer time to get ready holds for each process, too
                 watchdog = Watchdog(supervisor.watched, asking(directory), supervisor.on_hung, start_s)
                 loops.start("watchdog", watchdog.run)
-                supervisor.group.start_all()
                 try:
+                    supervisor.group.start_all()
                     await first(stop.wait(), supervisor.wait_ready())
                     if not stop.is_set():
                         print(_ready(settings), flush=True)

@@ -3,6 +3,8 @@
 import errno
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +17,7 @@ from kelvin.supervisor import up as subject
 from kelvin.supervisor.graves import open_graves
 from kelvin.supervisor.up import NotReady, Supervisor
 from service.unix import SocketDirectory
+from tests.controlplane.ground import ROOT
 
 
 @pytest.fixture
@@ -54,3 +57,28 @@ async def test_slow_start_says_what_it_waits_for(
     assert [(record.message, record.__dict__["waiting_for"]) for record in caplog.records] == [
         ("not ready yet", "zygote")
     ]
+
+
+START = """
+import asyncio, pathlib, subprocess, sys
+from kelvin.settings import UpSettings
+from kelvin.supervisor import children, up
+
+def start(child, *_):
+    if child.spec.listens:
+        raise OSError(28, "No space left on device", "activator.log")
+    child.process = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+
+children.Child.start = start
+try:
+    asyncio.run(up.supervise(UpSettings(pathlib.Path(sys.argv[1]), 8443, "localhost", 60, 1)))
+except OSError as error:
+    print(error.filename, len(children.children()))
+"""
+
+
+def test_start_that_the_system_refuses_leaves_no_process(tmp_path: Path) -> None:
+    """Those that were started before the one that was refused are ended."""
+    command = [sys.executable, "-c", START, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "activator.log 0\n"
