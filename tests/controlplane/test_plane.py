@@ -477,6 +477,23 @@ async def test_a_service_that_is_refused(tmp_path: Path) -> None:
         assert it.plane.refusals()["Invalid"] == 0
 
 
+@pytest.mark.parametrize("lasts", [False, True], ids=["for a moment", "for long"])
+async def test_requests_wait_while_the_cluster_is_away(tmp_path: Path, lasts: bool) -> None:
+    """Of a version that is new. After half a minute they are told that there is no Service of it."""
+    async with planned(tmp_path) as it:
+        it.cluster.refuse[at("a")] = deque([Unreachable("away")] * (100 if lasts else 2))
+        await it.register("a")
+        for _ in range(25):
+            await it.passes(1.0)
+        assert [row for line in await it.heard() for row in line.failures] == []
+        assert problem(it) is None
+        assert it.cluster.services() == (set() if lasts else {at("a").name})
+        for _ in range(10):
+            await it.passes(1.0)
+        told = [row.code for line in await it.heard() for row in line.failures]
+        assert (told, problem(it)) == ((["start_failed"], "refused_object") if lasts else ([], None))
+
+
 async def test_a_watch_that_missed_something(tmp_path: Path) -> None:
     """What is gone when it begins again is told to be gone."""
     async with planned(tmp_path) as it:

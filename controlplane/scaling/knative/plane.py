@@ -30,7 +30,7 @@ from controlplane.policy.scale_settings import ScaleSettings
 from controlplane.policy.start_problem import problem_of
 from controlplane.policy.tenant_space import Needs
 from controlplane.registry import Registry
-from controlplane.scaling.knative.cluster import ClusterApi, Json, Ref
+from controlplane.scaling.knative.cluster import Busy, ClusterApi, Conflict, Json, Ref, Unreachable
 from controlplane.scaling.knative.converge import Converger
 from controlplane.scaling.knative.pods import PodTable
 from controlplane.scaling.knative.pools import Pools
@@ -46,6 +46,8 @@ SERVING: Final = "serving.knative.dev/v1"
 SLICES: Final = "discovery.k8s.io/v1"
 NAMESPACE_WAIT_S: Final = 2.0  # at most, until a namespace that nobody asked about before was looked at
 LOOK_S: Final = 2.0  # between two looks at what the cluster refuses
+PASSING: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # reasons of refusals that pass by themselves
+PASSING_S: Final = 30.0  # after so long requests wait for them no longer
 STALLED_BEATS: Final = 15  # of LOOK_S between two looks at a roll-out in which no turn comes
 
 
@@ -111,6 +113,7 @@ class Plane:
         self._unrendered: dict[VersionKey, Failure] = {}  # at the last look at all versions
         self._told: dict[VersionKey, Failure] = {}  # the same, as it was told
         self._refused: set[VersionKey] = set()  # as it was told
+        self._refused_since_s: dict[VersionKey, float] = {}
         self._changed.set()
 
     def refusals(self) -> Counter[str]:
@@ -286,16 +289,27 @@ class Plane:
                 self._changed.set()
             if is_roll_out_due:
                 self._progressed.set()
-            refused = {
-                key
-                for ref in self._converger.refusals()
-                if (key := self._rendering.places.get(ref.place)) is not None and self._own(ref) is None
-            }
+            refused = self._refused_now()
             for key in sorted(refused - self._refused):
                 self._seen.fail(key, StartFailed("the cluster does not take its Service", "refused_object"))
             for key in sorted(self._refused - refused):
                 self._outcomes.clear_problem(key, "refused_object")
             self._refused = refused
+
+    def _refused_now(self) -> set[VersionKey]:
+        """Return the versions without a Service because the cluster refuses it. A refusal that may pass by itself
+        counts once it has lasted.
+        """
+        now_s, why = self._now_s(), dict[VersionKey, str]()
+        for ref, refusal in self._converger.refusals().items():
+            if (key := self._rendering.places.get(ref.place)) is not None and self._own(ref) is None:
+                why[key] = refusal.reason
+        self._refused_since_s = {key: self._refused_since_s.get(key, now_s) for key in why}
+        return {
+            key
+            for key, reason in why.items()
+            if reason not in PASSING or now_s - self._refused_since_s[key] >= PASSING_S
+        }
 
     # -- what is seen --
 
