@@ -6,7 +6,7 @@ fault if it is certain that no version needs it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -204,7 +204,7 @@ class _Check:
         sizes = {key: size for key, size in found if size is not None}
         async for line in self._each(sizes, partial(self._check_pack, sum(sizes.values()))):
             yield line
-        for finding in self._without_index():
+        async for finding in self._without_index():
             yield finding
         for key in indexes:
             pack = pack_key(self._tenant, last_part(key))
@@ -223,7 +223,7 @@ class _Check:
         total_bytes = max(total_bytes, self._checked_bytes)
         return (*check.findings, FsckProgress(checked_bytes=self._checked_bytes, total_bytes=total_bytes))
 
-    def _without_index(self) -> Iterator[FsckFinding]:
+    async def _without_index(self) -> AsyncIterator[FsckFinding]:
         """Yield a finding for each pack without an index.
 
         It advises to delete only a pack that no version can need: the source of a version may be lost.
@@ -233,6 +233,8 @@ class _Check:
         self._watch()
         if self._seen_running:  # a pack is there for a moment before its index
             return
+        # Those of a push that has ended since its pack was read have one by now.
+        self._unindexed = {pack for pack in self._unindexed if not await self._is_there(index_key(self._tenant, pack))}
         wanted = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
         is_lacking = not wanted <= self._places.keys() or not self._named <= self._manifests.keys()
         indexed = frozenset[str]().union(*(self._by_pack[pack] for pack in self._by_pack.keys() - self._unindexed))

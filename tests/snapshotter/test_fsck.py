@@ -3,16 +3,17 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from blobstore.files import FileStore
-from blobstore.store import BlobStat, BlobStore, BlobUnavailable
+from blobstore.store import BlobNotFound, BlobStat, BlobStore, BlobUnavailable
 from blobstore.verifying import VerifyingStore
 from contracts.artifact_errors import ArtifactRejected
 from contracts.errors import Refused
+from contracts.keys import last_part
 from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
 from snapshotter.fsck import AT_ONCE, Fsck
@@ -219,6 +220,33 @@ def test_what_a_running_push_leaves_is_no_fault(tmp_path: Path, store: Store) ->
     findings, summary = check(tmp_path, running=True)
     assert findings == []
     assert summary.pushes_running
+
+
+async def test_a_push_that_ends_while_packs_are_read_leaves_no_fault(tmp_path: Path, store: Store) -> None:
+    """Its pack was read before it had an index. Nobody is told to delete it, though another version lacks a chunk."""
+    pack, *_ = store.files("packs")
+    before = {*store.files("packs"), *store.files("inputs")}
+    other = Model(shards={"model.safetensors": default_weights(seed=9)})
+    version = (await Bench.over(tmp_path).push(other.files(), other.request())).version
+    packs = {path.name for path in {*store.files("packs")} - before}
+    unlisted = {version, *(path.name for path in {*store.files("inputs")} - before)}
+    pack.unlink()
+    (store.root / TENANT / "index" / pack.name).unlink()
+
+    class Late(FileStore):
+        async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+            if key.startswith(f"{TENANT}/index/") and last_part(key) in packs:
+                raise BlobNotFound(key)
+            return await super().read(key, offset, length)
+
+        async def list(self, prefix: str) -> AsyncIterator[str]:
+            async for key in super().list(prefix):
+                if unlisted.isdisjoint(key.split("/")):
+                    yield key
+
+    findings, summary = judged(await lines_of(fsck_of(tmp_path, Late(tmp_path / "store"), named=(store.version,))))
+    assert {finding.key.split("/")[1] for finding in findings} == {"manifests", "packlists"}
+    assert summary.leftovers == 0
 
 
 async def test_a_store_that_fails(tmp_path: Path, store: Store) -> None:
