@@ -44,7 +44,7 @@ from controlplane.policy.month import month_bounds_us, month_of
 from controlplane.policy.ranges import Range
 from controlplane.policy.rating import PriceBook, Prices
 from controlplane.schema import versions
-from controlplane.store import streamed
+from controlplane.store import UNREADABLE, streamed, typed, unreadable
 
 QUIET_US: Final = 2 * SO_FAR_S * 1_000_000  # one word may be lost
 _ROWS: Final = 500  # fetched at a time
@@ -130,7 +130,7 @@ class Accounts:
             .where(c.tenant == self._tenant, c.month == month, c.origin == Origin.ORPHAN.value, c.stands.is_(True))
             .order_by(c.ended_at_us, c.request_id)
         )
-        for request_id, runtime_id, ended_at_us, tokens in streamed(self._connection, query, _ROWS):
+        for request_id, runtime_id, ended_at_us, tokens in typed(query, streamed(self._connection, query, _ROWS)):
             self.compared["orphans"] += 1
             yield of_orphan(request_id, runtime_id, ended_at_us, tokens, self.rates)
 
@@ -142,7 +142,7 @@ class Accounts:
             .where(owned_by(conflicts, self._tenant), c.month == month)
             .order_by(c.at_us, c.digest)
         )
-        for subject, reason, at_us, record in streamed(self._connection, query, _ROWS):
+        for subject, reason, at_us, record in typed(query, streamed(self._connection, query, _ROWS)):
             yield Finding(Kind.CONFLICT, subject, reason, partial(self._worth, record, at_us))
 
     def _worth(self, raw: str, at_us: int) -> Size:
@@ -167,8 +167,21 @@ def rates_of(connection: Connection, tenant: str, book: PriceBook) -> Rates:
     return Rates(prices, positions)
 
 
-def open_runtimes(connection: Connection, tenant: str, month: str) -> list[OpenRuntime]:
-    """Return the tenant's replicas that served any caller around the month and have no lifetime record."""
+def readable(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings, and one more where a row can't be read. Raises DBAPIError if the database is away."""
+    try:
+        yield from findings
+    except UNREADABLE as error:
+        yield of_unreadable(error)
+
+
+def of_unreadable(error: Exception) -> Finding:
+    """Report rows that raised one of UNREADABLE. Raises DBAPIError if the database is away."""
+    return Finding(Kind.ROW_WRONG, "rows", unreadable(error), partial(Size, None, None, None, None))
+
+
+def open_runtimes(connection: Connection, tenant: str, month: str) -> Iterator[OpenRuntime]:
+    """Yield the tenant's replicas that served any caller around the month and have no lifetime record."""
     begin_us, end_us = month_bounds_us(month)
     c, died, told = runtime_totals.c, lifetime_records.c, open_lives.c
     figures = (_sum(c.requests), _sum(c.device_us), func.max(c.last_at_us), func.max(told.told_at_us))
@@ -181,7 +194,8 @@ def open_runtimes(connection: Connection, tenant: str, month: str) -> list[OpenR
         .group_by(c.runtime_id)
         .order_by(c.runtime_id)
     )
-    return [OpenRuntime(*row) for row in connection.execute(query)]
+    for row in typed(query, connection.execute(query)):
+        yield OpenRuntime(*row)
 
 
 def _sum(figures: Column[Any]) -> Cast[int]:
@@ -198,7 +212,7 @@ def _received_ranges(connection: Connection, month: str) -> Iterator[tuple[str, 
         .order_by(received.c.source, received.c.first)
     )
     name, ranges = None, list[Range]()
-    for source, first, last in streamed(connection, query, _ROWS):
+    for source, first, last in typed(query, streamed(connection, query, _ROWS)):
         if source != name:
             if name is not None:
                 yield name, ranges
@@ -234,7 +248,7 @@ def _lives(connection: Connection, tenant: str, month: str) -> Iterator[Life]:
         .group_by(died.runtime_id)  # which names the row
         .order_by(died.runtime_id)
     )
-    for row in streamed(connection, query, _ROWS):
+    for row in typed(query, streamed(connection, query, _ROWS)):
         yield Life(*row)
 
 

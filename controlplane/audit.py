@@ -251,17 +251,18 @@ def verify_audit(connection: Connection, tenant: str, tell: Tell = lambda rows: 
 
 def verify_chain(connection: Connection, tenant: str, tell: Tell = lambda rows: None) -> AuditChain:
     """Recompute the tenant's chain up to the first difference."""
+    written, let_go, problem = None, dict[str, int](), None
     try:
-        written = AUDIT.end_of(connection, (tenant,))
-        found = verify(tenant, _entries(connection, tenant, tell), written, _let_go(connection, tenant))
+        written, let_go = AUDIT.end_of(connection, (tenant,)), _let_go(connection, tenant)
     except UNREADABLE as error:
-        return AuditChain(tenant=tenant, links=0, chain="", expired=0, difference=unreadable(error))
+        problem = unreadable(error)
+    found = verify(tenant, _entries(connection, tenant, tell), written, let_go)
     return AuditChain(
         tenant=tenant,
         links=found.links,
         chain=found.chain,
         expired=found.expired,
-        difference=found.difference,
+        difference=problem or found.difference,
     )
 
 
@@ -279,12 +280,16 @@ def _let_go(connection: Connection, tenant: str) -> dict[str, int]:
     return found
 
 
-def _entries(connection: Connection, tenant: str, tell: Tell) -> Iterator[Entry]:
+def _entries(connection: Connection, tenant: str, tell: Tell) -> Iterator[Entry | str]:
+    """Yield the entries, and last, if one can't be read, what to say of it."""
     c = schema.audit.c
     words = [c[field] for field in _SAID]
     query = select(c.link, c.at_s, c.window_name, c.digest, c.chain, c.expired_at_s, *words)
     rows = streamed(connection, query.where(c.tenant == tenant).order_by(c.link), _ROWS)
-    for number, (link, at_s, window, digest, chain, expired_at_s, *said) in enumerate(rows, 1):
-        yield Entry(link, at_s, window, digest, chain, Said(*said) if expired_at_s is None else None)
-        if number % _ROWS == 0:
-            tell(_ROWS)
+    try:
+        for number, (link, at_s, window, digest, chain, expired_at_s, *said) in enumerate(rows, 1):
+            yield Entry(link, at_s, window, digest, chain, Said(*said) if expired_at_s is None else None)
+            if number % _ROWS == 0:
+                tell(_ROWS)
+    except UNREADABLE as error:
+        yield unreadable(error)

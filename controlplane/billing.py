@@ -4,7 +4,9 @@ All comes from totals that are kept with the records, so a month of any size giv
 checks `accounts`'. A closed month's report is what it was when it was closed.
 """
 
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -13,12 +15,15 @@ from sqlalchemy import Connection, Select, Table, bindparam, select
 
 from contracts.billing import Balance, BillingReport, ClosingReport, Imbalance
 from contracts.errors import Conflict, Refused
-from controlplane.accounts import Accounts, OpenRuntime, Surroundings, open_runtimes
+from controlplane.accounts import Accounts, OpenRuntime, Surroundings, open_runtimes, readable
 from controlplane.closings import freeze, frozen_report, seal_of
 from controlplane.ledger_schema import device_totals, request_totals, step_totals
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.sheet import Pricing, Sheet
+from controlplane.store import UNREADABLE, typed, unreadable
+
+log = logging.getLogger(__name__)
 
 MAX_PROBLEMS: Final = 200  # listed; the rest is counted
 MAX_OPEN: Final = 100
@@ -36,13 +41,31 @@ def billing_report(
 ) -> BillingReport:
     """`live` are the runtimes that have not died, None where nobody knows; `now_us` is wall clock.
 
-    Raises Refused(InvalidRequest) for a month that is none.
+    Raises Refused: InvalidRequest for a month that is none, Conflict if a row can't be read that its sums need.
     """
     month_bounds_us(month)
+    with naming_unreadable(month):
+        return _report(connection, book, tenant, month, live=live, now_us=now_us)
+
+
+@contextmanager
+def naming_unreadable(month: str) -> Iterator[None]:
+    """Raise Refused(Conflict) if a row can't be read inside."""
+    try:
+        yield
+    except UNREADABLE as error:
+        rule = f"of its rows {unreadable(error)}: `kelvin billing verify` says which"
+        log.error("a bill can't be made of the ledger's rows", exc_info=error)
+        raise Refused(Conflict(f"month {month}", rule)) from error
+
+
+def _report(
+    connection: Connection, book: PriceBook, tenant: str, month: str, *, live: Collection[str] | None, now_us: int
+) -> BillingReport:
     if (frozen := frozen_report(connection, tenant, month)) is not None:
         return frozen
     sheet = _sheet(connection, book, tenant, month)
-    open_ones = open_runtimes(connection, tenant, month)
+    open_ones = list(open_runtimes(connection, tenant, month))
     accounts = Accounts(connection, tenant, Surroundings(book, live, now_us))
     balance = _balance(accounts, month, open_ones)
     return sheet.report(tenant, month, balance, tuple(each.runtime_id for each in open_ones[:MAX_OPEN]))
@@ -77,7 +100,7 @@ def spent_micros(connection: Connection, book: PriceBook, tenant: str, month: st
 def _sheet(connection: Connection, book: PriceBook, tenant: str, month: str) -> Sheet:
     sheet = Sheet(Pricing(connection, book, tenant, month))
     which = {"tenant": tenant, "month": month}
-    sheet.add_totals(*(connection.execute(totals, which) for totals in (_REQUESTS, _STEPS, _DEVICES)))
+    sheet.add_totals(*(typed(totals, connection.execute(totals, which)) for totals in (_REQUESTS, _STEPS, _DEVICES)))
     return sheet
 
 
@@ -96,9 +119,8 @@ def _balance(accounts: Accounts, month: str, open_ones: Iterable[OpenRuntime]) -
     """All that fails, without its size."""
     listed: list[Imbalance] = []
     found = 0
-    for each in chain(
-        accounts.gaps(month), accounts.lives(month), accounts.ended(open_ones), accounts.kept_aside(month)
-    ):
+    parts = (accounts.gaps(month), accounts.lives(month), accounts.ended(open_ones), accounts.kept_aside(month))
+    for each in chain.from_iterable(map(readable, parts)):
         if each.fails:
             found += 1
             if len(listed) < MAX_PROBLEMS:

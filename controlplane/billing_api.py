@@ -22,7 +22,7 @@ from contracts.control import Principal, Scope
 from contracts.errors import Conflict, NotFound, Refused
 from contracts.traffic_errors import Overloaded
 from controlplane.audit import Actor, ActorOf, record
-from controlplane.billing import billing_report, close_month
+from controlplane.billing import billing_report, close_month, naming_unreadable
 from controlplane.closings import frozen_report
 from controlplane.examine import Order
 from controlplane.examiner import Examiner
@@ -75,7 +75,7 @@ def router(
     def live() -> Collection[str] | None:
         return None if live_runtimes is None else frozenset(live_runtimes())
 
-    @routes.get("/admin/v1/billing/report", **described(BillingReport, NotFound, scope=Scope.BILLING_READ))
+    @routes.get("/admin/v1/billing/report", **described(BillingReport, NotFound, Conflict, scope=Scope.BILLING_READ))
     async def report(
         principal: Annotated[Principal, Depends(holder_of(Scope.BILLING_READ))],
         month: Annotated[str, Query()],
@@ -95,8 +95,9 @@ def router(
         whose, alive, now_us = _own(by, asked.tenant), live(), wall_us()
 
         def closed(connection: Connection) -> ClosingReport:
-            was_open = frozen_report(connection, whose, asked.month) is None
-            closing = close_month(connection, book, whose, asked.month, live=alive, now_us=now_us)
+            with naming_unreadable(asked.month):
+                was_open = frozen_report(connection, whose, asked.month) is None
+                closing = close_month(connection, book, whose, asked.month, live=alive, now_us=now_us)
             if was_open:
                 changed = made(total_micros=closing.report.total_micros, chain=closing.chain)
                 record(connection, by, now_us // 1_000_000, whose, Action.MONTH_CLOSED, asked.month, changed=changed)

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from contracts.billing import Compared, Difference, ReconcileReport
-from controlplane.accounts import Accounts, Surroundings, open_runtimes
+from controlplane.accounts import Accounts, Surroundings, of_unreadable, open_runtimes
 from controlplane.chains import Tell
 from controlplane.policy.findings import (
     Finding,
@@ -27,6 +27,7 @@ from controlplane.policy.findings import (
 )
 from controlplane.policy.month import DAY_US, day_of
 from controlplane.recount import Uses
+from controlplane.store import UNREADABLE
 from controlplane.verify import MonthRows, months_of
 
 MAX_DIFFERENCES: Final = 500  # listed; the rest is counted
@@ -50,11 +51,12 @@ def reconcile(
     spools = sorted(around.spools.items())
     found.note_all(of_waiting(source, each) for source, each in spools if each.last > each.acknowledged)
     uses = Uses(connection, tenant) if month is None else None
+    is_whole = True  # every row of all months was read
     for each in months:
         rows = MonthRows(connection, tenant, each, uses, tell)
-        found.note_all(_priced(each, finding, accounts.rates) for finding in rows.totals(found.add_id))
+        is_whole &= found.note_all(_priced(each, finding, accounts.rates) for finding in rows.totals(found.add_id))
         accounts.compared["rows"] += rows.rows
-    if uses is not None:
+    if uses is not None and is_whole:
         found.note_all(_priced("", finding, accounts.rates) for finding in uses.findings())
     return ReconcileReport(
         tenant=tenant,
@@ -77,17 +79,25 @@ class _Found:
     _wrong: list[Difference] = field(default_factory=list)
     _known: list[Difference] = field(default_factory=list)
 
-    def note_all(self, findings: Iterable[Finding]) -> None:
-        """Keep each with its size, or count it where too many are kept."""
-        for finding in findings:
-            self.failing += finding.fails
-            kept = self._wrong if finding.fails else self._known
-            if len(kept) >= MAX_DIFFERENCES:
-                self.more += 1
-                continue
+    def note_all(self, findings: Iterable[Finding]) -> bool:
+        """Keep each with its size, or count it where too many are kept. Return whether all rows could be read."""
+        try:
+            for finding in findings:
+                self._note(finding)
+        except UNREADABLE as error:
+            self._note(of_unreadable(error))
+            return False
+        return True
+
+    def _note(self, finding: Finding) -> None:
+        kept = self._wrong if finding.fails else self._known
+        if len(kept) < MAX_DIFFERENCES:
             kept.append(_difference(finding))
             if finding.kind in _NAMED:
                 self._ids[finding.subject] = []
+        else:
+            self.more += 1
+        self.failing += finding.fails
 
     def add_id(self, request_id: str, runtime_id: str | None) -> None:
         """A request of that replica."""

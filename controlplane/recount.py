@@ -15,7 +15,7 @@ from controlplane.ledger_schema import device_totals, request_records, request_t
 from controlplane.policy.booking import device_sums, unpacked
 from controlplane.policy.findings import Finding, Kind, Sums, Total
 from controlplane.policy.month import DAY_US
-from controlplane.store import streamed
+from controlplane.store import streamed, typed
 from controlplane.totals import DEVICE_FIGURES, REQUEST_FIGURES, STEP_FIGURES, USE_FIGURES
 
 # What is counted of a row of requests, in the order of `add_request`.
@@ -69,7 +69,7 @@ class Uses:
         c = runtime_totals.c
         figures = [c[name] for name in USE_FIGURES]
         kept = select(c.runtime_id, *figures, c.first_at_us, c.last_at_us).where(c.tenant == self._tenant)
-        for runtime_id, *use in streamed(self._connection, kept.order_by(c.runtime_id), _ROWS):
+        for runtime_id, *use in typed(kept, streamed(self._connection, kept.order_by(c.runtime_id), _ROWS)):
             if (made := self._of.pop(runtime_id, None)) != use:
                 yield _wrong_replica(runtime_id, use, made)
         for runtime_id in sorted(self._of):
@@ -177,8 +177,8 @@ class Recount:
     ) -> Iterator[Total]:
         query = select(table).where(table.c.tenant == self._tenant, table.c.month == self._month)
         kept = {
-            tuple(row[name] for name in names): [row[name] for name in figures]
-            for row in self._connection.execute(query).mappings()
+            tuple(row._mapping[name] for name in names): [row._mapping[name] for name in figures]
+            for row in typed(query, self._connection.execute(query))
         }
         made = {key: sum_ for key, sum_ in sums.items() if any(sum_)}
         for key in sorted(kept.keys() | made.keys()):

@@ -24,7 +24,7 @@ from controlplane.feed import FeedHub
 from controlplane.ledger_schema import received, sources
 from controlplane.policy.month import DAY_US, month_bounds_us, month_of
 from controlplane.policy.rating import PriceBook
-from controlplane.store import Database
+from controlplane.store import Database, failure_of
 from service.loops import record_error
 
 log = logging.getLogger(__name__)
@@ -152,9 +152,10 @@ def spending(
     for tenant in tenants:
         try:
             spent, *others = (spent_micros(connection, book, tenant, each) for each in (month, *sorted(beside)))
-        except DBAPIError:  # the snapshot is over
-            raise
         except Exception as error:
+            # An error of PostgreSQL ends the snapshot. SQLite may only be unable to read a text that is no UTF-8.
+            if isinstance(error, DBAPIError) and (connection.dialect.name != "sqlite" or failure_of(error) is not None):
+                raise
             failed[tenant] = error
             continue
         rows.append(

@@ -11,11 +11,12 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from sqlite3 import Connection as SqliteConnection
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import (
@@ -51,7 +52,8 @@ T = TypeVar("T")
 BUSY_MS: Final = int(dependencies.DATABASE.timeout_s * 1000)
 READERS: Final = 2
 DAMAGED_S: Final = 60.0  # Retry-After while the database is damaged: somebody has to repair it
-UNREADABLE: Final = (ValueError, TypeError, LookupError, DBAPIError)  # raised by rows that somebody changed
+# Raised by rows that somebody changed.
+UNREADABLE: Final = (ValueError, TypeError, LookupError, ArithmeticError, DBAPIError)
 _READ_ONLY: Final = "kelvin_read_only"
 
 
@@ -138,9 +140,31 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 
 
 def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int) -> Iterator[Any]:
-    """Yield the rows of a query, fetched `rows` at a time. Close the iterator if you stop before its end."""
-    with connection.execute(query.execution_options(yield_per=rows)) as found:
-        yield from found
+    """Yield the rows of a query, fetched `rows` at a time. Close the iterator if you stop before its end.
+
+    SQLite gives no row of a fetch in which a text is no UTF-8. Raises DBAPIError after all rows before that one.
+    """
+    count = 0
+    try:
+        with connection.execute(query.execution_options(yield_per=rows)) as found:
+            for row in found:
+                yield row
+                count += 1
+    except DBAPIError as error:
+        if rows == 1 or connection.dialect.name != "sqlite" or failure_of(error) is not None:
+            raise
+        yield from streamed(connection, query.offset(count), 1)
+
+
+def typed(query: Select[*tuple[Any, ...]], rows: Iterable[Any]) -> Iterator[Any]:
+    """Yield the query's rows. SQLite keeps any value in any column: raises TypeError for one of another type."""
+    columns = tuple(query.selected_columns)
+    kinds = tuple((column.type.python_type, NoneType) for column in columns)
+    for row in rows:
+        if not all(map(isinstance, row, kinds)):
+            wrong = next(place for place, value in enumerate(row) if not isinstance(value, kinds[place]))
+            raise TypeError(f"{columns[wrong].key or 'a figure'} is {repr(row[wrong])[:80]}")
+        yield row
 
 
 def texts_of(connection: Connection, column: ColumnElement[str]) -> list[str]:

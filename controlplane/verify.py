@@ -21,6 +21,7 @@ from contracts.billing import BillingReport, ChainReport, LedgerDifference, Veri
 from contracts.usage import LifetimeRecord, Origin
 from contracts.wire import decoder
 from controlplane import schema
+from controlplane.accounts import readable
 from controlplane.audit import ALL, verify_audit
 from controlplane.chains import LEDGER, Tell
 from controlplane.closings import Closed, prices_of
@@ -48,7 +49,7 @@ from controlplane.policy.rating import is_charged
 from controlplane.recount import COUNTED, Recount, Uses
 from controlplane.request_rows import book_all, kin_of, known_requests
 from controlplane.sheet import Pricing, Sheet
-from controlplane.store import UNREADABLE, streamed, texts_of, unreadable
+from controlplane.store import streamed, texts_of, typed
 
 _ROWS: Final = 2_000
 _MARKS: Final = tuple(request_records.c[name] for name in ("stands", "billable", "replaces", "once", "degraded"))
@@ -110,7 +111,7 @@ def verify_ledger(
     found += tuple(_report_of_no_month(tenant, each) for each in others)
     sound = not any(each.differences for each in found)
     # A month that is not sound was not read to its end: of its replicas nothing more can be said.
-    replicas = _first("", _readable(uses.findings())) if uses is not None and sound else ()
+    replicas = _first("", readable(uses.findings())) if uses is not None and sound else ()
     return VerifyReport(tenant=tenant, sound=sound and not replicas, months=found, replicas=replicas)
 
 
@@ -134,14 +135,6 @@ def _report_of_no_month(tenant: str, name: str) -> ChainReport:
     return ChainReport(
         month=name, links=0, chain=LEDGER.genesis((tenant, name)).hex(), closed=False, differences=(wrong,)
     )
-
-
-def _readable(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield the findings, and one more where a row can't be read. Raises DBAPIError if the database is away."""
-    try:
-        yield from findings
-    except UNREADABLE as error:
-        yield Finding(Kind.ROW_WRONG, "rows", unreadable(error))
 
 
 def _first(month: str, findings: Iterator[Finding]) -> tuple[LedgerDifference, ...]:
@@ -173,7 +166,7 @@ class MonthRows:
         A row may have been changed to anything, also to what no column of ours holds: that it can't be read is a
         finding. Some rows are read before their own link is checked, such as other records of a request.
         """
-        yield from _readable(self._findings())
+        yield from readable(self._findings())
 
     def _findings(self) -> Iterator[Finding]:
         name = self._tenant, self._month
@@ -201,8 +194,8 @@ class MonthRows:
         """The totals that the rows don't make, whatever the chain is like. `each_request` gets a record's request and
         replica.
         """
-        requests = self._stream(RowKind.REQUEST, request_records, _COUNTED)
-        lives = self._stream(RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES)
+        requests = self._stream(RowKind.REQUEST, request_records, _COUNTED, is_typed=True)
+        lives = self._stream(RowKind.LIFETIME, lifetime_records, LIFETIME_VALUES, is_typed=True)
         for _, kind, row in self._read(itertools.chain(requests, lives)):
             figures = row[1:]
             self._count(kind, figures)
@@ -217,13 +210,16 @@ class MonthRows:
             if self.rows % _ROWS == 0:
                 self._tell(_ROWS)
 
-    def _stream(self, kind: RowKind, table: Table, columns: Sequence[Column[Any]]) -> Iterator[Link]:
+    def _stream(
+        self, kind: RowKind, table: Table, columns: Sequence[Column[Any]], *, is_typed: bool = False
+    ) -> Iterator[Link]:
         query = (
             select(table.c.link, *columns)
             .where(owned_by(table, self._tenant), table.c.month == self._month)
             .order_by(table.c.link)
         )
-        for row in streamed(self._connection, query, _ROWS):
+        rows = streamed(self._connection, query, _ROWS)
+        for row in typed(query, rows) if is_typed else rows:
             yield row[_LINK], kind, row
 
     def _count(self, kind: RowKind, figures: Sequence[Any]) -> None:

@@ -132,14 +132,17 @@ def kept(link: int, at_s: int, window: str, digest: str) -> tuple[int | str, ...
 
 
 def verify(
-    tenant: str, entries: Iterable[Entry], written: tuple[int, str] | None, let_go: Mapping[str, int]
+    tenant: str, entries: Iterable[Entry | str], written: tuple[int, str] | None, let_go: Mapping[str, int]
 ) -> Verified:
-    """Read a chain in the order of its links, up to the first difference. `written` is its end as kept beside it;
-    `let_go` says for each window before which second entries were let go, as entries of this chain say.
+    """Read a chain in the order of its links, up to the first difference. A text in place of an entry says why that one
+    can't be read. `written` is the chain's end as kept beside it; `let_go` says for each window before which second
+    entries were let go, as entries of this chain say.
     """
     start = genesis(AUDIT, tenant)
     chain, expired = ChainReader(start), 0
     for entry in entries:
+        if isinstance(entry, str):
+            return Verified(chain.links, chain.end.hex(), expired, entry)
         values = kept(entry.link, entry.at_s, entry.window, entry.digest)
         problem = (
             chain.check_link(entry.link)

@@ -245,8 +245,28 @@ def test_words_that_are_no_text_are_named(engine: Engine, column: str) -> None:
         with pytest.raises(ProgrammingError):
             forge(engine, statement)
         return
+    whole = verified(engine)
     forge(engine, statement)
-    assert verified(engine).difference is not None
+    found = verified(engine)
+    assert found.difference is not None
+    assert (found.links, whole.links) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param("UPDATE audit_chains SET chain = CAST(X'ff' AS TEXT)", id="the end"),
+        pytest.param("UPDATE audit SET subject = CAST(X'ff' AS TEXT) WHERE link = 6", id="what let others go"),
+    ],
+)
+def test_links_hold_beside_what_is_no_text(engine: Engine, statement: str) -> None:
+    """The end of a chain, or what an entry let go, says nothing of the links that are there."""
+    filled(engine)
+    with engine.begin() as connection:
+        record(connection, BY, NOW_S, "acme", Action.AUDIT_EXPIRED, "keys")
+    forge(engine, statement)
+    found = verified(engine)
+    assert (found.links, found.difference is None) == (6 if "chains" in statement else 5, False)
 
 
 @pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])

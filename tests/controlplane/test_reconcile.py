@@ -1,16 +1,21 @@
 """Every difference between two accounts is named once, with its size; where there is none, none is."""
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, text
+from sqlalchemy import Column, Engine, StaticPool, create_engine, text
 
-from contracts.billing import Difference
+from contracts.billing import BillingReport, Difference, ReconcileReport, VerifyReport
+from contracts.errors import Conflict, Refused
 from contracts.usage import ACK_TOKENS, Origin
+from contracts.wire import decode, encode
+from controlplane.ledger_schema import metadata
 from controlplane.policy.findings import Waiting
 from controlplane.reconcile import MAX_DIFFERENCES, MAX_IDS
 from tests.controlplane.billing_ground import (
@@ -21,6 +26,8 @@ from tests.controlplane.billing_ground import (
     enter,
     good_month,
     reconciled,
+    report,
+    verify,
     whole_engine,
 )
 from tests.controlplane.usage_records import END_US, HOUR_US, MONTH, lifetime_record, request_record
@@ -240,6 +247,72 @@ def test_what_is_listed_is_bounded(engine: Engine) -> None:
     assert (len(report.differences), report.more, report.agrees) == (MAX_DIFFERENCES, 8, False)
     (missing,) = [each for each in report.differences if each.kind == "requests_missing"]
     assert len(missing.ids) == MAX_IDS
+
+
+def _changed(source: Engine, statement: str) -> Engine:
+    """A copy with one row changed."""
+    copy = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    from_, into = source.raw_connection().driver_connection, copy.raw_connection().driver_connection
+    assert isinstance(from_, sqlite3.Connection)
+    assert isinstance(into, sqlite3.Connection)
+    from_.backup(into)
+    into.execute(statement)
+    into.commit()
+    return copy
+
+
+COLUMNS = [
+    pytest.param(column, id=f"{table.name}.{column.name}")
+    for table in metadata.sorted_tables
+    if table.name not in ("ledger_journal", "ledger_open_lives")
+    for column in table.c
+]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("column", COLUMNS)
+def test_whatever_a_row_is_changed_to_each_reader_answers(column: Column[Any]) -> None:
+    """With a report that can be read, or a bill that is refused by name."""
+    engine = whole_engine()
+    enter(engine, [*good_month()[:3], request_record(2, status=500, sequence=4), *good_month()[4:]])
+    close(engine)
+    enter(engine, [EVERYTHING[-2], lifetime_record(9, runtime_id="rt-9", requests=0), request_record(4)])
+    for value, which in product(("'x'", "CAST(X'ff' AS TEXT)", "1.5", str(9 * 10**18)), ("min", "max")):
+        row = f"rowid = (SELECT {which}(rowid) FROM {column.table.name})"
+        changed = _changed(engine, f"UPDATE {column.table.name} SET {column.name} = {value} WHERE {row}")
+        decode(encode(verify(changed)), VerifyReport)
+        decode(encode(reconciled(changed, now_us=END_US + HOUR_US)), ReconcileReport)
+        for month in (MONTH, "2026-12"):
+            problem = None
+            try:
+                decode(encode(report(changed, month=month)), BillingReport)
+            except Refused as refused:
+                problem = refused.failure
+            assert problem is None or isinstance(problem, Conflict)
+        changed.dispose()
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        pytest.param("UPDATE ledger_lifetimes SET total_us = 'x'", "total_us is 'x'", id="a text for a number"),
+        pytest.param("UPDATE ledger_received SET last = 1.5", "last is 1.5", id="a fraction"),
+        pytest.param("UPDATE ledger_conflicts SET reason = CAST(X'ff' AS TEXT)", "UTF-8", id="bytes that are no text"),
+    ],
+)
+def test_row_that_cannot_be_read_is_named(statement: str, says: str) -> None:
+    """By `reconcile`, which says that its size is unknown, and by the bill."""
+    engine = whole_engine()
+    enter(engine, [*good_month(), request_record(2, status=500, sequence=4)])
+    changed = _changed(engine, statement)
+    named = [each for each in reconciled(changed).differences if each.kind == "row_wrong"]
+    assert says in named[0].detail
+    assert (named[0].fails, named[0].requests, named[0].amount_micros) == (True, None, None)
+    problems = [each.detail for each in report(changed).balance.problems if each.kind == "row_wrong"]
+    assert says in problems[0]
+    changed.dispose()
+    engine.dispose()
 
 
 EVERYTHING: Sequence[Record] = [

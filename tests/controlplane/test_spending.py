@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine, func, select, update
+from sqlalchemy import Connection, Engine, func, select, text, update
 
 import controlplane.spending
 from contracts.control import Feed, RequestBatch
@@ -27,7 +27,7 @@ from controlplane.policy.month import day_us
 from controlplane.policy.rating import Bill, PriceBook, Prices
 from controlplane.price_book import default_price_book
 from controlplane.spending import LATEST, Spending, spending
-from tests.controlplane.billing_ground import enter
+from tests.controlplane.billing_ground import enter, fresh_engine
 from tests.controlplane.builders import BY, NOW_S, World
 from tests.controlplane.door import OPERATOR, Door, FeedReader, ask, feed, opened
 from tests.controlplane.usage_records import request_record
@@ -221,6 +221,19 @@ def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: p
     rows, failed = rows_of(engine, day_us(date(2026, 12, 2)), "acme", "bad", "zeta")
     assert [row.tenant for row in rows] == ["acme", "zeta"]
     assert list(failed) == ["bad"]
+
+
+@pytest.mark.parametrize("value", ["CAST(X'ff' AS TEXT)", "1.5"])
+def test_rows_that_cannot_be_read_stop_no_other_budget(value: str) -> None:
+    """SQLite keeps anything in a column."""
+    engine = fresh_engine()
+    enter(engine, [request_record(1, tenant="bad"), request_record(2)])
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE ledger_request_totals SET prompt_tokens = {value} WHERE tenant = 'bad'"))
+    rows, failed = rows_of(engine, day_us(date(2026, 11, 20)), "acme", "bad")
+    assert [row.tenant for row in rows] == ["acme"]
+    assert list(failed) == ["bad"]
+    engine.dispose()
 
 
 @pytest.mark.parametrize(

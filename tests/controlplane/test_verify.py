@@ -151,6 +151,17 @@ def test_rows_that_no_program_writes_are_found(engine: Engine, statement: str) -
 
 
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
+def test_links_before_a_row_that_cannot_be_read_hold(engine: Engine) -> None:
+    """Though SQLite gives none of the rows that it is asked for together with that one."""
+    with engine.begin() as connection:
+        before = connection.execute(text("SELECT link, chain FROM ledger_requests WHERE request_id = 'req-1'")).one()
+        connection.execute(text("UPDATE ledger_requests SET source = CAST(X'ff' AS TEXT) WHERE request_id = 'req-2'"))
+    month = verify(engine, month=MONTH).months[0]
+    assert (month.links, month.chain) == tuple(before)
+    assert month.differences
+
+
+@pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 @pytest.mark.parametrize(
     ("month", "name"),
     [
