@@ -460,6 +460,25 @@ async def test_start_problem_ends_if_its_pod_went_while_nobody_watched(tmp_path:
             assert problem(it) is None
 
 
+async def test_start_problem_ends_if_its_reason_went_while_nobody_watched(tmp_path: Path) -> None:
+    """Also of a version without a pod: the cluster takes its Service now, or its namespace is there."""
+    async with prepared(tmp_path, KnativeWorld("another"), spec=CONTROLLED) as it:
+        async with running(it.plane):
+            await it.register("a")
+            await it.passes()
+            assert problem(it) == "refused_object"
+        it.cluster.equip("default", SECRETS)
+        it.cluster.refuse[at("a")] = deque([Invalid("no")] * 100)
+        async with running(it.plane):
+            await it.passes(6.0)
+            assert problem(it) == "refused_object"
+        it.cluster.refuse.clear()
+        async with running(it.plane):
+            await it.passes(6.0)
+            assert it.cluster.services() == {at("a").name}
+            assert problem(it) is None
+
+
 async def test_a_service_that_is_refused(tmp_path: Path) -> None:
     """The cluster takes no such object: waiters are told, once, and it is tried again."""
     async with planned(tmp_path) as it:

@@ -89,13 +89,15 @@ class Plane:
         self._spaces = TenantSpaces(api, Needs.of(rendering.cluster), clock, self._changed.set)
         self.nodes = self._seen.nodes
         self.synced = asyncio.Event()  # all that there is was seen once
+        self._told: dict[VersionKey, Failure] = {}  # why versions can't be rendered, as it was told
+        self._refused: set[VersionKey] = set()  # versions whose Service is refused, as it was told
         self._begin()
 
     def __repr__(self) -> str:
         return f"<Plane {self._seen!r} {self._pods!r} {self._converger!r}>"
 
     def _begin(self) -> None:
-        """As if nothing had been seen, nothing were wanted, and nothing had been told."""
+        """As if nothing had been seen, and nothing were wanted. Start problems that were told stand until they end."""
         self.synced.clear()
         self._pools.begin()
         self._seen.forget()
@@ -111,8 +113,6 @@ class Plane:
         self._takeover = Takeover(self._feed.reader_names)
         self._without_minimum: frozenset[str] = frozenset()  # tenants whose minimums did not hold at the last look
         self._unrendered: dict[VersionKey, Failure] = {}  # at the last look at all versions
-        self._told: dict[VersionKey, Failure] = {}  # the same, as it was told
-        self._refused: set[VersionKey] = set()  # as it was told
         self._refused_since_s: dict[VersionKey, float] = {}
         self._changed.set()
 
