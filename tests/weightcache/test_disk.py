@@ -79,6 +79,21 @@ def test_touched_files_stay() -> None:
     assert index.admit(("a", "new"), 2, 10.0) == (("a", "y"), ("a", "z"))
 
 
+def test_files_of_a_clock_that_was_ahead_age() -> None:
+    """They were used before the clock was set back a year. Then those that nobody reads go, as at any other time."""
+    index, ahead = DiskIndex(4), 1e9 + 365 * 86_400.0
+    for number in range(4):
+        assert index.admit(("a", f"old{number}"), 1, ahead) == ()
+        index.mark_written(("a", f"old{number}"))
+    gone: list[Key] = []
+    for minute in range(4):
+        went = index.admit(("a", f"new{minute}"), 1, 1e9 + 60 * minute)
+        assert went is not None
+        gone += went
+        index.mark_written(("a", f"new{minute}"))
+    assert sorted(gone) == [("a", f"old{number}") for number in range(4)]
+
+
 def test_a_small_file_costs_more_for_its_size() -> None:
     """Where every fetch has a round trip, files of a kilobyte outlive larger ones that were read as lately."""
     index = DiskIndex(1000, reload_s=lambda length: 0.1 + length / 1e6)

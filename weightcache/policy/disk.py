@@ -4,6 +4,7 @@ Bytes are reserved before a file is written. A file may vanish under a reader: i
 source.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class DiskIndex:
     def trim(self) -> tuple[Key, ...]:
         """Files to remove because the budget shrank; they are forgotten at once."""
         shares = Shares(self._held, self.quota_bytes, "")
-        gone = choose(self._idle(), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
+        gone = choose(self._idle(math.inf), self._total - self.budget_bytes, HALF_LIFE_S, shares) or ()
         for key in gone:
             self.drop(key)
         return gone
@@ -96,8 +97,10 @@ class DiskIndex:
 
         More is removed than this file needs, so that the next ones need no removal. Return None if the file is there
         already, or does not fit beside files that are being written and what quotas leave to others.
+
+        A file that was used after `now`, by a clock that was wrong, counts as used now, for good.
         """
-        gone = None if key in self._files else self._room_for(key[0], length)
+        gone = None if key in self._files else self._room_for(key[0], length, now)
         if gone is None:
             return None
         for old in gone:
@@ -107,7 +110,7 @@ class DiskIndex:
 
     def has_room_for(self, tenant: str, length: int) -> bool:
         """Return whether `admit` would accept a new file of the tenant now."""
-        return self._room_for(tenant, length) is not None
+        return self._room_for(tenant, length, math.inf) is not None
 
     def most_bytes_of(self, tenant: str) -> int:
         """Return how many bytes the tenant can keep at once, beside what quotas leave to others."""
@@ -157,7 +160,7 @@ class DiskIndex:
         assert self._held == held
         assert all(file.length >= 0 for file in self._files.values())
 
-    def _room_for(self, tenant: str, length: int) -> tuple[Key, ...] | None:
+    def _room_for(self, tenant: str, length: int, now: float) -> tuple[Key, ...] | None:
         """Return the files to remove for a new one, and for some after it. None if it does not fit."""
         if length > self.quota_bytes:
             return None
@@ -167,22 +170,21 @@ class DiskIndex:
         more = max(0, min(self.budget_bytes // BATCH, self.quota_bytes // QUOTA_BATCH) - short)
         own = self.quota_bytes - self._held[tenant] - length  # what the tenant may have beside it
         more = min(more, own) if own >= 0 else more
-        gone = self._least(tenant, length + more, short + more)
+        gone = self._least(tenant, length + more, short + more, now)
         if gone is None and more:
-            gone = self._least(tenant, length, short)
+            gone = self._least(tenant, length, short, now)
         return gone
 
-    def _least(self, tenant: str, coming: int, short: int) -> tuple[Key, ...] | None:
+    def _least(self, tenant: str, coming: int, short: int, now: float) -> tuple[Key, ...] | None:
         """Return the files to remove when `coming` bytes of the tenant come and `short` of them have no room."""
         shares = Shares(self._held + Counter({tenant: coming}), self.quota_bytes, tenant)
-        return choose(self._idle(), short, HALF_LIFE_S, shares)
+        return choose(self._idle(now), short, HALF_LIFE_S, shares)
 
-    def _idle(self) -> Iterable[Candidate[Key]]:
-        return (
-            Candidate(key, file.length, file.used_at, self._reload_s(file.length), key[0])
-            for key, file in self._files.items()
-            if file.written
-        )
+    def _idle(self, now: float) -> Iterable[Candidate[Key]]:
+        for key, file in self._files.items():
+            if file.written:
+                file.used_at = min(file.used_at, now)
+                yield Candidate(key, file.length, file.used_at, self._reload_s(file.length), key[0])
 
     def _add(self, key: Key, file: _File) -> None:
         self._files[key] = file
