@@ -67,13 +67,15 @@ class Exports:
         if not is_digest(digest):
             raise Refused(NotFound("chunk", digest[:80]))
         data = await self._read(tenant, (self._places.get(tenant, PACKS) or {}).get(digest))
-        if data is None:  # packed since, or its pack was collected and it lies elsewhere
-            places = await self._catalog.places(tenant)
-            self._places.put(tenant, PACKS, places)
-            data = await self._read(tenant, places.get(digest))
+        if data is not None and await _matches(data, digest):
+            return data
+        # Packed since, its pack was collected and it lies elsewhere, or an index that lied was mended.
+        places = await self._catalog.places(tenant)
+        self._places.put(tenant, PACKS, places)
+        data = await self._read(tenant, places.get(digest))
         if data is None:
             raise Refused(NotFound("chunk", digest))
-        if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:
+        if not await _matches(data, digest):
             raise Refused(ChunkCorrupt(digest, "store"))
         return data
 
@@ -111,3 +113,7 @@ class Exports:
             return await read_place(self._store, pack_key(tenant, place.pack), place)
         except (BlobNotFound, BlobShort):
             return None
+
+
+async def _matches(data: bytes, digest: str) -> bool:
+    return await asyncio.to_thread(lambda: blake3(data).hexdigest()) == digest

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from blobstore.files import FileStore
 from blobstore.store import BlobNotFound, BlobStat, BlobStore, BlobUnavailable
@@ -16,6 +17,8 @@ from contracts.errors import Refused
 from contracts.keys import last_part
 from contracts.manifest import decode_manifest, encode_manifest
 from contracts.push import FsckBroken, FsckFinding, FsckLine, FsckProgress, FsckSummary
+from snapshotter.catalog import Catalog
+from snapshotter.exports import Exports
 from snapshotter.fsck import AT_ONCE, Fsck
 from snapshotter.staging import Staging
 from tests.snapshotter.bench import Bench, attestations_over, push
@@ -396,3 +399,22 @@ def test_an_index_that_lies_of_a_kept_file(tmp_path: Path) -> None:
     ]  # fmt: skip
     mend(tmp_path, findings, KEPT[0])
     assert (check(tmp_path)[0], path.read_bytes()) == ([], raw)
+
+
+async def test_an_export_takes_a_mended_index(tmp_path: Path) -> None:
+    """In the process that gave out what the one before it said."""
+    bench = Bench.over(tmp_path)
+    await bench.push(KEPT[0].files(), KEPT[0].request())
+    (path,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")
+    raw = path.read_bytes()
+    digest, ((at, _), *_) = json.loads(raw)["chunks"][0]
+    path.write_bytes(raw.replace(b"[%d," % at, b"[%d," % (at - 1), 1))
+    catalog = Catalog(bench.store)
+    exports = Exports(bench.store, catalog, bench.jobs.named)
+    with pytest.raises(Refused, match="chunk_corrupt"):
+        await exports.chunk(TENANT, digest)
+    path.unlink()
+    await catalog.holdings(TENANT)  # as a push asks what is missing
+    await bench.push(KEPT[0].files(), KEPT[0].request())
+    assert path.read_bytes() == raw
+    assert blake3(await exports.chunk(TENANT, digest)).hexdigest() == digest
