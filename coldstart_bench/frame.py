@@ -124,11 +124,12 @@ class Bench(Generic[P, F]):
     def _main(self, json_file: Path | None, pictures: Path | None = None, **options: Any) -> None:
         load_before = load_1m()
 
-        def write(figures: F) -> Report[F]:
-            report = Report(figures, self.claims(figures), machine(), load_before, commit())
+        def judged(figures: F) -> Report[F]:
+            return Report(figures, self.claims(figures), machine(), load_before, commit())
+
+        def write(figures: F) -> None:
             if json_file is not None:
-                json_file.write_bytes(report.json())
-            return report
+                json_file.write_bytes(judged(figures).json())
 
         try:
             if pictures is not None:
@@ -138,12 +139,13 @@ class Bench(Generic[P, F]):
             if (why := self.refusal(plan, free_disk, free_memory_bytes())) is not None:
                 raise BenchFailed(why)
             with scratch_directory() as scratch:
-                report = write(self.run(plan, scratch))
+                report = judged(self.run(plan, scratch))
         except BenchFailed as failed:
             raise click.ClickException(str(failed)) from failed
+        click.echo(report.text(self.table(report.figures)))  # first: a full disk may take no file
+        write(report.figures)
         if pictures is not None and self.draw is not None:
             self.draw(report.figures, pictures)
-        click.echo(report.text(self.table(report.figures)))
         sys.exit(0 if report.passed else 1)
 
 

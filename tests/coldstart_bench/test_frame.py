@@ -109,6 +109,13 @@ def test_a_report_that_can_not_be_written_is_wrong_usage(tmp_path: Path) -> None
     assert "none/report.json: must be in a directory" in "".join(done.output.replace("│", "").split("\n"))
 
 
+def test_report_that_finds_no_room_is_printed_all_the_same() -> None:
+    """What took an hour to measure is not lost with the file."""
+    done = invoked("--json", "/dev/full")
+    assert "3 found" in done.output
+    assert isinstance(done.exception, OSError)
+
+
 def failing(plan: Counting, scratch: Path) -> Count:
     """Some figures are known before it ends."""
     plan.known(Count(1))
