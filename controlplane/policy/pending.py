@@ -7,7 +7,7 @@ room, and True from the moment in which one was chosen.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -74,6 +74,8 @@ class Seen:
     ready_s: float | None = None
     is_leaving: bool = False
     trouble: Trouble | None = None
+    is_held: bool = False  # a container of it does not run: the kubelet waits before it starts it
+    has_lapsed: bool = False  # it was ready before, and is not now
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ class Nodes:
         if before is not None:
             self._forget(place, before)
             if found is not None and before.ready_s is not None:
-                found = replace(found, ready_s=before.ready_s)  # its start is over, whatever becomes of it
+                # Its start is over, whatever becomes of it.
+                found = replace(found, ready_s=before.ready_s, has_lapsed=found.ready_s is None)
         if found is not None:
             self._pods[place] = found
             self._of.setdefault((place[0], found.service), {})[place] = None
@@ -155,11 +158,13 @@ class Nodes:
     def trouble(self, service: Place) -> Trouble | None:
         """Return why none of its pods is ready; None where one is, or nothing is in the way."""
         pods = [self._pods[place] for place in self._of.get(service, ())]
-        if any(seen.ready_s is not None and not seen.is_leaving for seen in pods):
+        if any(seen.ready_s is not None and not (seen.is_leaving or seen.has_lapsed) for seen in pods):
             return None
         if any(map(_waits, pods)):
             return Trouble(UNSCHEDULABLE)
-        return next((seen.trouble for seen in pods if seen.trouble is not None and not seen.is_leaving), None)
+        # Restarts of a pod that was ready may be long ago: only what the kubelet says now counts.
+        held = (seen for seen in pods if not seen.is_leaving and (seen.is_held or not seen.has_lapsed))
+        return next((seen.trouble for seen in held if seen.trouble is not None), None)
 
     def ready_in_s(self, service: Place, now_s: float) -> float | None:
         """Until the first of its pods is ready: the wait for a node, and what a start takes on it. None where one was
@@ -226,12 +231,17 @@ def seen_of(obj: Json) -> Seen | None:
         ready_s=_when(ready, about) if ready.get("status") == "True" else None,
         is_leaving="deletionTimestamp" in about,
         trouble=_trouble_of(obj),
+        is_held=any((each.get("state") or {}).get("waiting") for each in _containers(obj)),
     )
+
+
+def _containers(obj: Json) -> Iterable[Json]:
+    return (obj.get("status") or {}).get("containerStatuses") or ()
 
 
 def _trouble_of(obj: Json) -> Trouble | None:
     """https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#PodStatus: containerStatuses."""
-    for status in (obj.get("status") or {}).get("containerStatuses") or ():
+    for status in _containers(obj):
         reason = ((status.get("state") or {}).get("waiting") or {}).get("reason")
         ended = (status.get("lastState") or {}).get("terminated") or {}
         # Between two attempts it waits, during one it runs: it is the same loop.

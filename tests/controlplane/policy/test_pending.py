@@ -219,6 +219,26 @@ def test_a_pod_that_was_ready_does_not_start_again() -> None:
     assert nodes.ready_in_s(SERVICE, T + 1000) == 20
 
 
+@pytest.mark.parametrize(
+    ("state", "want"),
+    [
+        pytest.param({"waiting": {"reason": "CrashLoopBackOff"}}, Trouble("CrashLoopBackOff", -9), id="it crash-loops"),
+        pytest.param({"running": {}}, None, id="it runs, and has not been ready yet: its restarts may be of days ago"),
+    ],
+)
+def test_pod_that_was_ready_may_be_in_trouble_again(state: dict[str, Any], want: Trouble | None) -> None:
+    """Its start is over, and yet it serves nobody. Once it is ready again that is over, too."""
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-20T10:00:00Z"}
+    died = {"lastState": {"terminated": {"exitCode": 137}}, "restartCount": 3, "state": state}
+    about = {"name": "p", "labels": {"serving.knative.dev/service": SERVICE[1]}}
+    serving = {"metadata": about, "status": {"conditions": [ready], "containerStatuses": [{"ready": True}]}}
+    lapsed = {"conditions": [{"type": "Ready", "status": "False"}], "containerStatuses": [died]}
+    nodes = Nodes()
+    for status, found in ((serving["status"], None), (lapsed, want), (lapsed, want), (serving["status"], None)):
+        nodes.pod((SERVICE[0], "p"), seen_of({"metadata": about, "status": status}))
+        assert nodes.trouble(SERVICE) == found
+
+
 def test_pods_are_forgotten_and_waits_are_not() -> None:
     """Who leads a second time sees them anew."""
     nodes = Nodes()
