@@ -5,6 +5,7 @@ retries.
 import asyncio
 import errno
 import logging
+import resource
 from contextlib import suppress
 from typing import Final
 
@@ -22,6 +23,7 @@ from contracts.ladder import RECORDED
 from contracts.numbers import whole_number
 from contracts.problem import SHOULD_RETRY
 from contracts.roles import Role
+from contracts.traffic_errors import Overloaded
 from contracts.usage import Receipt
 from contracts.wire import BadJson, decoder
 from service.cause import TRACEPARENT, cause
@@ -36,6 +38,7 @@ _ENCODED: Final = ENCODED.encode()
 _CREDIT: Final = CREDIT.encode()
 _SHOULD_RETRY: Final = SHOULD_RETRY.encode()
 _BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
 
@@ -54,7 +57,7 @@ class Lost(Exception):
 
 
 class Declined(Exception):
-    """The replica refused before any compute; it may have encoded the prompt."""
+    """The replica refused before any compute; it may have encoded the prompt. Or we could not ask it."""
 
     def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
         super().__init__(failure.message)
@@ -170,6 +173,8 @@ class Upstream:
                 self._answer.close()
                 self._answer = None
             await self._leave()
+            if error.errno in _NO_DESCRIPTOR:
+                raise Declined(_no_descriptor()) from error
             raise Lost(untouched=True, has_ended=has_ended) from error
         except BaseException:
             await self._leave()
@@ -312,6 +317,11 @@ class Upstream:
         if answer.status in _BUSY:
             return Declined(Unavailable("this replica"))
         return Lost(untouched=True)
+
+
+def _no_descriptor() -> Overloaded:
+    """Return that we are full. It is no fault of a replica's, and another one can't be reached either."""
+    return Overloaded("this activator", resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1.0, "descriptors")
 
 
 def _credit(answer: Answer) -> int | None:

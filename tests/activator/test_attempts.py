@@ -1,6 +1,7 @@
 """Attempts on the wire: what follows one that failed before its first byte, who pays, and what is charged."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,31 @@ async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail:
         assert await retries(here) == ({} if begun else {("replica_lost", "again"): 1})
         (record,) = await here.control.until_records(1)
         assert record.runtime_id == ("a" if begun else "b")
+
+
+async def test_want_of_descriptors_is_no_fault_of_a_replica(tmp_path: Path) -> None:
+    """The activator is full, and says so. No replica rests for it, and no version is said to fail."""
+    async with world(tmp_path) as here:
+        await here.replica("a")
+        assert (await here.post()).status == 200, "records have a file, and the client's connection is kept"
+        await here.publish(replica_row("a", draining=True))
+        await here.replica("b")
+        pid = here.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = set[int]()
+        while used != (found := {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}):
+            used = found  # until what was asked of it last is closed
+            await asyncio.sleep(0.2)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), before[1]))
+        try:
+            refused = [await here.post() for _ in range(3)]
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        assert {(got.status, got.code) for got in refused} == {(503, "overloaded")}
+        assert (await here.post()).status == 200
+        records = await here.control.until_records(5)
+        assert {record.runtime_id for record in records if record.outcome == "overloaded"} == {None}
+        assert await here.figure("kelvin_breaker_openings_total", of="replica") == 0
 
 
 async def test_one_request_does_not_end_replica_after_replica(tmp_path: Path) -> None:
