@@ -112,9 +112,8 @@ class WholeFileReader:
 
     async def _check_in(self, digest: str) -> bytes:
         data = await asyncio.to_thread(self._staging.read, *self._staged(digest))
-        if await asyncio.to_thread(lambda: blake3(data).hexdigest()) != digest:
-            await asyncio.to_thread(self._staging.discard, self._record.tenant, digest)
-            raise Refused(Conflict("commit", f"chunk {digest} was lost after it was sent: send it again"))
+        if await asyncio.to_thread(_digest_of, data) != digest:
+            raise await _discard_lost(self._staging, self._record, digest)
         self._seen.add(digest)
         self._held[digest] = data
         while len(self._held) > _CHUNKS_HELD:
@@ -123,6 +122,19 @@ class WholeFileReader:
 
     def _staged(self, digest: str) -> tuple[str, str, str]:
         return self._record.tenant, self._record.plan_id, digest
+
+
+async def _discard_lost(staging: Staging, record: PlanRecord, found: str) -> Refused:
+    """Discard the staged chunk that was found damaged, and all others of the push that are: a power cut takes many.
+
+    Return the refusal. The client asks what is missing, and sends all of it in one round.
+    """
+    await asyncio.to_thread(staging.discard, record.tenant, found)
+    for digest in await asyncio.to_thread(staging.held, record.tenant, record.plan_id):
+        data = await asyncio.to_thread(staging.read, record.tenant, record.plan_id, digest)
+        if await asyncio.to_thread(_digest_of, data) != digest:
+            await asyncio.to_thread(staging.discard, record.tenant, digest)
+    return Refused(Conflict("commit", "chunks were lost after they were sent: send them again"))
 
 
 def _absorbed(whole: blake3, block: bytearray) -> bytes:
@@ -316,8 +328,7 @@ class Publisher:
             data = await self._read_staged(record, entry.digest)
             digest = await asyncio.to_thread(_absorb, whole, data)
             if digest != entry.digest or len(data) != entry.length:
-                await asyncio.to_thread(self._staging.discard, record.tenant, entry.digest)
-                raise Refused(Conflict("commit", f"chunk {entry.digest} was lost after it was sent: send it again"))
+                raise await _discard_lost(self._staging, record, entry.digest)
         whole.update(footer)
         return whole.hexdigest()
 
@@ -388,4 +399,8 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
 
 def _absorb(whole: blake3, data: bytes) -> str:
     whole.update(data)
+    return _digest_of(data)
+
+
+def _digest_of(data: bytes) -> str:
     return blake3(data).hexdigest()

@@ -128,6 +128,11 @@ class Staging:
         names = (entry.name for plan in self._plans(tenant) for entry in _scan(plan / "chunks"))
         return set(wanted).intersection(names)
 
+    def held(self, tenant: str, plan_id: str) -> list[str]:
+        """Return the chunks that this push holds."""
+        chunks = _scan(self._path(tenant, plan_id) / "chunks")
+        return [entry.name for entry in chunks if not entry.name.startswith(".")]
+
     def adopt(self, tenant: str, plan_id: str, wanted: Iterable[str]) -> set[str]:
         """Link chunks that other pushes of the tenant hold into this one. Return those of `wanted` that it has then."""
         mine = self._path(tenant, plan_id) / "chunks"
