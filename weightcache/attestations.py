@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
+from blobstore.abreast import abreast
 from blobstore.store import BlobNotFound, BlobStore
 from contracts.artifact_errors import AttestationInvalid, VersionUnverified
 from contracts.attestation import Origin, Sealed, read_origin, read_seal
@@ -95,25 +96,26 @@ class Attestations:
         """Return the attestations in the store. A faulty object is replaced by its kept copy; a seal without one is
         refused.
         """
-        objects: _Objects = {}
         prefix = attestations_prefix(tenant, version)
-        for key in [key async for key in self._store.list(prefix) if names_object(key)]:
-            name = key.removeprefix(prefix)
-            if not name.startswith((SEAL_PREFIX, ORIGIN_PREFIX)):
-                continue
+
+        async def look(name: str) -> bytes | None:
             try:
-                objects[name] = await self._read(key, name, version)
+                return await self._read(prefix + name, name, version)
             except BlobNotFound:
-                continue  # taken away since it was listed
+                return None  # taken away since it was listed
             except Refused as refused:
                 if not isinstance(refused.failure, AttestationInvalid):
                     raise
                 told = {"tenant": tenant, "version": version, "attestation": name, "healed": name in kept}
                 log.error("a faulty attestation", extra=told)
-                if name in kept:
-                    objects[name] = kept[name]
-                elif name.startswith(SEAL_PREFIX):
+                if name not in kept and name.startswith(SEAL_PREFIX):
                     raise  # without it known answers would go unchecked
+                return kept.get(name)
+
+        keys = [key async for key in self._store.list(prefix) if names_object(key)]
+        names = [name for key in keys if (name := key.removeprefix(prefix)).startswith((SEAL_PREFIX, ORIGIN_PREFIX))]
+        found = zip(names, await abreast(look, names), strict=True)
+        objects = {name: raw for name, raw in found if raw is not None}
         return objects, _sorted_out(version, objects)
 
     async def _read(self, key: str, name: str, version: str) -> bytes:

@@ -19,7 +19,16 @@ from contracts.settings import BadSetting
 from contracts.wire import encode
 from service.signing import Signer, ensure_signer
 from service.trust import PUBLIC_FILE, SECRET_FILE
-from tests.weightcache.kit import TENANT, RunningAgent, attestation_of, make_version, publish, running, settings_of
+from tests.weightcache.kit import (
+    TENANT,
+    TIMEOUT_S,
+    RunningAgent,
+    attestation_of,
+    make_version,
+    publish,
+    running,
+    settings_of,
+)
 from weightcache.cache import open_cache
 from weightcache.policy.trust import Policy, find_doubt, usable_seals
 from weightcache.settings import CacheSettings
@@ -95,6 +104,7 @@ def refusal(agent: RunningAgent) -> str:
 
 
 BY_ROOT = ROOT.attest(VERSION.id, ORIGIN, SAID)
+BY_STRANGER = STRANGER.attest(VERSION.id, ORIGIN, SAID)
 FLIPPED = BY_ROOT[:40] + bytes([BY_ROOT[40] ^ 1]) + BY_ROOT[41:]
 
 
@@ -169,6 +179,37 @@ def test_a_signature_may_come_later(tmp_path: Path) -> None:
         assert "nobody signed it" in refusal(agent)
         sign(agent.store, BY_ROOT)
         agent.acquire(VERSION).close()
+
+
+class Pairs(FileStore):
+    """Once `is_slow`, a read of an attestation ends when another one has begun."""
+
+    is_slow = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reading, self.two = 0, asyncio.Event()
+
+    async def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        if self.is_slow and "/attestations/" in key:
+            self.reading += 1
+            if self.reading > 1:
+                self.two.set()
+            await self.two.wait()
+        return await super().read(key, offset, length)
+
+
+async def test_news_of_many_attestations_are_heard(tmp_path: Path) -> None:
+    """They are read side by side: one after another they would be late, the more of them there are."""
+    store = Pairs(tmp_path / "store")
+    await publish(store, VERSION)
+    await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_STRANGER), BY_STRANGER)
+    async with open_cache(settings(tmp_path, Policy.REQUIRE), store) as cache:
+        with pytest.raises(Refused):
+            await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
+        await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_ROOT), BY_ROOT)
+        store.is_slow = True
+        await cache.residents.bring(TENANT, VERSION.id, TIMEOUT_S, urgent=True)
 
 
 def test_seals_of_strangers_are_no_known_answers(tmp_path: Path) -> None:
