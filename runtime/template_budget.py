@@ -8,6 +8,7 @@ import re
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from jinja2.exceptions import TemplateRuntimeError
@@ -23,7 +24,7 @@ _MAX_DECIMALS: Final = 300
 _LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
 _SHALLOW: Final = frozenset({"abs", "attr", "count", "d", "default", "first", "items", "last", "length", "reverse",
                              "round"})  # fmt: skip
-_CONTAINERS: Final = (list, tuple, dict, range, set, KeysView, ValuesView, ItemsView)
+_CONTAINERS: Final = (list, tuple, dict, range, set, KeysView, ValuesView, ItemsView, MappingProxyType)
 _WIDE_PERCENT: Final = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
 _WIDE_FIELD: Final = re.compile(r"\{[^{}]*(?:\{|[0-9]{5})")
 
@@ -119,7 +120,7 @@ def written_size(value: object) -> int:
                 total += len(text)
             case int() as number:
                 total += number.bit_length() // 3
-            case dict() as members:
+            case dict() | MappingProxyType() as members:  # the latter is a view's `mapping`
                 pending += members.keys()
                 pending += members.values()
             case range() as numbers:
@@ -173,7 +174,7 @@ def spend_on_method(owner: object, name: str, args: Sequence[Any], kwargs: Mappi
             _spend_on_text_method(owner, name, args, kwargs)
         case int() if any(isinstance(each, int) and each > MAX_WIDTH for each in (*args, *kwargs.values())):
             _refuse_width(name)
-        case list() | tuple() | dict():
+        case list() | tuple() | dict() | range():
             searched = owner if name in ("count", "index") else ()
             spend_text(size(owner) + written_size(args) + written_size(searched))
 

@@ -18,6 +18,7 @@ def _grow(start: str, step: str, use: str = "") -> str:
 
 
 LIST, TUPLE = ("[1]", "[ns.x, ns.x]"), ("(1,)", "(ns.x, ns.x)")
+DICT = ("{}", "{'a': ns.x, 'b': ns.x}")
 TWIN = _grow(*LIST, "{% set one = ns.x %}") + _grow(*LIST)  # equal, and not the same
 DIGITS = "{% set digits = '9' * 4000 %}"
 NUMBERS = "{% set all = range(99999) %}"
@@ -58,6 +59,10 @@ ENDLESS = {
     "a list of itself, compared in a view": TWIN + "{{ {1: one}.items() == {1: ns.x}.items() }}",
     "a list of itself, shown in a view": _grow(*LIST, "{{ {1: ns.x}.values() }}"),
     "a list of itself, as a view's text": _grow(*LIST, "{{ {1: ns.x}.values() | string }}"),
+    "a dictionary of itself, shown by its view": _grow(*DICT, "{{ ns.x.keys().mapping }}"),
+    "a dictionary of itself, compared by its view": (
+        _grow(*DICT, "{% set one = ns.x %}") + _grow(*DICT, "{{ one.keys().mapping == ns.x.keys().mapping }}")
+    ),
     "a list of itself, in a complaint": _grow(*LIST, "{{ raise_exception(ns.x) }}"),
     "a list of itself, missed": _grow(*LIST, "{{ {}[ns.x] + 1 }}"),
     "a tuple of itself, as an attribute": _grow(*TUPLE, "{{ 1 | attr(ns.x) }}"),
@@ -102,6 +107,7 @@ ENDLESS = {
     "a number of many digits": "{{ ('f' * 4000000) | int(0, 16) // (('f' * 2000000) | int(0, 16)) }}",
     "digits read in a loop": DIGITS + "{% for i in range(99999) %}{% if digits | int %}{% endif %}{% endfor %}",
     "numbers read in a loop": NUMBERS + "{% for i in range(99999) %}{% if all | max %}{% endif %}{% endfor %}",
+    "counting in numbers": NUMBERS + "{% for i in range(99999) %}{% if all.count(0.5) %}{% endif %}{% endfor %}",
     "searching from the end": BACKWARDS + "{{ big.rfind(part) }}",
     "splitting from the end": BACKWARDS + "{{ big.rsplit(part) }}",
     "stripping much": BACKWARDS + "{{ big.strip('b' * 400000 + 'a') }}",
