@@ -3,8 +3,10 @@
 import dataclasses
 import errno
 import importlib.metadata
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ class _Kelvin(click.Group):
     """Turns refusals into one sentence and exit code 1, wherever a command raises them."""
 
     def invoke(self, ctx: click.Context) -> object:
+        _buffer_output()
         try:
             return super().invoke(ctx)
         except Refused as refused:
@@ -53,13 +56,28 @@ class _Kelvin(click.Group):
         except json.JSONDecodeError as error:
             raise DoorClosed("the answer is not JSON; is this the address of an installation of Kelvin?") from error
         except OSError as error:
-            if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):  # as a write says it
+            if error.filename is None and error.errno in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+                errno.EFBIG,
+            ):  # as a write says it
                 raise DoorClosed(f"a file can't be written: {error.strerror}") from error
             if error.filename is None:
                 raise  # of no file that the user named
             raise DoorClosed(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         except BadSetting as bad:
             raise click.UsageError(str(bad)) from bad
+
+
+def _buffer_output() -> None:
+    """Buffer standard output by lines under PYTHONUNBUFFERED. Python's unbuffered stream drops what a full disk does
+    not take of a write, without an error: a bill would be cut, and the exit code 0.
+    """
+    out = sys.stdout
+    if isinstance(getattr(out, "buffer", None), io.RawIOBase):
+        sys.stdout = open(  # noqa: SIM115 - for as long as the process lives
+            out.fileno(), "w", buffering=1, encoding=out.encoding, errors=out.errors, closefd=False
+        )
 
 
 @click.group(cls=_Kelvin)

@@ -186,6 +186,24 @@ def test_full_disk_without_room_for_the_lock_is_named(tmp_path: Path, monkeypatc
     assert _is_full(*_run("up", "--data", str(tmp_path)), tmp_path, "DATA/lock")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_output_that_is_taken_in_part_is_an_error(tmp_path: Path, unbuffered: str) -> None:
+    """A disk that is full in the middle of it: whoever reads the exit code knows that the rest is missing."""
+    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))"
+    program = f"{limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    with (tmp_path / "out").open("wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "-m", "kelvin.main", "cluster", "tenant", "t"],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "Error: a file can't be written: File too large" in done.stderr
+
+
 @pytest.mark.parametrize("words", ["scale m --target", "scale m --window", "scale m --grace", "timeline r --floor-ms"])
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "one"])
 def test_number_is_finite(words: str, number: str) -> None:
