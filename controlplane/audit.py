@@ -37,7 +37,7 @@ from controlplane.policy.trail import (
     verify,
     window_of,
 )
-from controlplane.store import UNREADABLE, streamed, texts_of, unreadable
+from controlplane.store import UNREADABLE, naming_unreadable, streamed, texts_of, unreadable
 from service.principal import holder_of
 
 ALL: Final = "*"  # no tenant's name
@@ -136,13 +136,15 @@ def record(
 def events(connection: Connection, tenant: str, reader: Principal, limit: int, before: int | None) -> list[Event]:
     """The tenant's latest entries before a sequence number, the newest first.
 
-    Keys and requests of another tenant than the reader's are named to operators alone.
+    Keys and requests of another tenant than the reader's are named to operators alone. Raises Refused(Conflict) if an
+    entry can't be read.
     """
     table = schema.audit
     wanted = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
     if before is not None:
         wanted = wanted.where(table.c.sequence < before)
-    return [_event(row, reader) for row in connection.execute(wanted).mappings()]
+    with naming_unreadable("the audit", "kelvin audit verify"):
+        return [_event(row, reader) for row in connection.execute(wanted).mappings()]
 
 
 def _event(row: RowMapping, reader: Principal) -> Event:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from contracts.audit import AuditReport, AuditWindows, Expired, SetWindows
 from contracts.billing import Examining
 from contracts.control import Principal, Scope
-from contracts.errors import NotFound
+from contracts.errors import Conflict, NotFound
 from contracts.wire import Wire
 from controlplane.audit import ALL, Actor, ActorOf, Event
 from controlplane.examine import Order
@@ -39,7 +39,7 @@ def router(trail: Trail, examiner: Examiner, book: PriceBook) -> APIRouter:
     """Routes under `/admin/v1/audit`. How long entries are kept is the operators' to say."""
     routes = APIRouter(prefix="/admin/v1/audit")
 
-    @routes.get("", **described(Audit, NotFound))
+    @routes.get("", **described(Audit, NotFound, Conflict))
     async def listed(
         by: Annotated[Actor, Depends(ActorOf(Scope.ADMIN))],
         tenant: Named = None,

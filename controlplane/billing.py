@@ -4,9 +4,7 @@ All comes from totals that are kept with the records, so a month of any size giv
 checks `accounts`'. A closed month's report is what it was when it was closed.
 """
 
-import logging
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from itertools import chain
 from typing import Any, Final
 
@@ -21,9 +19,7 @@ from controlplane.ledger_schema import device_totals, request_totals, step_total
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.sheet import Pricing, Sheet
-from controlplane.store import UNREADABLE, typed, unreadable
-
-log = logging.getLogger(__name__)
+from controlplane.store import naming_unreadable, typed
 
 MAX_PROBLEMS: Final = 200  # listed; the rest is counted
 MAX_OPEN: Final = 100
@@ -44,19 +40,8 @@ def billing_report(
     Raises Refused: InvalidRequest for a month that is none, Conflict if a row can't be read that its sums need.
     """
     month_bounds_us(month)
-    with naming_unreadable(month):
+    with naming_unreadable(f"month {month}", "kelvin billing verify"):
         return _report(connection, book, tenant, month, live=live, now_us=now_us)
-
-
-@contextmanager
-def naming_unreadable(month: str) -> Iterator[None]:
-    """Raise Refused(Conflict) if a row can't be read inside."""
-    try:
-        yield
-    except UNREADABLE as error:
-        rule = f"of its rows {unreadable(error)}: `kelvin billing verify` says which"
-        log.error("a bill can't be made of the ledger's rows", exc_info=error)
-        raise Refused(Conflict(f"month {month}", rule)) from error
 
 
 def _report(

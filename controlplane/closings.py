@@ -4,19 +4,21 @@ comes too late is booked instead.
 
 from collections import defaultdict
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, Row, Select, bindparam, insert, select
 
 from contracts.billing import BillingReport
-from contracts.wire import decoder, encode
+from contracts.wire import BadJson, decoder, encode
 from controlplane.chains import Chains
 from controlplane.journal import Closing
 from controlplane.ledger_schema import CLOSING_VALUES, closings
 from controlplane.policy.chain import Kind
 from controlplane.policy.month import month_after, month_of
 from controlplane.policy.rating import PriceBook
+from controlplane.store import texts_of
 
 
 class Closed:
@@ -61,9 +63,12 @@ def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
 
 
 def currencies(connection: Connection) -> set[str]:
-    """Return the currencies of all closed months."""
-    books = connection.execute(select(closings.c.prices).distinct()).scalars()
-    return {prices_of(text).currency for text in books}
+    """Return the currencies of all closed months whose prices can be read. `kelvin billing verify` names the others."""
+    found = set()
+    for text in texts_of(connection, closings.c.prices):
+        with suppress(BadJson):
+            found.add(prices_of(text).currency)
+    return found
 
 
 def prices_of(text: str) -> PriceBook:

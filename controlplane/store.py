@@ -190,6 +190,17 @@ def unreadable(error: Exception) -> str:
     return f"one can't be read: {error.orig}"
 
 
+@contextmanager
+def naming_unreadable(what: str, command: str) -> Iterator[None]:
+    """Raise Refused(Conflict) if a row of `what` can't be read inside. `command` names the row."""
+    try:
+        yield
+    except UNREADABLE as error:
+        rule = f"of its rows {unreadable(error)}: `{command}` says which"
+        log.error("rows can't be read", exc_info=error, extra={"of": what})
+        raise Refused(Conflict(what, rule)) from error
+
+
 class Database:
     """Owns the engine and its threads. Constructing it migrates the database, the ledger too. Close it where you opened
     it.

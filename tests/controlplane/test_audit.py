@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from contracts.audit import AuditChain
 from contracts.control import Principal, Scope
+from contracts.errors import Refused
 from controlplane import trail
 from controlplane.audit import (
     ALL,
@@ -267,6 +268,15 @@ def test_links_hold_beside_what_is_no_text(engine: Engine, statement: str) -> No
     forge(engine, statement)
     found = verified(engine)
     assert (found.links, found.difference is None) == (6 if "chains" in statement else 5, False)
+
+
+@pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)"])
+def test_entry_that_cannot_be_read_is_no_defect(engine: Engine, value: str) -> None:
+    """Who lists the entries is told what names it."""
+    filled(engine)
+    forge(engine, f"UPDATE audit SET changed = {value} WHERE link = 2")
+    with pytest.raises(Refused, match="kelvin audit verify"):
+        shown(engine)
 
 
 @pytest.mark.parametrize("tenant", ["X'ff'", "CAST(X'ff' AS TEXT)"])

@@ -8,16 +8,28 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from contracts.billing import DeviceUse
 from contracts.errors import Conflict, Refused
 from contracts.usage import Origin
 from controlplane.billing import LATE_US, MAX_PROBLEMS, billing_report, close_month
+from controlplane.closings import currencies
 from controlplane.policy.findings import SETTLE_US, Kind
 from controlplane.policy.month import day_us
 from controlplane.policy.rating import PriceBook
-from tests.controlplane.billing_ground import BOOK, ORPHANED, Record, enter, fresh_engine, good_month, prices, report
+from tests.controlplane.billing_ground import (
+    BOOK,
+    ORPHANED,
+    Record,
+    close,
+    enter,
+    fresh_engine,
+    good_month,
+    prices,
+    report,
+)
 from tests.controlplane.usage_records import BEGIN_US, END_US, HOUR_US, MONTH, lifetime_record, request_record
 
 
@@ -310,6 +322,22 @@ def test_what_comes_after_a_month_was_closed_adjusts_another(engine: Engine) -> 
         "completion_tokens": (7 + 100 - 64, 3_000, MONTH),
         "requests": (1, 5, MONTH),
     }
+
+
+@pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)"])
+def test_prices_that_cannot_be_read_hide_no_other_currency(value: str) -> None:
+    """The start compares the price book with those of closed months: one tenant's row keeps nobody from starting."""
+    engine = fresh_engine()
+    enter(engine, good_month())
+    close(engine)
+    with engine.begin() as connection:
+        assert currencies(connection) == {"EUR"}
+        copied = "closed_at_us, prices, report, month, link, chain"
+        whole = f"SELECT 'b', {copied} FROM ledger_closings"
+        connection.execute(text(f"INSERT INTO ledger_closings (tenant, {copied}) {whole}"))
+        connection.execute(text(f"UPDATE ledger_closings SET prices = {value} WHERE tenant = 'acme'"))
+        assert currencies(connection) == {"EUR"}
+    engine.dispose()
 
 
 @pytest.mark.parametrize("early_us", [1, END_US - BEGIN_US])
