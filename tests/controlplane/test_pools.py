@@ -13,12 +13,27 @@ from contracts.errors import NotFound, Refused, Unavailable
 from contracts.jobs import Take
 from controlplane.facts import VersionKey
 from controlplane.policy.scale_settings import ScaleSettings
+from controlplane.policy.tenant_space import Needs
 from controlplane.scaling.knative.cluster import Denied, Ref
 from controlplane.scaling.knative.pool_actuator import START_S
 from controlplane.scaling.knative.pool_pods import PodState
 from controlplane.tenants import insert_tenant
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, registration, stats
-from tests.controlplane.plane_world import CLUSTER, POOLS, PlaneWorld, Pod, Pods, address, orders, pooled
+from tests.controlplane.cluster_world import running
+from tests.controlplane.plane_world import (
+    CLUSTER,
+    CONTROLLED,
+    POOLS,
+    SETTINGS,
+    KnativeWorld,
+    PlaneWorld,
+    Pod,
+    Pods,
+    address,
+    orders,
+    pooled,
+    prepared,
+)
 
 
 async def test_a_version_is_bound_and_released(tmp_path: Path) -> None:
@@ -342,6 +357,30 @@ async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: P
         await it.passes(3)
         (after,) = it.table.of(key())
         assert after.url == f"http://{address('s9')}:8012"
+
+
+async def test_pods_of_several_slices_are_kept_while_all_are_seen_again(tmp_path: Path) -> None:
+    """A hundred pods make a slice, and each address family has its own. One after another is seen."""
+    cluster, needs = KnativeWorld(), Needs.of(CONTROLLED)
+    for tenant in ("default", "-pools"):
+        cluster.equip(tenant, needs)
+    async with prepared(tmp_path, cluster, pools=SETTINGS, spec=CONTROLLED) as it:
+        async with running(it.plane):
+            await it.register()
+            await it.run("small", "s1")
+            await it.ask()
+            it.pod("s1").goes_on.set()
+            await it.passes(2)
+            assert it.states() == {"s1": PodState.BOUND}
+            await it.heard()
+        of_s1 = Ref("discovery.k8s.io/v1", "EndpointSlice", POOLS, "kelvin-pool--small-x")
+        seen = cluster.objects.pop(of_s1)
+        cluster.put({**seen, "metadata": {**seen["metadata"], "name": "kelvin-pool--small-a"}, "endpoints": None})
+        cluster.put(seen)  # it comes after the other
+        async with running(it.plane):
+            await it.passes(2)
+            assert it.states() == {"s1": PodState.BOUND}
+            assert [name for line in await it.heard() for name in line.removed_replicas] == []
 
 
 async def test_who_answers_late_holds_up_nobody(tmp_path: Path) -> None:

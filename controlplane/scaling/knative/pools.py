@@ -119,6 +119,7 @@ class Pools:
         self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
         self._revisions: dict[Place, str] = {}
         self._slices: dict[Place, tuple[Place, Pods]] = {}
+        self._knows_slices = False  # all that there are
         self._rows: tuple[PoolRow, ...] = ()
         self._places = asyncio.Semaphore(ABREAST)
         self.shared = Shared(models, settings)
@@ -140,6 +141,7 @@ class Pools:
     def begin(self) -> None:
         """All that there is will be seen again. What was told stands until then."""
         self._slices.clear()
+        self._knows_slices = False
 
     def objects(self) -> list[Json]:
         """Return the Services. An operator creates their namespace."""
@@ -167,6 +169,8 @@ class Pools:
         owner = (place[0], found.service) if found is not None else None
         if found is not None and owner in self._specs:
             self._slices[place] = owner, found
+        if not self._knows_slices:
+            return  # a pod of another slice may be there, too
         for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
             self._see(whose)
 
@@ -232,6 +236,7 @@ class Pools:
 
     async def adopt(self) -> None:
         """What runs already is found, and told, or FIRST_S are over. All slices are known by then."""
+        self._knows_slices = True
         for owner in self._specs:
             self._see(owner)
         deadline_us = self._clock.monotonic_us() + int(FIRST_S * 1e6)
