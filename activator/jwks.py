@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 PAUSE_S: Final = 10.0  # between two fetches, whoever asks
 FETCH_S: Final = dependencies.ISSUER.timeout_s
 MAX_BYTES: Final = 256 << 10
+MAX_WAITING: Final = 1024  # for one round of an issuer: who they are is not known yet, and others need places
 
 
 class KeySet:
@@ -36,6 +37,7 @@ class KeySet:
         self._keys: dict[Name, jwt.PyJWK] = {}
         self._fetched_s: float | None = None  # of the loop's clock
         self._pauses = False
+        self._waiting = 0
         self._wanted, self._round = asyncio.Event(), asyncio.Event()
 
     def __repr__(self) -> str:
@@ -53,15 +55,21 @@ class KeySet:
 
     async def find(self, name: Name) -> jwt.PyJWK | None:
         """Return the key of that name, after asking the issuer if it is missing. Raises Refused(Unavailable) if the
-        issuer has not answered for too long: then none of its keys is known to be wrong.
+        issuer has not answered for too long: then none of its keys is known to be wrong. So if MAX_WAITING wait.
         """
         if (key := self.current(name)) is not None:
             return key
         if not self._pauses:
+            if self._waiting >= MAX_WAITING:
+                raise Refused(Unavailable("the issuer of the token"))
             self._wanted.set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(FETCH_S + 1):
-                    await self._round.wait()
+            self._waiting += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FETCH_S + 1):
+                        await self._round.wait()
+            finally:
+                self._waiting -= 1
         if self.age_s() > self._source.max_age_s:
             raise Refused(Unavailable("the issuer of the token"))
         return self.current(name)

@@ -148,3 +148,23 @@ async def test_a_key_that_is_none_does_not_hide_the_others(tmp_path: Path) -> No
         server.body = json.dumps({"keys": [bad, ONE.jwk]}).encode()
         assert await keys.find(("bad", "ES256")) is None
         assert await keys.find(NAME) is not None
+
+
+async def test_tokens_that_wait_for_an_issuer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows yet who sent them. One more is told so at once, until one of them leaves."""
+    monkeypatch.setattr(jwks, "MAX_WAITING", 2)
+    async with aiohttp.ClientSession() as session:
+        keys = KeySet(session, Source("https://unused", ssl.create_default_context(), 3600.0, 1.0), frozenset())
+        waiting = [asyncio.create_task(keys.find(NAME)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="the issuer of the token is not available"):
+            async with asyncio.timeout(1):
+                await keys.find(NAME)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        waiting.append(asyncio.create_task(keys.find(NAME)))
+        await asyncio.sleep(0)
+        assert not waiting[2].done()
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
