@@ -15,7 +15,10 @@ ASK_TIMES: Final = 3
 
 def listen(host: str, port: int) -> socket.socket:
     """Bound and listening, not inherited unless it is passed on. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError as error:
+        raise socket.gaierror(socket.EAI_NONAME, "is no name of a host") from error
     listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
