@@ -1,18 +1,23 @@
 """How a model that predicts is proven: its session is made of verified bytes, and its known answers are recorded."""
 
 import logging
+from typing import Final
 
 from contracts.artifact_errors import ArtifactRejected, ManifestCorrupt, ProbeFailed
 from contracts.errors import Refused
 from contracts.jobs import Fingerprint, GateFacts, Probe, SealAttestation
 from contracts.manifest import Manifest
 from contracts.signature import Signature
+from contracts.wire import encode
 from runtime.predictor import probe as known_answers
 from runtime.predictor.engine import PredictorEngine
 from runtime.predictor.session import MODEL, Session, fingerprint
 from runtime.weights import Lease, attested, pinned_files, required
 
 log = logging.getLogger(__name__)
+
+# Every start reads them, and no quota counts them. A seal that a replica records is kept up to 32 MiB.
+MAX_PROBE_BYTES: Final = 24 << 20
 
 
 def signature_of(manifest: Manifest, version: str) -> Signature:
@@ -36,6 +41,9 @@ def seal(version: str, lease: Lease) -> SealAttestation:
         probe = known_answers.record(session, signature)
     except ValueError as error:
         raise Refused(ArtifactRejected(MODEL, str(error))) from error
+    if (nbytes := len(encode(probe))) > MAX_PROBE_BYTES:
+        rule = f"its known answers take {nbytes} bytes: rows of fewer values, or of shorter texts, take less"
+        raise Refused(ArtifactRejected(MODEL, f"{rule}; the limit is {MAX_PROBE_BYTES}"))
     engine = PredictorEngine(
         session, signature, version=version, max_rows=manifest.limits.max_input_tokens, probe=probe
     )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from onnx import helper
 
 from contracts.artifact_errors import ArtifactRejected, ProbeFailed
 from contracts.errors import Failure, Internal, InvalidRequest, LimitExceeded, Refused, Unavailable
@@ -233,6 +234,17 @@ def test_examples_of_the_signature_are_recorded() -> None:
     (attestation,) = lease.attestations
     assert attestation.probe.inputs[0].data == ("green", "red") * 4
     assert attestation.fingerprint.torch.startswith("onnxruntime ")
+
+
+def test_known_answers_of_any_size_are_not_sealed() -> None:
+    """Rows repeat a long example, and every start would read all of them."""
+    text = models.tensor("x", models.STRING, None, 4), models.tensor("y", models.STRING, None, 4)
+    echo = models.graph([helper.make_node("Identity", ["x"], ["y"])], text[:1], text[1:])
+    said = b'{"inputs": [{"name": "x", "examples": ["%b"]}]}'
+    with pytest.raises(Refused, match="its known answers take 576") as caught:
+        models.sealed(echo, said % (b"a" * 900_000))
+    assert isinstance(caught.value.failure, ArtifactRejected)
+    models.sealed(echo, said % (b"a" * 300_000))
 
 
 def test_the_graph_is_what_was_judged() -> None:
