@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
-from sqlalchemy import Connection, func, or_, select
+from sqlalchemy import BigInteger, Connection, cast, func, or_, select
 from sqlalchemy.exc import DBAPIError
 
 from contracts.control import Feed
@@ -145,7 +145,8 @@ def spending(
     late = select(sources.c.source).where(activators, sources.c.last_at_us >= now_us - LATELY_US)
     latest = select(sources.c.source).where(activators).order_by(sources.c.last_at_us.desc()).limit(LATEST)
     among_these = or_(received.c.source.in_(late), received.c.source.in_(latest))
-    ends = select(received.c.source, func.max(received.c.last).label("last")).where(among_these)
+    last = func.max(cast(received.c.last, BigInteger)).label("last")  # SQLite may keep a text there
+    ends = select(received.c.source, last).where(among_these)
     seen = {row.source: row.last for row in connection.execute(ends.group_by(received.c.source))}
     rows: list[SpendingRow] = []
     failed: dict[str, Exception] = {}

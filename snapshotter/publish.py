@@ -19,7 +19,7 @@ from blobstore.abreast import abreast
 from blobstore.packs import FileIndex, PackEntry, encode_file_index, encode_footer, encode_table, place
 from blobstore.places import encode_pack_list, read_place
 from blobstore.store import BlobNotFound, BlobShort, BlobStore
-from contracts.artifact_errors import ArtifactRejected, ChunkCorrupt, ProbeFailed
+from contracts.artifact_errors import ArtifactRejected, AttestationInvalid, ChunkCorrupt, ProbeFailed
 from contracts.control import VersionRegistration
 from contracts.errors import Conflict, Refused, Unavailable
 from contracts.jobs import SealAttestation, SealJob
@@ -246,10 +246,11 @@ class Publisher:
     ) -> None:
         """Read all chunks of a version that a restore found broken. Its manifest and seal were just read, or `renewed`.
 
-        Raises `Refused(Conflict)` if a chunk is damaged, or if known answers failed, of which chunks say nothing.
+        Raises `Refused(Conflict)` if a chunk is damaged, or if known answers or an attestation failed, of which chunks
+        say nothing.
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
-        if fault == ProbeFailed.code and not renewed:
+        if fault in (ProbeFailed.code, AttestationInvalid.code) and not renewed:
             rule = f"{failed}, and all of it is there: ask for {version.model}@{version.version[:12]} once"
             raise Refused(Conflict(what, rule))
         places = await self._catalog.places(version.tenant)

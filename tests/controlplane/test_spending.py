@@ -17,7 +17,7 @@ import controlplane.spending
 from contracts.control import Feed, RequestBatch
 from contracts.errors import Refused, Unavailable
 from contracts.spending import SpendingRow, TokenPrices
-from contracts.wire import encode
+from contracts.wire import decode, encode
 from controlplane import schema
 from controlplane.billing import spent_micros
 from controlplane.clock import SystemClock
@@ -30,7 +30,7 @@ from controlplane.spending import LATEST, Spending, spending
 from tests.controlplane.billing_ground import enter, fresh_engine
 from tests.controlplane.builders import BY, NOW_S, World
 from tests.controlplane.door import OPERATOR, Door, FeedReader, ask, feed, opened
-from tests.controlplane.usage_records import request_record
+from tests.controlplane.usage_records import END_US, request_record
 from tests.eventually import eventually
 
 PROMPT = 500_000  # a million prompt tokens, by the book that is shipped
@@ -221,6 +221,19 @@ def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: p
     rows, failed = rows_of(engine, day_us(date(2026, 12, 2)), "acme", "bad", "zeta")
     assert [row.tenant for row in rows] == ["acme", "zeta"]
     assert list(failed) == ["bad"]
+
+
+@pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)", "1.5"])
+def test_what_arrived_of_a_source_is_a_number(value: str) -> None:
+    """Whatever SQLite keeps there: activators could read no line of the feed that says something else."""
+    engine = fresh_engine()
+    enter(engine, [request_record(1)])
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE ledger_received SET last = {value}"))
+    rows, failed = rows_of(engine, END_US, "acme")
+    assert not failed
+    assert decode(encode(rows[0]), SpendingRow) == rows[0]
+    engine.dispose()
 
 
 @pytest.mark.parametrize("value", ["CAST(X'ff' AS TEXT)", "1.5"])

@@ -270,11 +270,12 @@ def test_a_cut_push_that_had_mended_a_version_is_finished_by_the_next(tmp_path: 
     assert push(bench, Model()).version == version
 
 
-def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["probe_failed", "attestation_invalid"])
+def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path, fault: str) -> None:
     """A version whose known answers failed is refused, unless this push sealed it anew."""
     bench = Bench.over(tmp_path)
     push(bench, Model())
-    bench.jobs.fault = "probe_failed"
+    bench.jobs.fault = fault
     refused = failure_of(bench, Model())
     assert isinstance(refused, Conflict)
     assert "ask for" in refused.rule
