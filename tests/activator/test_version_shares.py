@@ -200,3 +200,18 @@ async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -
     for task in waiting:
         task.cancel()
     assert entered <= 20 * tenants
+
+
+async def test_owner_that_waits_again_counts() -> None:
+    """Its replica refused it and went, and a guest was the first to wait for the next replica."""
+    here = SlotWorld(replica_row("a", SLOTS))
+    replica = await here.take(OWNER)
+    here.feed(removed_replicas=("a",))
+    waiting = await here.ask(GUEST)
+    again = asyncio.create_task(
+        here.throttler.take_again(KEY, replica, OWNER, Deadline.after(50.0, here.clock()), here.clock(), None)
+    )
+    await turns()
+    here.feed(replica_row("b", SLOTS))
+    await asyncio.wait((waiting, again))
+    here.throttler.check_integrity()
