@@ -58,17 +58,17 @@ def wants(*names: str) -> dict[Key, int]:
     return {key(name): position for position, name in enumerate(names)}
 
 
-async def test_a_slow_source_keeps_nobody_from_another() -> None:
-    """Its slots are full and its queue is long; the disk's chunk begins at once. And the other way round."""
-    for slow, quick in (("store", "nvme"), ("nvme", "store")):
-        world = World(nvme=Limit(1), store=Limit(1))
-        world.turns.enter("v", wants("a", "b", "c"))
-        for name in "ab":
-            await world.read(slow, name)
-        await world.read(quick, "c")
-        assert world.begun == ["a", "c"]
-        assert world.turns.running == {"nvme": 1, "store": 1}
-        assert world.turns.queued == {slow: 1, quick: 0}
+@pytest.mark.parametrize(("slow", "quick"), [("store", "nvme"), ("nvme", "store")])
+async def test_slow_source_keeps_nobody_from_another(slow: str, quick: str) -> None:
+    """Its slots are full and its queue is long; the other source's chunk begins at once."""
+    world = World(nvme=Limit(1), store=Limit(1))
+    world.turns.enter("v", wants("a", "b", "c"))
+    for name in "ab":
+        await world.read(slow, name)
+    await world.read(quick, "c")
+    assert world.begun == ["a", "c"]
+    assert world.turns.running == {"nvme": 1, "store": 1}
+    assert world.turns.queued == {slow: 1, quick: 0}
 
 
 @dataclass
