@@ -76,9 +76,10 @@ class Target:
 def _address(url: str) -> httpx.URL:
     try:
         found = httpx.URL(url)
+        found.raw_host.decode().encode("idna")  # as the resolver does
         if found.scheme in ("https", "http") and found.host and (found.port or 0) < 1 << 16:
             return found
-    except httpx.InvalidURL:
+    except (httpx.InvalidURL, UnicodeError):
         pass
     raise DoorClosed(f"{url!r} is no address of an installation; it must be https://HOST or https://HOST:PORT")
 

@@ -32,8 +32,12 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "https://", "ftp://x", "https://[::1", "https://x:65536", "//x", "https://:1"]
-)
+    "url",
+    [
+        "nonsense", "https://", "ftp://x", "https://[::1", "https://x:65536", "//x", "https://:1", "https://a..b",
+        f"https://{'a' * 64}", "https://xn--a",
+    ],
+)  # fmt: skip
 def test_bad_url_is_named(data: Path, url: str) -> None:
     """By option and by environment."""
     for words, env in ((("--url", url), {}), ((), {"KELVIN_URL": url})):
