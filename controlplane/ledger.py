@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from contracts.billing import ClosingReport
 from contracts.control import LifetimeBatch, LivesSoFar, RequestBatch, TimelineAnswer
@@ -30,6 +30,7 @@ from controlplane.ledger_schema import (
     IN_USE,
     LIFETIME_VALUES,
     UNKNOWN,
+    closings,
     journal_position,
     lifetime_records,
     request_records,
@@ -130,11 +131,13 @@ class Ledger:
         return appended.new
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
-        """Run `close` in a transaction, and note what it froze."""
+        """Run `close` in a transaction, and note what it froze. A month that was closed before is not noted again."""
 
         def closed(connection: Connection) -> ClosingReport:
+            count = select(func.count()).select_from(closings)
+            before = connection.execute(count).scalar_one()
             closing = close(connection)
-            if self._journal is not None:
+            if self._journal is not None and connection.execute(count).scalar_one() != before:
                 self._journalize(connection, self._journal, [closing_entry(connection, closing.report)])
             return closing
 

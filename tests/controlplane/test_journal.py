@@ -258,6 +258,15 @@ async def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_
     same_again(tmp_path)
 
 
+async def test_month_that_is_closed_again_takes_no_room(tmp_path: Path) -> None:
+    """A bill may be large, and whoever may close a month may do so again and again."""
+    async with over(tmp_path) as (ledger, journal):
+        first = await close(ledger)
+        end = journal.committed
+        assert await close(ledger) == first
+        assert journal.committed == end
+
+
 async def test_a_closing_that_never_committed_is_not_replayed(tmp_path: Path) -> None:
     """The month is closed again when it has one more request."""
     async with over(tmp_path) as (ledger, _):
