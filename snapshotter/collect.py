@@ -34,7 +34,7 @@ from contracts.traffic_errors import Overloaded
 from snapshotter.jobs import Jobs
 from snapshotter.policy.reach import Collection, Found, FoundManifest, FoundPack, FoundSide, StoreFacts, choose
 from snapshotter.publish import Publisher, UnderWay
-from snapshotter.staging import Staging
+from snapshotter.staging import IDLE_S, Staging
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class Collector:
     async def _collect(self, tenant: str, run: bool) -> CollectReport:
         async with self._publisher.quiet(tenant) as under_way:
             now_s = self._clock()
-            dropped = await asyncio.to_thread(self._staging.sweep, now_s, self._grace_s, tenant) if run else 0
+            idle_s = max(self._grace_s, IDLE_S)  # without a grace period, too, what is being sent stays
+            dropped = await asyncio.to_thread(self._staging.sweep, now_s, idle_s, tenant) if run else 0
             chosen = choose(await self._look(tenant, under_way), now_s, self._grace_s)
             if chosen.lost:
                 log.warning(

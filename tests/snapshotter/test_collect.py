@@ -19,10 +19,11 @@ from contracts.push import AttestRequest, CollectReport
 from contracts.traffic_errors import Overloaded
 from service.signing import Signer
 from snapshotter.collect import AT_ONCE, Collector
+from snapshotter.staging import IDLE_S
 from tests.snapshotter.bench import Bench, push
 from tests.snapshotter.models import Model, default_weights
 from tests.snapshotter.reader import read_version
-from tests.snapshotter.sender import TENANT, commit, open_push
+from tests.snapshotter.sender import TENANT, commit, open_push, send
 from tests.snapshotter.tensors_files import KeptModel
 from tests.snapshotter.test_fsck import check
 
@@ -291,6 +292,19 @@ def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path)
         assert not bench.collector.is_running("tenant-0")
 
     asyncio.run(main())
+
+
+async def test_push_that_is_being_sent_stays_without_a_grace_period(tmp_path: Path) -> None:
+    """On a full disk nothing is kept for later, and what others send just now is not sent for nothing."""
+    bench, model = Bench.over(tmp_path), Model()
+    sent = await open_push(bench.pushes, model.files(), model.request())
+    await send(bench.pushes, sent)
+    assert (await bench.collector.collect(TENANT, run=True)).dropped_pushes == 0
+    await commit(bench.pushes, sent)
+    directory = tmp_path / "staging" / TENANT / (await open_push(bench.pushes, model.files(), model.request())).push_id
+    os.utime(directory, (time.time() - 2 * IDLE_S,) * 2)
+    assert (await bench.collector.collect(TENANT, run=True)).dropped_pushes == 1
+    assert not directory.exists()
 
 
 @pytest.mark.parametrize("age_s", [0.0, 200.0])
