@@ -151,7 +151,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """As the library's. A template may give arguments named `self` or `context`."""
-        spend(_CALL)
+        spend(_CALL + len(args) // CHARACTERS_PER_UNIT + len(kwargs))  # a template may spread a long list
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps `str.format`
         if isinstance(owner, str | bytes):  # `join` takes an iterator
             args = tuple(list(paid_items(each)) if isinstance(each, Iterator) else each for each in args)

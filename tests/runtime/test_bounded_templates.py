@@ -108,6 +108,14 @@ ENDLESS = {
     "digits read in a loop": DIGITS + "{% for i in range(99999) %}{% if digits | int %}{% endif %}{% endfor %}",
     "numbers read in a loop": NUMBERS + "{% for i in range(99999) %}{% if all | max %}{% endif %}{% endfor %}",
     "counting in numbers": NUMBERS + "{% for i in range(99999) %}{% if all.count(0.5) %}{% endif %}{% endfor %}",
+    "many arguments of a class": NUMBERS + "{% for i in range(99999) %}{% set y = cycler(*all) %}{% endfor %}",
+    "many arguments of a macro": (
+        NUMBERS + "{% macro m() %}{{ varargs[0] }}{% endmacro %}{% for i in range(99999) %}{{ m(*all) }}{% endfor %}"
+    ),
+    "many named arguments": (
+        "{% set all = {}.fromkeys(range(9999) | map('string')) %}"
+        "{% for i in range(99999) %}{% set y = namespace(**all) %}{% endfor %}"
+    ),
     "searching from the end": BACKWARDS + "{{ big.rfind(part) }}",
     "splitting from the end": BACKWARDS + "{{ big.rsplit(part) }}",
     "stripping much": BACKWARDS + "{{ big.strip('b' * 400000 + 'a') }}",
