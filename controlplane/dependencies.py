@@ -127,6 +127,7 @@ LEASE: Final = Dependency(
 )
 
 STATEMENT_S: Final = 30.0  # of one statement in PostgreSQL, and of a transaction of which nothing is heard
+CONNECT_S: Final = 0.0  # of a Unix socket: one that listens takes it at once, or its backlog is full
 
 DEPENDENCIES: Final = (
     ZYGOTE, RESTORE, ORDERS, REPORTS, ADOPTION, SLEEP, SIBLINGS, EVICTION, EXAMINATION, READERS, DATABASE,

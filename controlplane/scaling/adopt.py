@@ -117,7 +117,7 @@ def _listener_pid(directory: SocketDirectory, name: str) -> int:
     """Return the process that listens at the socket, as the kernel reports it. Raises OSError if there is none, or if
     its backlog is full. Does not block, and takes no thread: a process that is stopped has a full backlog for long.
     """
-    with closing(directory.connect(name, timeout_s=0.0)) as sock:
+    with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
         return peer_pid(sock)
 
 

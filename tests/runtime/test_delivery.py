@@ -198,9 +198,9 @@ async def test_an_answer_in_the_making_beats(tmp_path: Path, monkeypatch: pytest
 async def test_a_client_that_does_not_read_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it is bounded: the engine is free of it soon, and the connection is cut a while later."""
     monkeypatch.setattr(delivery, "STALL_S", 0.2)
-    endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens)
+    endless = ScriptedEngine(lambda request: [CODEC.encode("a")[1]] * request.sampling.max_tokens, step_s=0.0005)
     async with bench(tmp_path, endless) as each:
-        body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()
+        body = json.dumps({"prompt": "Once", "stream": True, "max_tokens": 20_000}).encode()  # of ten seconds
         head = f"POST /v1/completions HTTP/1.1\r\nhost: rt\r\nx-kelvin-request-id: r1\r\ncontent-length: {len(body)}"
         with each.directory.connect("rt-x.sock") as client:
             client.sendall(head.encode() + b"\r\n\r\n" + body)
