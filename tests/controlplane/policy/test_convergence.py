@@ -22,6 +22,7 @@ from controlplane.policy.convergence import (
     Wait,
     judge,
     not_sooner,
+    owned_part,
     refused,
     stamp_of,
     stamped,
@@ -122,6 +123,35 @@ def test_a_field_that_is_no_longer_wanted_is_another_stamp() -> None:
     assert stamp_of(before) != stamp_of(after)
     assert judge(after, found(before), TAKEN, now=10.0, installation=HERE) == Apply()
     assert stamped(after, HERE) == after
+
+
+SPEC: dict[str, Any] = {"image": "one", "args": [{"a": 1}], "theirs": {"b": 2}}
+OWNED = {"f:metadata": {"f:labels": {"f:app.kubernetes.io/managed-by": {}}}, "f:spec": {"f:image": {}, "f:args": {}}}
+OURS = {"manager": "kelvin", "operation": "Apply", "fieldsV1": OWNED}
+THEIRS = OURS | {"manager": "kubectl"}
+MINE: dict[str, Any] = {
+    "metadata": {"labels": {"app.kubernetes.io/managed-by": "kelvin"}},
+    "spec": {"image": "one", "args": [{"a": 1}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("entries", "part"),
+    [
+        pytest.param([OURS], MINE, id="ours, with lists whole"),
+        pytest.param([THEIRS, OURS], MINE, id="ours after another's"),
+        pytest.param([OURS | {"fieldsV1": OWNED | {"f:spec": {}}}], MINE | {"spec": SPEC}, id="ours as a whole"),
+        pytest.param([THEIRS], {}, id="another's"),
+        pytest.param([OURS | {"operation": "Update"}], {}, id="an update"),
+        pytest.param([OURS | {"subresource": "status"}], {}, id="ours of the status"),
+        pytest.param(None, {}, id="unknown"),
+    ],
+)
+def test_owned_part_is_what_our_applies_own(entries: list[dict[str, Any]] | None, part: dict[str, Any]) -> None:
+    """What others wrote is left out, and the status. What names the object stays."""
+    seen = found(made(**SPEC), namespace="n", managedFields=entries) | {"status": {"ready": True}}
+    about = {**part.get("metadata", {}), "name": "m", "namespace": "n"}
+    assert owned_part(seen) == {"apiVersion": "v1", "kind": "Thing", **part, "metadata": about}
 
 
 def test_refusals_are_tried_again_more_and_more_rarely() -> None:
