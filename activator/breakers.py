@@ -45,7 +45,7 @@ class Breakers:
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._limits = BreakerLimits(FAILURES, longest_s=longest_s)
-        # With the code of the last failure, and whether a retry may help against it.
+        # Breaker, code of the last failure, and whether a retry may help against that failure.
         self._failing: dict[Version, tuple[Breaker, str, bool]] = {}
         self.openings: Counter[str] = Counter()  # by that code
 
@@ -59,8 +59,9 @@ class Breakers:
         return (key.tenant, key.version) in self._failing
 
     def failed(self, tenant: str, version: str, code: str, now_s: float, *, retryable: bool) -> None:
-        """Count a failed start, a lost replica or an integrity failure of the version; `code` says which, `retryable`
-        whether a retry may help.
+        """Count a failed start, a lost replica or an integrity failure of the version.
+
+        `code` is the failure's code. `retryable` says whether a retry may help against it.
         """
         if code in _NOT_ITS_FAULT:
             return

@@ -172,7 +172,7 @@ class HttpProtocol(EdgeConnection):
             return
         if self._in_head:
             if self._busy() is not None:
-                return  # only empty lines came: anything else is pipelined, and ignored
+                return  # Only empty lines came. Anything else would be a pipelined request, which is ignored.
             if self._head_read > self._limits.head_bytes:
                 self._refuse(too_large(self._request_id()), 431)
             elif self._head_read and self._head_timer is None:

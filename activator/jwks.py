@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PAUSE_S: Final = 10.0  # between two fetches, whoever asks
 FETCH_S: Final = dependencies.ISSUER.timeout_s
 MAX_BYTES: Final = 256 << 10
-MAX_WAITING: Final = 1024  # for one round of an issuer: who they are is not known yet, and others need places
+MAX_WAITING: Final = 1024  # requests per issuer: they are not authenticated yet, and others need room
 
 
 class KeySet:
@@ -55,7 +55,7 @@ class KeySet:
 
     async def find(self, name: Name) -> jwt.PyJWK | None:
         """Return the key of that name, after asking the issuer if it is missing. Raises Refused(Unavailable) if the
-        issuer has not answered for too long: then none of its keys is known to be wrong. So if MAX_WAITING wait.
+        issuer has not answered for too long (then none of its keys is known to be wrong), or if MAX_WAITING calls wait.
         """
         if (key := self.current(name)) is not None:
             return key

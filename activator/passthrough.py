@@ -93,7 +93,7 @@ class Passthrough:
                 allow_redirects=False,
             ) as answer:  # fmt: skip
                 await self._answer(exchange, answer)
-        except aiohttp.ConnectionTimeoutError as error:  # the caller's deadline is not over
+        except aiohttp.ConnectionTimeoutError as error:  # the caller's deadline has not passed
             raise Refused(Unavailable(f"the {name} service")) from error
         except TimeoutError:
             if exchange.started:

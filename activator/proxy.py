@@ -38,7 +38,7 @@ _ENCODED: Final = ENCODED.encode()
 _CREDIT: Final = CREDIT.encode()
 _SHOULD_RETRY: Final = SHOULD_RETRY.encode()
 _BUSY: Final = frozenset({429, 503})  # a proxy's answer for a replica that is full or not ready
-_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NOBODY_LISTENS: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED})
 RUNTIME: Final = b"x-kelvin-runtime"  # by which a replica counts its requests, where it has a name of its own
 
@@ -57,7 +57,7 @@ class Lost(Exception):
 
 
 class Declined(Exception):
-    """The replica refused before any compute; it may have encoded the prompt. Or we could not ask it."""
+    """The replica refused before any compute; it may have encoded the prompt. Or this process could not connect."""
 
     def __init__(self, failure: Failure, encoded_tokens: int = 0, credit: int | None = None) -> None:
         super().__init__(failure.message)
@@ -173,8 +173,8 @@ class Upstream:
                 self._answer.close()
                 self._answer = None
             await self._leave()
-            if error.errno in _NO_DESCRIPTOR:
-                raise Declined(_no_descriptor()) from error
+            if error.errno in _OUT_OF_DESCRIPTORS:
+                raise Declined(_out_of_descriptors()) from error
             raise Lost(untouched=True, has_ended=has_ended) from error
         except BaseException:
             await self._leave()
@@ -319,8 +319,8 @@ class Upstream:
         return Lost(untouched=True)
 
 
-def _no_descriptor() -> Overloaded:
-    """Return that we are full. It is no fault of a replica's, and another one can't be reached either."""
+def _out_of_descriptors() -> Overloaded:
+    """Return the failure of an activator without free file descriptors. No replica can be reached then."""
     return Overloaded("this activator", resource.getrlimit(resource.RLIMIT_NOFILE)[0], 1.0, "descriptors")
 
 

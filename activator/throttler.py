@@ -300,7 +300,7 @@ class Throttler:
         waiter = _waiter(came_s, until_s)
         line.waiting.put_first(waiter, ask, until_s)
         self.slots.give_back(key, replica, ask, 0)
-        # The line may be a new one that has not counted the request yet, which waits or has a slot by now.
+        # The line may be new, so its shares have not counted this request, which waits or has a slot by now.
         line.shares.ask(ask.tenant, ask.weight, line.waiting.waiting_of(ask.tenant) - 1)
         return await self._wait(key, line, ask, waiter, again_by_s)
 

@@ -56,7 +56,7 @@ class Usage:
 
     @property
     def refusal(self) -> Failure | None:
-        """Why the last record could not be made durable: take on nothing that must be recorded. None: it could."""
+        """Return the failure of the last write of a record, None if it succeeded. Refuse new requests with it."""
         return self._spool.failure
 
     async def settle(self, account: Account, failure: Failure | None = None, status: int | None = None) -> None:

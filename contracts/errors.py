@@ -68,7 +68,7 @@ class Unauthenticated(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Forbidden(Failure):
-    """The key is good but lacks a scope. Where it needs one of several, `others` are the rest of them."""
+    """The key is good but lacks a scope. If any one of several scopes is enough, `others` has all but `scope`."""
 
     scope: str
     others: tuple[str, ...] = ()

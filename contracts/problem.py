@@ -17,7 +17,7 @@ from contracts.wire import BadJson, Fact, decoder
 
 OPENAI_CONTENT_TYPE: Final = "application/json"
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
-SHOULD_RETRY: Final = "x-should-retry"  # by which OpenAI's and Anthropic's clients go
+SHOULD_RETRY: Final = "x-should-retry"  # read by OpenAI's and Anthropic's clients
 
 
 ErrorForm = Callable[[Failure, str | None], bytes]  # of a failure and the request's id
@@ -70,7 +70,7 @@ def from_wire(wire: WireFailure) -> RemoteFailure:
 
 def headers_of(failure: Failure) -> dict[str, str]:
     """`Retry-After` in whole seconds where a retry has a time, `Allow` with a 405 (RFC 9110, 10.2.3 and 15.5.6); the
-    wait that was too long, in milliseconds; `x-should-retry: false` where a client would retry in vain by the status.
+    wait that was too long, in milliseconds; `x-should-retry: false` if a retry on this status can't help.
     """
     if isinstance(failure, MethodNotAllowed):
         return {"allow": ", ".join(failure.allowed)}

@@ -138,12 +138,12 @@ class BreakerOpen(Failure):
     cause: str  # the code of the last failure
     after_s: float  # 0: somebody tries just now
     why: str = ""  # what is known of it beside
-    may_pass: bool = True  # whether a retry may help against the cause
+    cause_retryable: bool = True  # whether a retry may help against the cause
     code, status = "breaker_open", 503
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        return self.may_pass
+        return self.cause_retryable
 
     @property
     def message(self) -> str:

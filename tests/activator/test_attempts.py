@@ -115,8 +115,8 @@ async def test_nothing_is_tried_again_after_the_first_byte(tmp_path: Path, fail:
         assert record.runtime_id == ("a" if begun else "b")
 
 
-async def test_want_of_descriptors_is_no_fault_of_a_replica(tmp_path: Path) -> None:
-    """The activator is full, and says so. No replica rests for it, and no version is said to fail."""
+async def test_activator_without_descriptors_blames_no_replica(tmp_path: Path) -> None:
+    """It answers 503 `overloaded`. No breaker counts the failure, and the record names no replica."""
     async with world(tmp_path) as here:
         await here.replica("a")
         assert (await here.post()).status == 200, "records have a file, and the client's connection is kept"
@@ -126,7 +126,7 @@ async def test_want_of_descriptors_is_no_fault_of_a_replica(tmp_path: Path) -> N
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         used = set[int]()
         while used != (found := {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}):
-            used = found  # until what was asked of it last is closed
+            used = found  # until connections of earlier calls are closed
             await asyncio.sleep(0.2)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), before[1]))
         try:

@@ -131,7 +131,7 @@ async def test_request_in_the_read_of_an_answered_body_is_not_served() -> None:
 
 @pytest.mark.parametrize("behind", [pytest.param(b"\r\n", id="one"), pytest.param(b"\r\n" * 20_000, id="a flood")])
 def test_empty_lines_behind_a_request_do_not_cut_its_answer(behind: bytes) -> None:
-    """Some clients end a body with one (RFC 9112, 2.2). They are no head that is late, nor one that is too large."""
+    """Some clients send one after a body (RFC 9112, 2.2). Neither the time nor the size limit of a head applies."""
 
     async def ticks(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

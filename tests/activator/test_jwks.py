@@ -151,7 +151,7 @@ async def test_a_key_that_is_none_does_not_hide_the_others(tmp_path: Path) -> No
 
 
 async def test_tokens_that_wait_for_an_issuer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows yet who sent them. One more is told so at once, until one of them leaves."""
+    """Their senders are not authenticated yet. One more is refused at once, until a waiting one leaves."""
     monkeypatch.setattr(jwks, "MAX_WAITING", 2)
     async with aiohttp.ClientSession() as session:
         keys = KeySet(session, Source("https://unused", ssl.create_default_context(), 3600.0, 1.0), frozenset())

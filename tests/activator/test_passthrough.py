@@ -84,7 +84,7 @@ async def test_refusals_are_problem_details(tmp_path: Path) -> None:
     ],
 )
 async def test_refusal_names_every_scope_of_the_api(tmp_path: Path, path: str, told: str) -> None:
-    """A key for another API is told all scopes that this one takes; which of them a route needs is said behind it."""
+    """The activator knows the scopes of the API. The service behind it checks the scope of the route."""
     async with world(tmp_path) as here:
         got = await here.get(path, key=KEY)
         assert (got.status, json.loads(got.body)["detail"]) == (403, f"this key {told}")
@@ -211,8 +211,8 @@ class _Admin(Authenticator):
         return Principal(key_id="k", tenant="default", scopes=(Scope.ADMIN,))
 
 
-async def test_host_that_ends_no_handshake_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given the time of a connection, and nobody is told that a deadline of minutes has passed."""
+async def test_host_without_tls_handshake_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connect timeout includes the handshake. The answer names no deadline, because none has passed."""
     monkeypatch.setattr(passthrough, "CONNECT_S", {"admin": 0.05})
     limits = read_settings({"KELVIN_DATA": "/unused"}).request
     with closing(listen("127.0.0.1", 0)) as listener:

@@ -203,7 +203,7 @@ async def test_slot_that_comes_free_costs_little_for_each_tenant(tenants: int) -
 
 
 async def test_owner_that_waits_again_counts() -> None:
-    """Its replica refused it and went, and a guest was the first to wait for the next replica."""
+    """Its replica refused the request and was removed. A guest waited for the next replica first."""
     here = SlotWorld(replica_row("a", SLOTS))
     replica = await here.take(OWNER)
     here.feed(removed_replicas=("a",))

@@ -93,7 +93,9 @@ def test_retry_after_is_whole_seconds_rounded_up() -> None:
         pytest.param(ChunkCorrupt("c7", "store"), "false", id="damaged bytes"),
         pytest.param(BudgetSpent(1), "false", id="a spent budget"),
         pytest.param(Conflict("m", "is in use"), "false", id="a conflict"),
-        pytest.param(BreakerOpen("capacity_exceeded", 1.0, may_pass=False), "false", id="a breaker over one of them"),
+        pytest.param(
+            BreakerOpen("capacity_exceeded", 1.0, cause_retryable=False), "false", id="a breaker over one of them"
+        ),
         pytest.param(BreakerOpen("replica_lost", 1.0), None, id="a breaker over what passes"),
         pytest.param(Overloaded("the queue", 8, 1.2), None, id="a full queue"),
         pytest.param(Unauthenticated(), None, id="a status that no client retries"),
