@@ -17,7 +17,7 @@ from kelvin.ladder import ladder_command
 from kelvin.policy.findings import Level, as_bytes
 from kelvin.render import render_command
 from kelvin.tables import instant, print_json, print_table
-from service.exits import ending
+from service.exits import describe_exit
 
 POLL_S: Final = 0.2
 AWAY_S: Final = 60.0  # for the control plane, which may be restarted meanwhile
@@ -124,7 +124,9 @@ def split_lines(weights: Mapping[str, int]) -> Iterator[str]:
 
 
 def disk_lines(disk: dict[str, Any] | None) -> Iterator[str]:
-    """Say that the data directory's disk is full, or nearly so. `disk` is None on a cluster, and of an older build."""
+    """Yield a line if the data directory's disk is full or almost full. On a cluster `disk` is None, and in an older
+    build.
+    """
     if disk is not None:
         found = judge_space(disk["free_bytes"], disk["total_bytes"], disk["free_inodes"])
         if found.level is Level.FAIL:
@@ -219,13 +221,13 @@ def failure_lines(models: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def death_lines(models: list[dict[str, Any]]) -> Iterator[str]:
-    """Say of each version when a replica of it last ended without having been told to, and how."""
+    """Yield a line for each version whose replica ended unexpectedly: the last such replica, when and how it ended."""
     for row in models:
         for version in row.get("versions", ()):
             if (death := version.get("last_death")) is not None:  # a control plane of an older build does not say
                 yield (
-                    f"{row['model']}@{version['version'][:12]}: replica {death['runtime_id']} ended unasked,"
-                    f" {instant(death['at_s'])} UTC: {ending(death['exit_status'])}"
+                    f"{row['model']}@{version['version'][:12]}: replica {death['runtime_id']} ended unexpectedly,"
+                    f" {instant(death['at_s'])} UTC: {describe_exit(death['exit_status'])}"
                 )
 
 

@@ -36,7 +36,7 @@ class ExitNotes:
         `status` is that of `Popen.returncode`; `why` is the reason if the supervisor killed the process. The file is
         not synced: this runs on the supervisor's event loop, and after a power cut nobody needs the note.
         """
-        how = ending(status)
+        how = describe_exit(status)
         before = self._exits.get(name)
         self._exits[name] = ProcessExits(
             name=name,
@@ -47,7 +47,7 @@ class ExitNotes:
         write_whole(self._path, encode(tuple(self._exits.values())), 0o600, durable=False)
 
 
-def ending(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe how a process ended. `status` is that of `Popen.returncode`."""
     return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
 

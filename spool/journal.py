@@ -79,7 +79,7 @@ class Journal:
         except OSError as error:
             log.error("the spool's disk fails", extra={"error": repr(error), "source": self._directory.name})
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            failure = Refused(Unavailable("the usage spool, whose disk is full," if is_full else "the usage spool"))
+            failure = Refused(Unavailable("the usage spool (its disk is full)" if is_full else "the usage spool"))
             failure.__cause__ = error
             return self._only_committed(outcomes, failure)
         except Refused as refused:
@@ -95,7 +95,7 @@ class Journal:
     def close(self) -> None:
         """Idempotent. The space that was reserved and not used is given back."""
         if self._fd >= 0:
-            fd, self._fd = self._fd, -1  # whatever closing says, its number is free then, and another file's next
+            fd, self._fd = self._fd, -1  # also if closing fails: the number is free then, and another file may get it
             with suppress(OSError):
                 self._disk.cut(fd, self._offset)
             with suppress(OSError):  # what was committed is synced

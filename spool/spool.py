@@ -136,7 +136,7 @@ class Spool:
 
     @property
     def failure(self) -> Unavailable | None:
-        """What to refuse new work with while it is `failing`."""
+        """Return the failure to refuse new work with while the spool is `failing`, else None."""
         return self._failure
 
     async def append(self, make: Make) -> int:

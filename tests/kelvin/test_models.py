@@ -203,7 +203,7 @@ def test_overlap_lines(row: dict[str, Any], want: list[str]) -> None:
         pytest.param({"last_death": None}, [], id="none"),
         pytest.param(
             {"last_death": {"runtime_id": "r1", "at_s": 1_700_000_000, "exit_status": -9}},
-            [f"m@{'a' * 12}: replica r1 ended unasked, 2023-11-14 22:13 UTC: killed by signal 9"],
+            [f"m@{'a' * 12}: replica r1 ended unexpectedly, 2023-11-14 22:13 UTC: killed by signal 9"],
             id="one",
         ),
         pytest.param({}, [], id="an older control plane does not say"),

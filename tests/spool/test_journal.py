@@ -45,7 +45,7 @@ def test_sequences_are_gapless_from_one(tmp_path: Path) -> None:
 
 
 def test_a_close_that_fails_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network file system may tell of an error only then. The descriptor is gone, and its number another file's."""
+    """A network file system may report an error only at close. The number is free then, and another file may get it."""
     directory, other, close, closed = tmp_path / "spool", tmp_path / "other", os.close, list[int]()
     directory.mkdir()
 
@@ -115,7 +115,7 @@ def test_a_failing_disk_raises_and_leaves_nothing_behind(
     disk.fail = {operation, "cut"} if cut else {operation}
     for outcome in journal.commit([make("lost"), make("lost as well")]):
         assert isinstance(outcome, Refused)
-        assert outcome.failure == Unavailable("the usage spool, whose disk is full,")
+        assert outcome.failure == Unavailable("the usage spool (its disk is full)")
         assert isinstance(outcome.__cause__, OSError)
     disk.fail.clear()
     assert journal.committed == before

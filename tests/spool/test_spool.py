@@ -96,7 +96,7 @@ def test_a_failing_disk_is_told_to_the_caller_and_to_readiness(tmp_path: Path) -
     spool = Spool.open(tmp_path, "a-1", disk=disk)
     with pytest.raises(Refused) as caught:
         spool.append_blocking(make("lost"))
-    assert caught.value.failure == Unavailable("the usage spool, whose disk is full,")
+    assert caught.value.failure == Unavailable("the usage spool (its disk is full)")
     assert spool.failure == caught.value.failure
     assert "FAILING" in repr(spool)
     with pytest.raises(KeyError):  # nothing is written, so nothing is known of the disk
