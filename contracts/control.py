@@ -332,14 +332,14 @@ class VersionRegistration(Fact, frozen=True):
     kind: Kind = "generate"
     signature: Signature | None = None
     pushed_by: str = ""  # the id of the tenant's key
-    checked: bool = True  # whether this push read all of it from the store; most write what is missing alone
+    checked: bool = True  # whether this push read all chunks from the store; most pushes only write missing ones
 
 
 class Registered(Fact, frozen=True):
     """The answer to a `VersionRegistration`: whether the model had no such version, or had deleted it.
 
     `start_problem`: why the version could not start now, where that is known. `fault`: the code of what a restore found
-    broken, where this push has not checked it.
+    broken, if this push has not checked the version.
     """
 
     is_new: bool

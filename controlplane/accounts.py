@@ -168,15 +168,18 @@ def rates_of(connection: Connection, tenant: str, book: PriceBook) -> Rates:
 
 
 def readable(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings, and one more where a row can't be read. Raises DBAPIError if the database is away."""
+    """Yield the findings up to the first row that can't be read, and one for that row.
+
+    Raises DBAPIError if the database is away.
+    """
     try:
         yield from findings
     except UNREADABLE as error:
-        yield of_unreadable(error)
+        yield unreadable_finding(error)
 
 
-def of_unreadable(error: Exception) -> Finding:
-    """Report rows that raised one of UNREADABLE. Raises DBAPIError if the database is away."""
+def unreadable_finding(error: Exception) -> Finding:
+    """Return the finding for a row that raised one of UNREADABLE. Raises DBAPIError if the database is away."""
     return Finding(Kind.ROW_WRONG, "rows", unreadable(error), partial(Size, None, None, None, None))
 
 

@@ -82,7 +82,7 @@ class RestoreStatus(Wire, frozen=True):
 
 
 class ReplicaDeath(Wire, frozen=True):
-    """A replica that ended without having been told to. `exit_status` is as in `Popen.returncode`."""
+    """A replica that ended although nobody had told it to. `exit_status` is as in `Popen.returncode`."""
 
     runtime_id: str
     at_s: int  # Unix time
@@ -281,7 +281,7 @@ class DiskStatus(Wire, frozen=True):
 class Status(Wire, frozen=True):
     """`GET /admin/v1/status`. All but the models is the installation's, and told to operators.
 
-    `cache` is null while the cache does not answer, and on a cluster, as `device` and `disk` are; `pools` are of a
+    `cache`, `device` and `disk` are null on a cluster; `cache` also while the cache does not answer. `pools` are of a
     cluster alone.
     `replica_exits` counts replicas and standbys that were killed because they hung; null if there were none.
     """

@@ -37,7 +37,7 @@ from controlplane.policy.trail import (
     verify,
     window_of,
 )
-from controlplane.store import UNREADABLE, naming_unreadable, streamed, texts_of, unreadable
+from controlplane.store import UNREADABLE, refuse_unreadable, streamed, texts_of, unreadable
 from service.principal import holder_of
 
 ALL: Final = "*"  # no tenant's name
@@ -143,7 +143,7 @@ def events(connection: Connection, tenant: str, reader: Principal, limit: int, b
     wanted = select(table).where(table.c.tenant == tenant).order_by(table.c.sequence.desc()).limit(limit)
     if before is not None:
         wanted = wanted.where(table.c.sequence < before)
-    with naming_unreadable("the audit", "kelvin audit verify"):
+    with refuse_unreadable("the audit", "kelvin audit verify"):
         return [_event(row, reader) for row in connection.execute(wanted).mappings()]
 
 
@@ -283,7 +283,7 @@ def _let_go(connection: Connection, tenant: str) -> dict[str, int]:
 
 
 def _entries(connection: Connection, tenant: str, tell: Tell) -> Iterator[Entry | str]:
-    """Yield the entries, and last, if one can't be read, what to say of it."""
+    """Yield the entries up to the first one that can't be read, and for that one the reason as a text."""
     c = schema.audit.c
     words = [c[field] for field in _SAID]
     query = select(c.link, c.at_s, c.window_name, c.digest, c.chain, c.expired_at_s, *words)

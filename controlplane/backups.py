@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("data", type=Path)
     data = parser.parse_args(arguments).data
     refusals = (BadSetting, NewerDatabase, NewerLedger, sqlite3.Error)
-    # With PYTHONUNBUFFERED `sys.stdout.buffer` drops what a write that a signal ends early does not take.
+    # With PYTHONUNBUFFERED `sys.stdout.buffer` ignores a short write, such as one that a signal interrupts.
     with open(1, "wb", closefd=False) as out:
         return reporting(lambda: back_up_stopped(data, out), *refusals)
 

@@ -19,7 +19,7 @@ from controlplane.ledger_schema import device_totals, request_totals, step_total
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.sheet import Pricing, Sheet
-from controlplane.store import naming_unreadable, typed
+from controlplane.store import refuse_unreadable, typed
 
 MAX_PROBLEMS: Final = 200  # listed; the rest is counted
 MAX_OPEN: Final = 100
@@ -37,10 +37,10 @@ def billing_report(
 ) -> BillingReport:
     """`live` are the runtimes that have not died, None where nobody knows; `now_us` is wall clock.
 
-    Raises Refused: InvalidRequest for a month that is none, Conflict if a row can't be read that its sums need.
+    Raises Refused: InvalidRequest for a month that is none, Conflict if a row that the sums need can't be read.
     """
     month_bounds_us(month)
-    with naming_unreadable(f"month {month}", "kelvin billing verify"):
+    with refuse_unreadable(f"month {month}", "kelvin billing verify"):
         return _report(connection, book, tenant, month, live=live, now_us=now_us)
 
 

@@ -31,7 +31,7 @@ from controlplane.nul import read
 from controlplane.policy.month import month_bounds_us
 from controlplane.policy.rating import PriceBook
 from controlplane.policy.trail import Action, made
-from controlplane.store import naming_unreadable
+from controlplane.store import refuse_unreadable
 from service.bodies import answer
 from service.openapi import described
 from service.principal import holder_of
@@ -96,7 +96,7 @@ def router(
         whose, alive, now_us = _own(by, asked.tenant), live(), wall_us()
 
         def closed(connection: Connection) -> ClosingReport:
-            with naming_unreadable(f"month {asked.month}", "kelvin billing verify"):
+            with refuse_unreadable(f"month {asked.month}", "kelvin billing verify"):
                 was_open = frozen_report(connection, whose, asked.month) is None
                 closing = close_month(connection, book, whose, asked.month, live=alive, now_us=now_us)
             if was_open:

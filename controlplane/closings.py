@@ -63,7 +63,7 @@ def frozen_prices(connection: Connection, tenant: str, month: str) -> PriceBook:
 
 
 def currencies(connection: Connection) -> set[str]:
-    """Return the currencies of all closed months whose prices can be read. `kelvin billing verify` names the others."""
+    """Return the currencies of the closed months whose prices can be read. `kelvin billing verify` names the others."""
     found = set()
     for text in texts_of(connection, closings.c.prices):
         with suppress(BadJson):

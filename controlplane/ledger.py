@@ -131,7 +131,7 @@ class Ledger:
         return appended.new
 
     async def close_month(self, close: Callable[[Connection], ClosingReport]) -> ClosingReport:
-        """Run `close` in a transaction, and note what it froze. A month that was closed before is not noted again."""
+        """Run `close` in a transaction. Write the bill to the journal, unless the month was closed before."""
 
         def closed(connection: Connection) -> ClosingReport:
             count = select(func.count()).select_from(closings)

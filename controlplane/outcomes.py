@@ -27,7 +27,7 @@ from controlplane.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-UNTOLD: Final = 64  # deaths at once of which the records are awaited
+MAX_AWAITED: Final = 64  # lifetime records of unexpected deaths that are awaited at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Outcomes:
         self._last: dict[VersionKey, LastRestore] = {}
         self.behind: Mapping[VersionKey, ImageBehind] = {}  # versions of a cluster that run the image of before
         self._exits: dict[VersionKey, int] = {}  # how the last process ended that ended badly since one was ready
-        self._untold: deque[str] = deque(maxlen=UNTOLD)  # runtimes that ended by themselves, and have no record yet
+        # Runtimes that ended unexpectedly and have no lifetime record yet.
+        self._awaited: deque[str] = deque(maxlen=MAX_AWAITED)
         self._deaths: dict[VersionKey, ReplicaDeath] = {}
 
     def __repr__(self) -> str:
@@ -59,7 +60,7 @@ class Outcomes:
         return self._last.get(key)
 
     def last_death(self, key: VersionKey) -> ReplicaDeath | None:
-        """Return the version's last replica that ended without having been told to; None where there was none here."""
+        """Return the version's last replica that ended unexpectedly; None if this control plane has seen none."""
         return self._deaths.get(key)
 
     def problem(self, key: VersionKey) -> StartProblem | None:
@@ -93,8 +94,8 @@ class Outcomes:
             if record.tenant is None or record.model is None or record.version is None:
                 continue
             key = VersionKey(record.tenant, record.model, record.version)
-            if record.runtime_id in self._untold:
-                self._untold.remove(record.runtime_id)
+            if record.runtime_id in self._awaited:
+                self._awaited.remove(record.runtime_id)
                 at_s = record.died_at_us // 1_000_000
                 self._deaths[key] = ReplicaDeath(record.runtime_id, at_s, record.exit_status)
             if not record.exit_status:
@@ -124,9 +125,9 @@ class Outcomes:
             self._note(key, VersionEvent.FOUND_BROKEN, failure.code)
 
     def lost(self, replica: Replica) -> None:
-        """Expect the record that tells how it ended, if it was not told to. A death says nothing about the version."""
+        """Await the record of its end if the replica ended unexpectedly. A death says nothing about the version."""
         if replica.state not in (ReplicaState.DRAINING, ReplicaState.ENDING):
-            self._untold.append(replica.runtime_id)
+            self._awaited.append(replica.runtime_id)
 
     def _note(self, key: VersionKey, event: VersionEvent, fault: str | None) -> None:
         self._tasks.start(self._registry.note(key, event, fault), f"note {event} of {key}")

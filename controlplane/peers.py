@@ -96,7 +96,7 @@ class Peers:
         return (await asyncio.to_thread(self._exits)).get(REPLICAS)
 
     async def disk(self) -> DiskStatus:
-        """Return what is free on the disk that has the run directory, and so the data directory. Raises OSError."""
+        """Return the free space on the disk of the run directory, which lies in the data directory. Raises OSError."""
         found = await asyncio.to_thread(os.statvfs, self._directory.path)
         block, inodes = found.f_frsize, found.f_favail if found.f_files else None
         return DiskStatus(free_bytes=found.f_bavail * block, total_bytes=found.f_blocks * block, free_inodes=inodes)

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from contracts.billing import Compared, Difference, ReconcileReport
-from controlplane.accounts import Accounts, Surroundings, of_unreadable, open_runtimes
+from controlplane.accounts import Accounts, Surroundings, open_runtimes, unreadable_finding
 from controlplane.chains import Tell
 from controlplane.policy.findings import (
     Finding,
@@ -51,7 +51,7 @@ def reconcile(
     spools = sorted(around.spools.items())
     found.note_all(of_waiting(source, each) for source, each in spools if each.last > each.acknowledged)
     uses = Uses(connection, tenant) if month is None else None
-    is_whole = True  # every row of all months was read
+    is_whole = True  # whether every row of all months was read
     for each in months:
         rows = MonthRows(connection, tenant, each, uses, tell)
         is_whole &= found.note_all(_priced(each, finding, accounts.rates) for finding in rows.totals(found.add_id))
@@ -85,7 +85,7 @@ class _Found:
             for finding in findings:
                 self._note(finding)
         except UNREADABLE as error:
-            self._note(of_unreadable(error))
+            self._note(unreadable_finding(error))
             return False
         return True
 

@@ -109,8 +109,8 @@ class Registry:
 
     async def register(self, registration: VersionRegistration, now_s: int) -> Registered:
         """Register a published version, or bring it back after a deletion. A model's first version becomes its `prod`.
-        If this push has not checked the version, and it is faulty under any model or was deleted so, nothing changes.
-        Idempotent.
+        Nothing changes if this push has not checked the version, and it is faulty under any model of the tenant, or was
+        deleted while faulty. Idempotent.
 
         As every change of what is served, this returns once activators know it, or after TELL_S. Raises
         Refused(InvalidRequest) for a bad name, NotFound for an unknown tenant.
@@ -139,7 +139,7 @@ class Registry:
         return Registered(is_new=before is None, was_deleted=before is not None)
 
     def _fault_of(self, tenant: str, digest: str) -> str | None:
-        """Return why the bytes of a version are doubted, under whatever model; None if they are not."""
+        """Return the fault of a version under any model of the tenant, also a deleted one; None if it has none."""
         found = (model.version(digest) for model in self.models(tenant))
         return next((version.fault for version in found if version is not None and version.fault is not None), None)
 

@@ -145,7 +145,7 @@ def spending(
     late = select(sources.c.source).where(activators, sources.c.last_at_us >= now_us - LATELY_US)
     latest = select(sources.c.source).where(activators).order_by(sources.c.last_at_us.desc()).limit(LATEST)
     among_these = or_(received.c.source.in_(late), received.c.source.in_(latest))
-    last = func.max(cast(received.c.last, BigInteger)).label("last")  # SQLite may keep a text there
+    last = func.max(cast(received.c.last, BigInteger)).label("last")  # SQLite may hold a text there
     ends = select(received.c.source, last).where(among_these)
     seen = {row.source: row.last for row in connection.execute(ends.group_by(received.c.source))}
     rows: list[SpendingRow] = []
@@ -154,7 +154,7 @@ def spending(
         try:
             spent, *others = (spent_micros(connection, book, tenant, each) for each in (month, *sorted(beside)))
         except Exception as error:
-            # An error of PostgreSQL ends the snapshot. SQLite may only be unable to read a text that is no UTF-8.
+            # An error of PostgreSQL ends the snapshot. In SQLite a text that is no UTF-8 fails only this query.
             if isinstance(error, DBAPIError) and (connection.dialect.name != "sqlite" or failure_of(error) is not None):
                 raise
             failed[tenant] = error

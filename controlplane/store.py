@@ -142,7 +142,8 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
 def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int) -> Iterator[Any]:
     """Yield the rows of a query, fetched `rows` at a time. Close the iterator if you stop before its end.
 
-    SQLite gives no row of a fetch in which a text is no UTF-8. Raises DBAPIError after all rows before that one.
+    Raises DBAPIError at a row with a text that is no UTF-8, after all rows before it. SQLite fails the whole fetch that
+    contains such a row, so the rest is fetched one by one.
     """
     count = 0
     try:
@@ -157,7 +158,7 @@ def streamed(connection: Connection, query: Select[*tuple[Any, ...]], rows: int)
 
 
 def typed(query: Select[*tuple[Any, ...]], rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield the query's rows. SQLite keeps any value in any column: raises TypeError for one of another type."""
+    """Yield the query's rows. Raises TypeError for a value of another type: SQLite keeps any value in any column."""
     columns = tuple(query.selected_columns)
     kinds = tuple((column.type.python_type, NoneType) for column in columns)
     for row in rows:
@@ -191,12 +192,15 @@ def unreadable(error: Exception) -> str:
 
 
 @contextmanager
-def naming_unreadable(what: str, command: str) -> Iterator[None]:
-    """Raise Refused(Conflict) if a row of `what` can't be read inside. `command` names the row."""
+def refuse_unreadable(what: str, command: str) -> Iterator[None]:
+    """Raise Refused(Conflict) if the block reads a row of `what` that can't be read.
+
+    The message tells the user to run `command`, which names the row.
+    """
     try:
         yield
     except UNREADABLE as error:
-        rule = f"of its rows {unreadable(error)}: `{command}` says which"
+        rule = f"of its rows {unreadable(error)}. `{command}` names the row"
         log.error("rows can't be read", exc_info=error, extra={"of": what})
         raise Refused(Conflict(what, rule)) from error
 

@@ -45,7 +45,7 @@ _BY_SQLSTATE: Final = {
     "XX002": DatabaseFault.DAMAGED,
 }
 
-# SQLite's result codes. An extended code that is not listed goes by its primary one, the low byte.
+# SQLite's result codes. An extended code that is not listed has the fault of its primary code, the low byte.
 _BY_RESULT: Final = {
     3: DatabaseFault.REFUSED,  # PERM
     5: DatabaseFault.RETRYABLE,  # BUSY

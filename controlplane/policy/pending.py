@@ -74,7 +74,7 @@ class Seen:
     ready_s: float | None = None
     is_leaving: bool = False
     trouble: Trouble | None = None
-    is_held: bool = False  # a container of it does not run: the kubelet waits before it starts it
+    is_held: bool = False  # the kubelet has yet to start one of its containers
     has_lapsed: bool = False  # it was ready before, and is not now
 
 
@@ -110,7 +110,7 @@ class Nodes:
         if before is not None:
             self._forget(place, before)
             if found is not None and before.ready_s is not None:
-                # Its start is over, whatever becomes of it.
+                # Its start is over, even if it is not ready now.
                 found = replace(found, ready_s=before.ready_s, has_lapsed=found.ready_s is None)
         if found is not None:
             self._pods[place] = found
@@ -162,7 +162,7 @@ class Nodes:
             return None
         if any(map(_waits, pods)):
             return Trouble(UNSCHEDULABLE)
-        # Restarts of a pod that was ready may be long ago: only what the kubelet says now counts.
+        # Restarts of a pod that was ready may be long ago. Its trouble counts only while the kubelet holds a container.
         held = (seen for seen in pods if not seen.is_leaving and (seen.is_held or not seen.has_lapsed))
         return next((seen.trouble for seen in held if seen.trouble is not None), None)
 

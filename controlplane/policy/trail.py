@@ -134,9 +134,10 @@ def kept(link: int, at_s: int, window: str, digest: str) -> tuple[int | str, ...
 def verify(
     tenant: str, entries: Iterable[Entry | str], written: tuple[int, str] | None, let_go: Mapping[str, int]
 ) -> Verified:
-    """Read a chain in the order of its links, up to the first difference. A text in place of an entry says why that one
-    can't be read. `written` is the chain's end as kept beside it; `let_go` says for each window before which second
-    entries were let go, as entries of this chain say.
+    """Read a chain in the order of its links, up to the first difference.
+
+    A text in `entries` stands for an entry that can't be read, and says why. `written` is the chain's end as kept
+    beside it. `let_go` has for each window the second before which entries were let go, as entries of this chain say.
     """
     start = genesis(AUDIT, tenant)
     chain, expired = ChainReader(start), 0

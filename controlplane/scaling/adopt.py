@@ -114,8 +114,9 @@ def _remove(directory: SocketDirectory, name: str) -> None:
 
 
 def _listener_pid(directory: SocketDirectory, name: str) -> int:
-    """Return the process that listens at the socket, as the kernel reports it. Raises OSError if there is none, or if
-    its backlog is full. Does not block, and takes no thread: a process that is stopped has a full backlog for long.
+    """Return the pid of the process that listens at the socket, as the kernel reports it.
+
+    Does not block: a stopped process keeps a full backlog. Raises OSError if nobody listens or the backlog is full.
     """
     with closing(directory.connect(name, timeout_s=dependencies.CONNECT_S)) as sock:
         return peer_pid(sock)

@@ -256,7 +256,7 @@ class LocalActuator:
             self._table.move(runtime_id, ReplicaEvent.KEPT, self._now())
             log.warning("a replica stays: none took its place", extra={"runtime_id": runtime_id})
         notify(self._listeners, lambda listener: listener.failed(key, failure))
-        self._tell_waiting(key, failure)  # last: a timeline holds the start problem that is known when a request fails
+        self._tell_waiting(key, failure)  # last: a request that fails copies the start problem into its timeline
 
     def _tell_waiting(self, key: VersionKey, failure: Failure) -> None:
         if self._table.live(key) == 0:

@@ -196,8 +196,8 @@ async def test_runtime_that_cannot_be_asked_keeps_its_socket(
 async def test_runtime_that_takes_no_connection_holds_up_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is stopped has a full backlog. It takes neither the loop's time nor a thread, which forks and backups
-    need. The control: its socket stays.
+    """A stopped process has a full backlog. The survey neither blocks the loop nor takes a thread, which forks and
+    backups need. Control: the socket stays.
     """
 
     async def take_a_thread(*_: object) -> None:

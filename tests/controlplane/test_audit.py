@@ -260,8 +260,8 @@ def test_words_that_are_no_text_are_named(engine: Engine, column: str) -> None:
         pytest.param("UPDATE audit SET subject = CAST(X'ff' AS TEXT) WHERE link = 6", id="what let others go"),
     ],
 )
-def test_links_hold_beside_what_is_no_text(engine: Engine, statement: str) -> None:
-    """The end of a chain, or what an entry let go, says nothing of the links that are there."""
+def test_unreadable_text_elsewhere_hides_no_links(engine: Engine, statement: str) -> None:
+    """The chain's kept end and an expiry entry say nothing about the other links."""
     filled(engine)
     with engine.begin() as connection:
         record(connection, BY, NOW_S, "acme", Action.AUDIT_EXPIRED, "keys")
@@ -271,8 +271,8 @@ def test_links_hold_beside_what_is_no_text(engine: Engine, statement: str) -> No
 
 
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)"])
-def test_entry_that_cannot_be_read_is_no_defect(engine: Engine, value: str) -> None:
-    """Who lists the entries is told what names it."""
+def test_listing_refuses_an_unreadable_entry(engine: Engine, value: str) -> None:
+    """The message names the command that names the entry."""
     filled(engine)
     forge(engine, f"UPDATE audit SET changed = {value} WHERE link = 2")
     with pytest.raises(Refused, match="kelvin audit verify"):

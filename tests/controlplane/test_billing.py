@@ -326,7 +326,7 @@ def test_what_comes_after_a_month_was_closed_adjusts_another(engine: Engine) -> 
 
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)"])
 def test_prices_that_cannot_be_read_hide_no_other_currency(value: str) -> None:
-    """The start compares the price book with those of closed months: one tenant's row keeps nobody from starting."""
+    """A start compares the currencies of closed months. One tenant's unreadable row must not prevent it."""
     engine = fresh_engine()
     enter(engine, good_month())
     close(engine)

@@ -35,7 +35,7 @@ async def test_credentials_that_changed_are_read_again(
 
 
 async def test_apply_under_way_goes_on_with_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the server is another one by the credentials that are read again, connections to the one before end."""
+    """Credentials that are read again may name another server. The request is then sent again to that server."""
     monkeypatch.setattr(transport, "RELOAD_S", 0.0)
     held = asyncio.Event()
 

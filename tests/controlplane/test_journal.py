@@ -259,7 +259,7 @@ async def test_what_never_committed_is_not_replayed_after_hours_of_failures(tmp_
 
 
 async def test_month_that_is_closed_again_takes_no_room(tmp_path: Path) -> None:
-    """A bill may be large, and whoever may close a month may do so again and again."""
+    """A bill may be large, and a month may be closed any number of times."""
     async with over(tmp_path) as (ledger, journal):
         first = await close(ledger)
         end = journal.committed

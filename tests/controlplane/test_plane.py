@@ -498,7 +498,7 @@ async def test_a_service_that_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lasts", [False, True], ids=["for a moment", "for long"])
 async def test_requests_wait_while_the_cluster_is_away(tmp_path: Path, lasts: bool) -> None:
-    """Of a version that is new. After half a minute they are told that there is no Service of it."""
+    """The version is new. After half a minute its requests fail, because it has no Service."""
     async with planned(tmp_path) as it:
         it.cluster.refuse[at("a")] = deque([Unreachable("away")] * (100 if lasts else 2))
         await it.register("a")

@@ -193,7 +193,7 @@ async def test_the_next_control_plane_goes_on(tmp_path: Path) -> None:
 
 
 async def test_start_that_was_taken_over_waits_for_another_pod(tmp_path: Path) -> None:
-    """An earlier control plane had it bound to a pod that goes then. As one of our own, it waits for another pod."""
+    """An earlier control plane bound it to a pod, and that pod goes. The start then waits for another pod."""
     pods = Pods()
     ours = Take(
         tenant=TENANT, model="m", version=digest("a"), device_class="cpu-1", store=CLUSTER.store_url, weight_bytes=4096
@@ -360,7 +360,7 @@ async def test_pod_that_comes_back_at_another_address_is_another_pod(tmp_path: P
 
 
 async def test_pods_of_several_slices_are_kept_while_all_are_seen_again(tmp_path: Path) -> None:
-    """A hundred pods make a slice, and each address family has its own. One after another is seen."""
+    """A slice has up to 100 pods of one address family. The watch delivers the slices one by one."""
     cluster, needs = KnativeWorld(), Needs.of(CONTROLLED)
     for tenant in ("default", "-pools"):
         cluster.equip(tenant, needs)

@@ -250,7 +250,7 @@ def test_what_is_listed_is_bounded(engine: Engine) -> None:
 
 
 def _changed(source: Engine, statement: str) -> Engine:
-    """A copy with one row changed."""
+    """Return a copy of the database after `statement`."""
     copy = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     from_, into = source.raw_connection().driver_connection, copy.raw_connection().driver_connection
     assert isinstance(from_, sqlite3.Connection)
@@ -271,8 +271,8 @@ COLUMNS = [
 
 @pytest.mark.deep
 @pytest.mark.parametrize("column", COLUMNS)
-def test_whatever_a_row_is_changed_to_each_reader_answers(column: Column[Any]) -> None:
-    """With a report that can be read, or a bill that is refused by name."""
+def test_no_changed_value_makes_a_reader_fail(column: Column[Any]) -> None:
+    """Verify and reconcile give a report that can be decoded. The bill does too, or is a Conflict."""
     engine = whole_engine()
     enter(engine, [*good_month()[:3], request_record(2, status=500, sequence=4), *good_month()[4:]])
     close(engine)
@@ -302,7 +302,7 @@ def test_whatever_a_row_is_changed_to_each_reader_answers(column: Column[Any]) -
     ],
 )
 def test_row_that_cannot_be_read_is_named(statement: str, says: str) -> None:
-    """By `reconcile`, which says that its size is unknown, and by the bill."""
+    """`reconcile` lists it with an unknown size, and the bill lists it as a problem."""
     engine = whole_engine()
     enter(engine, [*good_month(), request_record(2, status=500, sequence=4)])
     changed = _changed(engine, statement)

@@ -224,8 +224,8 @@ def test_one_tenants_defect_stops_no_other_budget(engine: Engine, monkeypatch: p
 
 
 @pytest.mark.parametrize("value", ["'x'", "CAST(X'ff' AS TEXT)", "1.5"])
-def test_what_arrived_of_a_source_is_a_number(value: str) -> None:
-    """Whatever SQLite keeps there: activators could read no line of the feed that says something else."""
+def test_last_sequence_of_a_source_is_a_number(value: str) -> None:
+    """SQLite may keep any value there. Activators can't decode a line of the feed with another type."""
     engine = fresh_engine()
     enter(engine, [request_record(1)])
     with engine.begin() as connection:

@@ -112,7 +112,7 @@ async def test_crash_loop_names_the_last_exit_whichever_comes_first(tmp_path: Pa
         pytest.param(ReplicaState.ENDING, False, id="it was to end"),
     ],
 )
-async def test_replica_that_ends_unasked_is_in_status(tmp_path: Path, state: ReplicaState, is_shown: bool) -> None:
+async def test_replica_that_ends_unexpectedly_is_in_status(tmp_path: Path, state: ReplicaState, is_shown: bool) -> None:
     """Also after another one has taken its place. The record of its life says how it ended."""
     async with outcomes_of(tmp_path) as (outcomes, _, registry):
         outcomes.lost(Replica("r1", state, 0, key=key()))

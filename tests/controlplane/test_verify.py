@@ -152,7 +152,7 @@ def test_rows_that_no_program_writes_are_found(engine: Engine, statement: str) -
 
 @pytest.mark.parametrize("backend", [SQLITE], indirect=True)
 def test_links_before_a_row_that_cannot_be_read_hold(engine: Engine) -> None:
-    """Though SQLite gives none of the rows that it is asked for together with that one."""
+    """SQLite returns no row of a fetch that contains the unreadable one."""
     with engine.begin() as connection:
         before = connection.execute(text("SELECT link, chain FROM ledger_requests WHERE request_id = 'req-1'")).one()
         connection.execute(text("UPDATE ledger_requests SET source = CAST(X'ff' AS TEXT) WHERE request_id = 'req-2'"))

@@ -215,7 +215,7 @@ class Converger:
         if held is None or self._wanted is None:
             return
         is_as_wanted = held.stamp == policy.stamp_of(self._stamped_of(ref)) and self.seen(ref) is not None
-        # What is there and not wanted is going, or another installation's.
+        # An object that is there but not wanted is being deleted, or belongs to another installation.
         if ref not in self._wanted or (held.failing and is_as_wanted):
             del self._memory[ref]
 

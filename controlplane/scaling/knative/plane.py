@@ -46,8 +46,8 @@ SERVING: Final = "serving.knative.dev/v1"
 SLICES: Final = "discovery.k8s.io/v1"
 NAMESPACE_WAIT_S: Final = 2.0  # at most, until a namespace that nobody asked about before was looked at
 LOOK_S: Final = 2.0  # between two looks at what the cluster refuses
-PASSING: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # reasons of refusals that pass by themselves
-PASSING_S: Final = 30.0  # after so long requests wait for them no longer
+TRANSIENT: Final = {each.reason for each in (Busy, Conflict, Unreachable)}  # reasons of refusals
+TRANSIENT_S: Final = 30.0  # a transient refusal that lasts longer fails the waiting requests
 STALLED_BEATS: Final = 15  # of LOOK_S between two looks at a roll-out in which no turn comes
 
 
@@ -89,15 +89,15 @@ class Plane:
         self._spaces = TenantSpaces(api, Needs.of(rendering.cluster), clock, self._changed.set)
         self.nodes = self._seen.nodes
         self.synced = asyncio.Event()  # all that there is was seen once
-        self._told: dict[VersionKey, Failure] = {}  # why versions can't be rendered, as it was told
-        self._refused: set[VersionKey] = set()  # versions whose Service is refused, as it was told
+        self._told: dict[VersionKey, Failure] = {}  # the published reasons why versions can't be rendered
+        self._refused: set[VersionKey] = set()  # versions whose refused Service was published
         self._begin()
 
     def __repr__(self) -> str:
         return f"<Plane {self._seen!r} {self._pods!r} {self._converger!r}>"
 
     def _begin(self) -> None:
-        """As if nothing had been seen, and nothing were wanted. Start problems that were told stand until they end."""
+        """Forget what was seen and wanted. Published start problems stay until they end."""
         self.synced.clear()
         self._pools.begin()
         self._seen.forget()
@@ -297,8 +297,9 @@ class Plane:
             self._refused = refused
 
     def _refused_now(self) -> set[VersionKey]:
-        """Return the versions without a Service because the cluster refuses it. A refusal that may pass by itself
-        counts once it has lasted.
+        """Return the versions that have no Service because the cluster refuses it.
+
+        A transient refusal counts only after TRANSIENT_S.
         """
         now_s, why = self._now_s(), dict[VersionKey, str]()
         for ref, refusal in self._converger.refusals().items():
@@ -308,7 +309,7 @@ class Plane:
         return {
             key
             for key, reason in why.items()
-            if reason not in PASSING or now_s - self._refused_since_s[key] >= PASSING_S
+            if reason not in TRANSIENT or now_s - self._refused_since_s[key] >= TRANSIENT_S
         }
 
     # -- what is seen --

@@ -208,7 +208,7 @@ class PoolActuator:
 
     def _fail(self, key: VersionKey, failure: Failure) -> None:
         notify(self._listeners, lambda listener: listener.failed(key, failure))
-        if self.live(key) == 0:  # last: a timeline holds the start problem that is known when a request fails
+        if self.live(key) == 0:  # last: a request that fails copies the start problem into its timeline
             self._feed.publish(Feed(failures=(RestoreFailure.of(key.tenant, key.version, failure),)))
 
     # -- ends --

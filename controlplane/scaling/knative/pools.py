@@ -119,7 +119,7 @@ class Pools:
         self._objects = [pool_service(each, cluster, kv_bytes) for each in settings.pools]
         self._revisions: dict[Place, str] = {}
         self._slices: dict[Place, tuple[Place, Pods]] = {}
-        self._knows_slices = False  # all that there are
+        self._knows_slices = False  # whether all of them were seen
         self._rows: tuple[PoolRow, ...] = ()
         self._places = asyncio.Semaphore(ABREAST)
         self.shared = Shared(models, settings)
@@ -170,7 +170,7 @@ class Pools:
         if found is not None and owner in self._specs:
             self._slices[place] = owner, found
         if not self._knows_slices:
-            return  # a pod of another slice may be there, too
+            return  # a slice that was not seen yet may have more pods
         for whose in {each for each in (owner, before and before[0]) if each is not None and each in self._specs}:
             self._see(whose)
 

@@ -227,7 +227,7 @@ def test_a_pod_that_was_ready_does_not_start_again() -> None:
     ],
 )
 def test_pod_that_was_ready_may_be_in_trouble_again(state: dict[str, Any], want: Trouble | None) -> None:
-    """Its start is over, and yet it serves nobody. Once it is ready again that is over, too."""
+    """A crash loop counts although the start is over. It ends once the pod is ready again."""
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-20T10:00:00Z"}
     died = {"lastState": {"terminated": {"exitCode": 137}}, "restartCount": 3, "state": state}
     about = {"name": "p", "labels": {"serving.knative.dev/service": SERVICE[1]}}
