@@ -39,7 +39,7 @@ def open_store(url: str) -> BlobStore:
 
 
 def directory_of(url: str) -> Path | None:
-    """Return the directory of a `file:` store, None for another store. Raises `BadSetting` for what names none."""
+    """Return the directory of a `file:` store, None for another kind. Raises `BadSetting` if the URL names no store."""
     parts = _split(url)
     if url == "memory:" or parts.scheme == "s3":
         return None

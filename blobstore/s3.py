@@ -127,7 +127,7 @@ class S3Store:
             if page.keys and page.keys[0] <= last:  # who lists again after a break relies on the order
                 raise BlobUnavailable("S3 answered pages of a listing that are not ascending")
             if token is not None and page.next == token:
-                raise BlobUnavailable("S3 answered a listing that does not go on")
+                raise BlobUnavailable("S3 named the same next page of a listing twice")
             last = page.keys[-1] if page.keys else last
             for key in page.keys:
                 if all(map(is_segment, key.split("/"))):

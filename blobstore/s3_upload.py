@@ -205,7 +205,7 @@ class Uploads:
             if answer.get("IsTruncated"):
                 following = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
             if following and following == markers:
-                raise BlobUnavailable("S3 answered a listing of uploads that does not go on")
+                raise BlobUnavailable("S3 named the same next page of a listing of uploads twice")
             return [(row["Key"], row["UploadId"]) for row in rows], following
 
 

@@ -249,6 +249,6 @@ class CollectReport(Wire, frozen=True, omit_defaults=True):
     versions: int  # that are kept, condemned ones included
     packs: int  # that are kept
     unreferenced_bytes: int
-    dropped_pushes: int  # that stood still for longer than the grace period, and than ten minutes
+    dropped_pushes: int  # that stood still for longer than the grace period and for more than ten minutes
     pushes_running: bool
     lost: int = 0  # chunks of kept versions that are in no pack: while there is one, no pack is freed

@@ -42,15 +42,15 @@ async def check_store(settings: SnapshotterSettings) -> None:
 
 
 def _is_made(url: str) -> bool:
-    """Return False for a local store that is yet to be made, at the first start. Raises BadSetting if it can't be,
-    OSError.
+    """Return False if the store is a directory that the first start will make. Raises BadSetting if that is impossible,
+    OSError if the disk fails.
     """
     directory = directory_of(url)
     if directory is None or directory.exists():
         return True
     above = next(parent for parent in directory.parents if parent.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise BadSetting(SETTING, url, f"must be a directory that can be used: it can't be made in {above}")
+        raise BadSetting(SETTING, url, f"must be a directory that can be used: it can't be created in {above}")
     return False
 
 

@@ -89,7 +89,7 @@ class Collector:
     async def _collect(self, tenant: str, run: bool) -> CollectReport:
         async with self._publisher.quiet(tenant) as under_way:
             now_s = self._clock()
-            idle_s = max(self._grace_s, IDLE_S)  # without a grace period, too, what is being sent stays
+            idle_s = max(self._grace_s, IDLE_S)  # active pushes stay also without a grace period
             dropped = await asyncio.to_thread(self._staging.sweep, now_s, idle_s, tenant) if run else 0
             chosen = choose(await self._look(tenant, under_way), now_s, self._grace_s)
             if chosen.lost:

@@ -69,7 +69,7 @@ class Exports:
         data = await self._read(tenant, (self._places.get(tenant, PACKS) or {}).get(digest))
         if data is not None and await _matches(data, digest):
             return data
-        # Packed since, its pack was collected and it lies elsewhere, or an index that lied was mended.
+        # The chunk was packed since, its pack was collected and another has it, or a wrong index was mended.
         places = await self._catalog.places(tenant)
         self._places.put(tenant, PACKS, places)
         data = await self._read(tenant, places.get(digest))

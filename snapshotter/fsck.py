@@ -233,7 +233,7 @@ class _Check:
         self._watch()
         if self._seen_running:  # a pack is there for a moment before its index
             return
-        # Those of a push that has ended since its pack was read have one by now.
+        # A push that has ended since its pack was read has written the index by now.
         self._unindexed = {pack for pack in self._unindexed if not await self._is_there(index_key(self._tenant, pack))}
         wanted = {chunk.digest for manifest in self._manifests.values() for chunk in manifest.chunks}
         is_lacking = not wanted <= self._places.keys() or not self._named <= self._manifests.keys()

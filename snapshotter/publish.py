@@ -124,12 +124,12 @@ class WholeFileReader:
         return self._record.tenant, self._record.plan_id, digest
 
 
-async def _discard_lost(staging: Staging, record: PlanRecord, found: str) -> Refused:
-    """Discard the staged chunk that was found damaged, and all others of the push that are: a power cut takes many.
+async def _discard_lost(staging: Staging, record: PlanRecord, damaged: str) -> Refused:
+    """Discard the staged chunk `damaged` and every other damaged one of the push. Return the refusal to raise.
 
-    Return the refusal. The client asks what is missing, and sends all of it in one round.
+    A power cut damages many chunks at once. The client then asks what is missing, and sends all of it in one round.
     """
-    await asyncio.to_thread(staging.discard, record.tenant, found)
+    await asyncio.to_thread(staging.discard, record.tenant, damaged)
     for digest in await asyncio.to_thread(staging.held, record.tenant, record.plan_id):
         data = await asyncio.to_thread(staging.read, record.tenant, record.plan_id, digest)
         if await asyncio.to_thread(_digest_of, data) != digest:
@@ -244,14 +244,15 @@ class Publisher:
     async def _check_faulty(
         self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, renewed: bool
     ) -> None:
-        """Read all chunks of a version that a restore found broken. Its manifest and seal were just read, or `renewed`.
+        """Read all chunks of a version that a restore found broken.
 
-        Raises `Refused(Conflict)` if a chunk is damaged, or if known answers or an attestation failed, of which chunks
-        say nothing.
+        `renewed` says that this push wrote the manifest or the seal anew. Raises `Refused(Conflict)` if a chunk is
+        damaged. Also raises it if the known answers or an attestation failed and nothing was renewed: good chunks don't
+        show that these are good now.
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
         if fault in (ProbeFailed.code, AttestationInvalid.code) and not renewed:
-            rule = f"{failed}, and all of it is there: ask for {version.model}@{version.version[:12]} once"
+            rule = f"{failed}, and this push did not seal it anew: ask for {version.model}@{version.version[:12]} once"
             raise Refused(Conflict(what, rule))
         places = await self._catalog.places(version.tenant)
 

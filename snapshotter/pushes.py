@@ -111,7 +111,7 @@ class Pushes:
         request = await asyncio.to_thread(_decode_plan, body)
         dns_label(request.model, "model")
         intake = await asyncio.to_thread(admit, request)
-        # Before anything is made of the sizes: headers may claim any.
+        # Check this before the layout: headers may claim any size.
         if (need := intake.total_bytes) > (most := self._limits.max_version_bytes):
             raise Refused(CapacityExceeded("bytes of one version", need, most))
         facts = await self._examine(tenant, intake)

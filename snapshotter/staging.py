@@ -129,7 +129,7 @@ class Staging:
         return set(wanted).intersection(names)
 
     def held(self, tenant: str, plan_id: str) -> list[str]:
-        """Return the chunks that this push holds."""
+        """Return the digests of the chunks that this push holds."""
         chunks = _scan(self._path(tenant, plan_id) / "chunks")
         return [entry.name for entry in chunks if not entry.name.startswith(".")]
 

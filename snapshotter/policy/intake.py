@@ -63,7 +63,7 @@ class Intake:
 
     @property
     def total_bytes(self) -> int:
-        """Length of the linear space, as `lay_out` makes it: each file and tensor in whole pages."""
+        """Return the bytes that `lay_out` needs: each file and tensor takes whole pages."""
         files = sum(padded(len(file.content)) for file in self.files)
         return files + sum(padded(tensor.nbytes) for tensor in self.tensors)
 

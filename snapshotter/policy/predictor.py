@@ -82,7 +82,7 @@ def admit_predictor(request: PlanRequest) -> PredictorIntake:
             rule = f"the input '{spec.name}' is {list(spec.shape)}: all but its rows must be fixed"
             _reject(ONNX_FILE, f"{rule}, here or in '{SIGNATURE_FILE}'")
     if (values := sum(prod(spec.shape[1:]) for spec in inputs)) > MAX_EXTENT:
-        _reject(ONNX_FILE, f"a row of all inputs has {values} values: {MAX_EXTENT} are served at most")
+        _reject(ONNX_FILE, f"a row of all inputs has {values} values; the limit is {MAX_EXTENT}")
     signature = sign(inputs, outputs)
     if (fault := find_signature_fault(signature)) is not None:
         _reject(ONNX_FILE, fault)
@@ -136,7 +136,7 @@ def _with(spec: TensorSpec, said: _Said) -> TensorSpec:
         _reject(SIGNATURE_FILE, rule)
     if len(set(said.columns)) != len(said.columns):
         _reject(SIGNATURE_FILE, f"a column of '{spec.name}' is named twice")
-    # NaN is neither less nor more than any number, and the manifest's JSON has none.
+    # Refuse NaN: no comparison below finds it, and JSON can't hold it.
     plain = all(is_text(value) if isinstance(value, str) else value == value for value in said.examples)
     if len(said.examples) > MAX_EXAMPLES or not plain or find_misfit(said.examples, spec.datatype) is not None:
         _reject(SIGNATURE_FILE, f"the examples of '{spec.name}' must be {spec.datatype}, {MAX_EXAMPLES} at most")

@@ -87,7 +87,7 @@ def test_full_store_is_told_as_such(code: str, status: int) -> None:
 
 
 class Standstill(Endpoint):
-    """Says of each page of a listing that another one follows, and gives that same page again."""
+    """Names the same next page on every page of a listing."""
 
     def __init__(self) -> None:
         super().__init__(0, refused("SlowDown", 503))
@@ -99,8 +99,8 @@ class Standstill(Endpoint):
         return {"Uploads": [], "IsTruncated": True, "NextKeyMarker": "p/t/a", "NextUploadIdMarker": "u"}
 
 
-async def test_listing_that_does_not_go_on_ends() -> None:
-    """It would be asked for the same page for ever."""
+async def test_listing_that_repeats_a_page_ends() -> None:
+    """Otherwise the same page would be requested for ever."""
     store = S3Store(PLACE, Standstill(), retry=Retry(RetryBudget(attempts=1)))
     try:
         async with asyncio.timeout(PATIENCE_S):

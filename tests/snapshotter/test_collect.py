@@ -295,7 +295,7 @@ def test_collection_that_waits_keeps_no_other_tenant_from_theirs(tmp_path: Path)
 
 
 async def test_push_that_is_being_sent_stays_without_a_grace_period(tmp_path: Path) -> None:
-    """On a full disk nothing is kept for later, and what others send just now is not sent for nothing."""
+    """On a full disk an operator collects without a grace period. Active pushes must go on."""
     bench, model = Bench.over(tmp_path), Model()
     sent = await open_push(bench.pushes, model.files(), model.request())
     await send(bench.pushes, sent)

@@ -226,7 +226,7 @@ def test_what_a_running_push_leaves_is_no_fault(tmp_path: Path, store: Store) ->
 
 
 async def test_a_push_that_ends_while_packs_are_read_leaves_no_fault(tmp_path: Path, store: Store) -> None:
-    """Its pack was read before it had an index. Nobody is told to delete it, though another version lacks a chunk."""
+    """Its pack was read before its index was there. No finding says to delete it, though a version lacks a chunk."""
     pack, *_ = store.files("packs")
     before = {*store.files("packs"), *store.files("inputs")}
     other = Model(shards={"model.safetensors": default_weights(seed=9)})
@@ -402,7 +402,7 @@ def test_an_index_that_lies_of_a_kept_file(tmp_path: Path) -> None:
 
 
 async def test_an_export_takes_a_mended_index(tmp_path: Path) -> None:
-    """In the process that gave out what the one before it said."""
+    """Also in a process that has cached the wrong index."""
     bench = Bench.over(tmp_path)
     await bench.push(KEPT[0].files(), KEPT[0].request())
     (path,) = (tmp_path / "store" / TENANT / "index").glob("*.tensors")

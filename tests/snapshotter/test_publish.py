@@ -230,8 +230,8 @@ def test_a_push_mends(tmp_path: Path, damage: Callable[[Path], object]) -> None:
 
 
 def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
-    """A version that a restore found broken is read whole, whatever this push wrote of it, and is refused while a chunk
-    is damaged.
+    """A push of a version that a restore found broken reads all chunks, whatever it wrote. A damaged chunk refuses
+    it.
     """
     bench = Bench.over(tmp_path)
     push(bench, Model())
@@ -252,7 +252,7 @@ def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
     assert [each.checked for each in bench.jobs.registered or []] == [False, False, False, False, True]
 
 
-def test_a_cut_push_that_had_mended_a_version_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_next_push_registers_what_a_cut_push_mended(tmp_path: Path) -> None:
     """The first one wrote what was missing, and ended before it was registered. Nothing is left to write."""
     bench = Bench.over(tmp_path)
     version = push(bench, Model()).version

@@ -169,7 +169,7 @@ def test_too_large_a_version(house: House) -> None:
 
 
 def test_a_version_that_claims_too_much_is_not_laid_out(house: House) -> None:
-    """A header of some bytes may claim more chunks than there is memory for: nothing is made of them, no gate asked."""
+    """A short header may claim more chunks than fit in memory. The push is refused before its layout and its gate."""
     size, gates = 1 << 60, len(house.control.gates)
     tensor = {"dtype": "F32", "shape": [size // 32, 8], "data_offsets": [0, size]}
     header = raw_safetensors(json.dumps({"model.embed_tokens.weight": tensor}).encode())

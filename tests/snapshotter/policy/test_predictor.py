@@ -76,7 +76,7 @@ def test_what_is_added() -> None:
         pytest.param(said(X | {"columns": list("aabc")}), "named twice", id="a column twice"),
         pytest.param(said(X | {"examples": ["a"]}), "must be FP32", id="an example of another type"),
         pytest.param(said(X | {"examples": [1.0] * 1025}), "1024 at most", id="too many examples"),
-        pytest.param(said(X | {"examples": [1.0, math.nan]}), "must be FP32", id="no number after a number"),
+        pytest.param(said(X | {"examples": [1.0, math.nan]}), "must be FP32", id="NaN after a number"),
         pytest.param(said(X | {"examples": [math.inf]}), "must be FP32", id="an infinite example"),
         pytest.param(said(X | {"colums": []}), "unknown field", id="a key that nobody knows"),
     ],
@@ -114,7 +114,7 @@ def identity(*shape: int | None) -> Any:
         ),
     ],
 )  # fmt: skip
-def test_refuses_rows_without_end(model: Any, signature: bytes | None, want: str) -> None:
+def test_refuses_too_large_rows(model: Any, signature: bytes | None, want: str) -> None:
     """Sealing makes rows of these shapes in memory, however small the graph is."""
     with pytest.raises(Refused, match=want):
         signature_of(model, signature)
