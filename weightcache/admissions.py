@@ -64,7 +64,7 @@ class Admissions:
         self._loading = loading
         self._offers: deque[_Offer] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lookups: set[asyncio.Task[int | None]] = set()  # of lengths, before their chunks are brought
+        self._lookups: set[asyncio.Task[int | None]] = set()  # of chunk lengths, before the chunks are fetched
         arena.on_full = self.shed
 
     def __repr__(self) -> str:
@@ -123,8 +123,9 @@ class Admissions:
         return None
 
     async def _find_length(self, tenant: str, digest: str) -> int:
-        """Return the chunk's length in bytes, by the store's tables. Loads of the chunk do not wait for this. Raises
-        `Refused`.
+        """Return the chunk's length in bytes from the store's tables. Loads of the chunk do not wait for this.
+
+        Raises `Refused`.
         """
         lookup = asyncio.create_task(self._remote.length_of(tenant, digest))
         self._lookups.add(lookup)
@@ -134,8 +135,9 @@ class Admissions:
         return length
 
     async def _keep_one(self, tenant: str, digest: str, length: int | None) -> tuple[str, bool]:
-        """Write the chunk, from memory or from below, where its `length` has to be known. Return the tier it came from,
-        and whether it was admitted.
+        """Write the chunk from memory or from a source below. Return its tier there, and whether it was admitted.
+
+        `length` must be known if the chunk is not in memory.
         """
         place = self._arena.index.try_place(tenant, digest)
         if place is not None:
@@ -200,7 +202,7 @@ class Admissions:
 
     async def _keep(self, offer: _Offer) -> None:
         try:
-            # A chunk that was found wrong in memory meanwhile is not there any more, or is at another place.
+            # If the chunk was found wrong in memory meanwhile, it is gone or at another place.
             if self._arena.index.try_place(offer.tenant, offer.digest) == offer.place:
                 await self._admit(offer.tenant, offer.digest, await self._arena.view(offer.place))
         finally:

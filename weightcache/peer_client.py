@@ -62,7 +62,7 @@ class Peer:
         self._session = session
         self._clock = clock
         self._away_until = 0.0
-        self._lost: Counter[str] = Counter()  # calls in a row, by what they were for
+        self._lost: Counter[str] = Counter()  # failed calls in a row, by kind of call
         self._refused = 0  # times in a row that it was busy
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Peer:
         except (aiohttp.ClientError, TimeoutError, OSError, Refused, ValueError) as error:
             self._fail(error)
             return None
-        self._lost[QUESTION] = 0  # of chunks it says nothing: they may still stall
+        self._lost[QUESTION] = 0  # an answer does not show that chunks arrive
         self.node = found.node
         if found.moved != self._moved:
             self._moved, self.moved_at = found.moved, self._clock()

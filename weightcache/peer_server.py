@@ -83,12 +83,12 @@ class Shelf:
         self.out, self.out_bytes = self.out + 1, self.out_bytes + length
         try:
             if place is None:
-                # No mapping is empty, though a file may be: it is found faulty then, like any other. It is not closed
-                # here: an error of the read has views of it.
+                # A mapping can't be empty, though a file may be: that file is found faulty then, like any other. The
+                # mapping is not closed here, because an error of the read may still hold views of it.
                 view = memoryview(mmap.mmap(-1, max(length, 1)))[:length]
                 try:
                     read = await self._nvme.fetch(tenant, digest, view)
-                except Refused as error:  # the disk does not answer: another source is asked at once
+                except Refused as error:  # the disk fails: the peer asks another source at once
                     raise Refused(NotFound("chunk", digest)) from error
                 if await self._verifier.check(self._nvme, read, tenant, digest, view) not in ARRIVED:
                     raise Refused(NotFound("chunk", digest))

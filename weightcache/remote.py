@@ -101,7 +101,7 @@ class StoreTier:
         if outcome is Outcome.ABSENT and places:  # packs were collected or are unavailable: others may have the chunk
             fresh = await self._locate(tenant, digest, stale=places)
             for place in places:
-                self._tables[tenant].put_last(digest, place)  # the first place is the one that is read now
+                self._tables[tenant].put_last(digest, place)  # `quarantine` doubts the first place
             outcome = await self._read_one(tenant, digest, fresh, into, reader)
         if outcome is Outcome.ABSENT and away is not None:
             raise away

@@ -177,7 +177,7 @@ async def test_memory_that_is_needed() -> None:
 
 
 async def test_chunk_that_was_found_wrong_in_memory_is_not_written() -> None:
-    """It waits to be written when an examination condemns its place."""
+    """It waits to be written while an examination condemns its place."""
 
     async with opened() as world:
         await world.load("a", "b", "c")

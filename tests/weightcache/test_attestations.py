@@ -182,7 +182,7 @@ def test_a_signature_may_come_later(tmp_path: Path) -> None:
 
 
 class Pairs(FileStore):
-    """Once `is_slow`, a read of an attestation ends when another one has begun."""
+    """While `is_slow`, a read of an attestation ends only after a second read has begun."""
 
     is_slow = False
 
@@ -199,8 +199,8 @@ class Pairs(FileStore):
         return await super().read(key, offset, length)
 
 
-async def test_news_of_many_attestations_are_heard(tmp_path: Path) -> None:
-    """They are read side by side: one after another they would be late, the more of them there are."""
+async def test_new_attestation_among_many_is_seen(tmp_path: Path) -> None:
+    """Attestations are read in parallel. One by one, many of them would take too long."""
     store = Pairs(tmp_path / "store")
     await publish(store, VERSION)
     await store.put_if_absent(origin_key(TENANT, VERSION.id, BY_STRANGER), BY_STRANGER)

@@ -79,8 +79,8 @@ def test_touched_files_stay() -> None:
     assert index.admit(("a", "new"), 2, 10.0) == (("a", "y"), ("a", "z"))
 
 
-def test_files_of_a_clock_that_was_ahead_age() -> None:
-    """They were used before the clock was set back a year. Then those that nobody reads go, as at any other time."""
+def test_files_used_before_the_clock_was_set_back_are_evicted() -> None:
+    """The clock was a year ahead. Files that nobody reads go, as at any other time."""
     index, ahead = DiskIndex(4), 1e9 + 365 * 86_400.0
     for number in range(4):
         assert index.admit(("a", f"old{number}"), 1, ahead) == ()
@@ -196,8 +196,8 @@ def test_select(tenant: str | None, digests: frozenset[str] | None, want: int) -
     assert len(index.select(tenant, digests)) == want
 
 
-def test_integrity_of_many_tenants() -> None:
-    """Each file is looked at once, not once for each tenant: the agent answers nothing else meanwhile."""
+def test_integrity_check_visits_each_file_once() -> None:
+    """Once for each tenant would be too slow: the agent answers nothing else meanwhile."""
     compared = 0
 
     class Tenant(str):

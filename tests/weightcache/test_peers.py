@@ -229,7 +229,7 @@ def test_a_peer_that_fails(tmp_path: Path, kind: str) -> None:
 
 
 async def test_peer_that_answers_and_sends_no_chunk_is_left_alone_longer() -> None:
-    """Each load that asks it for a chunk waits in vain: twice as long passes before the next one does."""
+    """A load that asks it for a chunk waits in vain. Each failure doubles the pause before the next."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return has_all(await request.read()) if request.method == "POST" else web.Response(status=500)

@@ -98,7 +98,7 @@ class DiskIndex:
         More is removed than this file needs, so that the next ones need no removal. Return None if the file is there
         already, or does not fit beside files that are being written and what quotas leave to others.
 
-        A file that was used after `now`, by a clock that was wrong, counts as used now, for good.
+        A file whose last use lies after `now`, because the clock was set back, gets `now` as its last use.
         """
         gone = None if key in self._files else self._room_for(key[0], length, now)
         if gone is None:
