@@ -120,7 +120,7 @@ def written_size(value: object) -> int:
                 total += len(text)
             case int() as number:
                 total += number.bit_length() // 3
-            case dict() | MappingProxyType() as members:  # the latter is a view's `mapping`
+            case dict() | MappingProxyType() as members:  # a view's `mapping` is a proxy
                 pending += members.keys()
                 pending += members.values()
             case range() as numbers:

@@ -168,7 +168,7 @@ def read_tokenizer(raw: bytes, large: int = LARGE) -> Any:
 def is_read_alike(raw: bytes, large: int = LARGE) -> bool:
     """Whether what is read here is what the library reads, by its own account of all that it has. Takes a while.
 
-    Raises `Refused(ArtifactRejected)`.
+    Raises `Refused(ArtifactRejected)` if the file does not load.
     """
     with _blaming_the_file("does not load"):
         return len(raw) < large or read_tokenizer(raw, large).to_str() == Tokenizer.from_buffer(raw).to_str()

@@ -20,7 +20,7 @@ from runtime.policy.blocks import BLOCK_SIZE
 VarlenAttention = Callable[..., torch.Tensor]
 _NEEDED = frozenset({"cu_seq_q", "cu_seq_k", "max_q", "max_k", "scale", "window_size", "enable_gqa"})
 _MAX_HEAD_DIM = 256
-_HEAD_DIM_STEP = 8  # SDPA pads other widths, this kernel refuses them
+_HEAD_DIM_STEP = 8  # the kernel refuses other widths; SDPA pads them
 _AMPERE = (8, 0)  # the kernel refuses what is older when it is first called
 
 

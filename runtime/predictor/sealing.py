@@ -16,7 +16,7 @@ from runtime.weights import Lease, attested, pinned_files, required
 
 log = logging.getLogger(__name__)
 
-# Every start reads them, and no quota counts them. A seal that a replica records is kept up to 32 MiB.
+# Every start reads the known answers, and no quota counts them. The snapshotter takes seals up to 32 MiB.
 MAX_PROBE_BYTES: Final = 24 << 20
 
 
@@ -42,8 +42,8 @@ def seal(version: str, lease: Lease) -> SealAttestation:
     except ValueError as error:
         raise Refused(ArtifactRejected(MODEL, str(error))) from error
     if (nbytes := len(encode(probe))) > MAX_PROBE_BYTES:
-        rule = f"its known answers take {nbytes} bytes: rows of fewer values, or of shorter texts, take less"
-        raise Refused(ArtifactRejected(MODEL, f"{rule}; the limit is {MAX_PROBE_BYTES}"))
+        rule = f"its known answers take {nbytes} bytes; the limit is {MAX_PROBE_BYTES}"
+        raise Refused(ArtifactRejected(MODEL, f"{rule}: use rows with fewer values or shorter texts"))
     engine = PredictorEngine(
         session, signature, version=version, max_rows=manifest.limits.max_input_tokens, probe=probe
     )

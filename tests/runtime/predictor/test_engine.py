@@ -236,8 +236,8 @@ def test_examples_of_the_signature_are_recorded() -> None:
     assert attestation.fingerprint.torch.startswith("onnxruntime ")
 
 
-def test_known_answers_of_any_size_are_not_sealed() -> None:
-    """Rows repeat a long example, and every start would read all of them."""
+def test_too_large_known_answers_are_refused() -> None:
+    """Rows repeat a long example, and every start reads all rows."""
     text = models.tensor("x", models.STRING, None, 4), models.tensor("y", models.STRING, None, 4)
     echo = models.graph([helper.make_node("Identity", ["x"], ["y"])], text[:1], text[1:])
     said = b'{"inputs": [{"name": "x", "examples": ["%b"]}]}'
