@@ -142,7 +142,7 @@ class Bench(Generic[P, F]):
                 report = judged(self.run(plan, scratch))
         except BenchFailed as failed:
             raise click.ClickException(str(failed)) from failed
-        click.echo(report.text(self.table(report.figures)))  # first: a full disk may take no file
+        click.echo(report.text(self.table(report.figures)))  # first, because writing the file may fail on a full disk
         write(report.figures)
         if pictures is not None and self.draw is not None:
             self.draw(report.figures, pictures)

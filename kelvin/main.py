@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import httpx
@@ -41,6 +41,8 @@ from kelvin.timeline import timeline_command
 from kelvin.up import logs_command, restart_command, up_command
 from kelvin.versions import show_command, versions_command
 
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 
 class _Kelvin(click.Group):
     """Turns refusals into one sentence and exit code 1, wherever a command raises them."""
@@ -56,11 +58,7 @@ class _Kelvin(click.Group):
         except json.JSONDecodeError as error:
             raise DoorClosed("the answer is not JSON; is this the address of an installation of Kelvin?") from error
         except OSError as error:
-            if error.filename is None and error.errno in (
-                errno.ENOSPC,
-                errno.EDQUOT,
-                errno.EFBIG,
-            ):  # as a write says it
+            if error.filename is None and error.errno in _NO_ROOM:  # raised by a write
                 raise DoorClosed(f"a file can't be written: {error.strerror}") from error
             if error.filename is None:
                 raise  # of no file that the user named
@@ -70,8 +68,9 @@ class _Kelvin(click.Group):
 
 
 def _buffer_output() -> None:
-    """Buffer standard output by lines under PYTHONUNBUFFERED. Python's unbuffered stream drops what a full disk does
-    not take of a write, without an error: a bill would be cut, and the exit code 0.
+    """Make standard output line-buffered under PYTHONUNBUFFERED.
+
+    Python's unbuffered stream ignores a short write. On a full disk a bill would be truncated with exit code 0.
     """
     out = sys.stdout
     if isinstance(getattr(out, "buffer", None), io.RawIOBase):

@@ -61,7 +61,7 @@ def backup_command(to: Path, as_json: bool) -> None:
     if to == _STDOUT:
         if sys.stdout.isatty():
             raise click.UsageError("a backup is no text: send it to a file or a program")
-        # With PYTHONUNBUFFERED `sys.stdout.buffer` drops what a full disk does not take of a piece, without an error.
+        # With PYTHONUNBUFFERED `sys.stdout.buffer` ignores a short write, as on a full disk.
         try:
             with open(sys.stdout.fileno(), "wb", closefd=False) as file:
                 size, digest = _copy(file)

@@ -18,7 +18,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except UnicodeError as error:
-        raise socket.gaierror(socket.EAI_NONAME, "is no name of a host") from error
+        raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from error
     listener = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -49,8 +49,8 @@ from spool.shipper import Shipper
 log = logging.getLogger(__name__)
 
 HOPELESS_DEATHS: Final = 4  # before the first readiness
-WAIT_LOG_S: Final = 5.0  # between two lines that say what a start waits for
-ROOM_BYTES: Final = 1 << 20  # with less on the disk of DATA a process may die without a line in its log
+WAIT_LOG_S: Final = 5.0  # between two log lines of a start that waits
+ROOM_BYTES: Final = 1 << 20  # with less on the disk of DATA, a process may die before it can log why
 
 
 class NotReady(Exception):
@@ -156,25 +156,25 @@ class Supervisor:
         return await is_ready(self._directory, child.spec.name, name)
 
     async def wait_ready(self) -> None:
-        """Until every process says so. Raises NotReady; OSError if it fails and the disk is full."""
+        """Wait until every process is ready. Raises NotReady, or OSError if the start failed and the disk is full."""
         waiting = [child.spec for child in self.group.members]
         limit = time.monotonic() + self._settings.ready_s
-        told_s = time.monotonic()
+        logged_at_s = time.monotonic()
         while waiting:
             spec = waiting[0]
-            if time.monotonic() - told_s > WAIT_LOG_S:
+            if time.monotonic() - logged_at_s > WAIT_LOG_S:
                 log.info("not ready yet", extra={"waiting_for": spec.name})
-                told_s = time.monotonic()
+                logged_at_s = time.monotonic()
             if await is_ready(self._directory, spec.name, spec.socket):
                 waiting.pop(0)
             elif (refused := self._refused()) is not None:
-                self._check_room(refused)
+                self._check_disk_space(refused)
                 raise NotReady(f"{refused} can't start: {self._log_tail(refused, lines=1)}")
             elif (dead := self._keeps_dying()) is not None:
-                self._check_room(dead)
+                self._check_disk_space(dead)
                 raise NotReady(f"{dead} dies at once, again and again\n{self._log_tail(dead)}")
             elif time.monotonic() > limit:
-                self._check_room(spec.name)
+                self._check_disk_space(spec.name)
                 raise NotReady(
                     f"{spec.name} is not ready after {self._settings.ready_s} s; KELVIN_READY_S gives it longer\n"
                     f"{self._log_tail(spec.name)}"
@@ -190,9 +190,9 @@ class Supervisor:
         """A process that has not lived long enough to be ready, several times in a row."""
         return next((child.spec.name for child in self.group.members if child.restarts.deaths >= HOPELESS_DEATHS), None)
 
-    def _check_room(self, name: str) -> None:
-        """Raise OSError, with the path of a process's log, if the disk is full: then the log may not say so."""
-        path = self._log(name)
+    def _check_disk_space(self, name: str) -> None:
+        """Raise OSError with the path of the process's log if the disk is full. The log may lack the reason then."""
+        path = self._log_path(name)
         try:
             with tempfile.TemporaryFile(dir=path.parent) as file:
                 os.posix_fallocate(file.fileno(), 0, ROOM_BYTES)
@@ -201,11 +201,11 @@ class Supervisor:
                 error.filename = str(path)
                 raise
 
-    def _log(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
         return self._settings.data / "logs" / f"{name}.log"
 
     def _log_tail(self, name: str, lines: int = 15) -> str:
-        path = self._log(name)
+        path = self._log_path(name)
         return "\n".join(last_lines(path, lines)) if path.exists() else ""
 
     async def drain(self, shipper: Shipper) -> None:

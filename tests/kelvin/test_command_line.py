@@ -191,8 +191,8 @@ def test_full_disk_without_room_for_the_lock_is_named(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_output_that_is_taken_in_part_is_an_error(tmp_path: Path, unbuffered: str) -> None:
-    """A disk that is full in the middle of it: whoever reads the exit code knows that the rest is missing."""
+def test_partly_written_output_is_an_error(tmp_path: Path, unbuffered: str) -> None:
+    """The disk becomes full in the middle of the output. The exit code says that the rest is missing."""
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))"
     program = f"{limit}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     with (tmp_path / "out").open("wb") as file:

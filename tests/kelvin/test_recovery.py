@@ -130,8 +130,8 @@ def test_a_program_that_says_more_than_a_pipe_holds(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
-def test_backup_that_standard_output_takes_in_part_fails(tmp_path: Path, unbuffered: str) -> None:
-    """A disk that is full before its last byte: nobody is told a digest of what is not there."""
+def test_partly_written_backup_fails(tmp_path: Path, unbuffered: str) -> None:
+    """The disk is full before the last byte. The command prints no digest of a truncated backup."""
     open_database(tmp_path / "kelvin.db").close()
     to = tmp_path / "made.backup"
 

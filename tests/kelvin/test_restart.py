@@ -63,7 +63,7 @@ def test_supervisor_without_an_answer_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_end_of_the_installation_is_told_at_once(tmp_path: Path) -> None:
-    """Nobody changes the door then: the command doesn't wait for it."""
+    """Nothing would replace the activator then, so the command does not wait."""
     (tmp_path / "run").mkdir(mode=0o700)
     program = SUPERVISOR.replace('(data / "run" / "succession").write_text("it is not ready\\n")', "os._exit(0)")
     with subprocess.Popen([sys.executable, "-c", program, "up", str(tmp_path)], stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""What `kelvin up` says while it waits for its processes, and where they don't become ready."""
+"""What `kelvin up` says while it waits for its processes, and if they don't become ready."""
 
 import errno
 import logging
@@ -33,7 +33,7 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 async def test_start_that_fails_on_a_full_disk_names_the_disk(
     supervisor: Supervisor, deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No line fits into the process's log, so that its end tells nothing."""
+    """The process's log had no room for the reason, so its last lines don't say it."""
 
     def allocate(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

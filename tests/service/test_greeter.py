@@ -80,10 +80,10 @@ class Exhausted(socket.socket):
         raise OSError(errno.EMFILE, "too many open files")
 
 
-async def test_want_of_descriptors_is_logged_less_and_less(
+async def test_failed_accepts_are_logged_less_and_less(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each failed try would fill the log, ten times a second for as long as it lasts."""
+    """A process without descriptors tries ten times a second. A line for each try would fill the log."""
     monkeypatch.setattr(greeter_module, "ACCEPT_PAUSE_S", 0.0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     greeter = Greeter(Exhausted(), context, Leaving, is_full=lambda: False, refused=lambda _: None)
