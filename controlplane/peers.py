@@ -95,9 +95,13 @@ class Peers:
         """Return how replicas and standbys ended that were killed because they hung; None if there were none."""
         return (await asyncio.to_thread(self._exits)).get(REPLICAS)
 
-    async def disk(self) -> DiskStatus:
-        """Return the free space on the disk of the run directory, which lies in the data directory. Raises OSError."""
-        found = await asyncio.to_thread(os.statvfs, self._directory.path)
+    async def disk(self) -> DiskStatus | None:
+        """Return the free space on the disk of the run directory, which lies in the data directory. None if unknown."""
+        try:
+            found = await asyncio.to_thread(os.statvfs, self._directory.path)
+        except OSError as error:
+            log.warning("the disk can't be looked at", extra={"error": repr(error)})
+            return None
         block, inodes = found.f_frsize, found.f_favail if found.f_files else None
         return DiskStatus(free_bytes=found.f_bavail * block, total_bytes=found.f_blocks * block, free_inodes=inodes)
 

@@ -198,14 +198,14 @@ class Publisher:
                 await self._write_pack_list(record.tenant, version, digests)
             async with self._versions.hold(f"{record.tenant}/{version}"):
                 inputs = record.inputs(digests)
-                created, renewed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
+                created, resealed = await self._ensure_version(record.tenant, version, manifest, inputs, report)
             report(CommitStep.PUBLISHING)
             await self._store.delete(condemned_key(record.tenant, version))  # of an earlier life
             registration = _registration(record, version, manifest)
             registered = await self._jobs.register(registration)
             if registered is not None and registered.fault is not None:
                 report(CommitStep.VERIFYING)
-                await self._check_faulty(registration, digests, registered.fault, renewed=renewed)
+                await self._check_faulty(registration, digests, registered.fault, resealed=resealed)
                 registered = await self._jobs.register(structs.replace(registration, checked=True))
         return Committed(
             model=record.model,
@@ -242,16 +242,15 @@ class Publisher:
             self._under_way.remove(under_way)
 
     async def _check_faulty(
-        self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, renewed: bool
+        self, version: VersionRegistration, digests: tuple[str, ...], fault: str, *, resealed: bool
     ) -> None:
         """Read all chunks of a version that a restore found broken.
 
-        `renewed` says that this push wrote the manifest or the seal anew. Raises `Refused(Conflict)` if a chunk is
-        damaged. Also raises it if the known answers or an attestation failed and nothing was renewed: good chunks don't
-        show that these are good now.
+        Raises `Refused(Conflict)` if a chunk is damaged. Also raises it if the known answers or an attestation failed
+        and this push has not sealed the version anew: good chunks don't show that these are good now.
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
-        if fault in (ProbeFailed.code, AttestationInvalid.code) and not renewed:
+        if fault in (ProbeFailed.code, AttestationInvalid.code) and not resealed:
             rule = f"{failed}, and this push did not seal it anew: ask for {version.model}@{version.version[:12]} once"
             raise Refused(Conflict(what, rule))
         places = await self._catalog.places(version.tenant)
@@ -345,9 +344,7 @@ class Publisher:
     async def _ensure_version(
         self, tenant: str, version: str, content: Manifest, inputs: str, report: Report
     ) -> tuple[bool, bool]:
-        """Return whether this call made the version, and whether it wrote its manifest or seal. Recognised inputs are
-        not sealed again.
-        """
+        """Return whether this call made the version, and sealed it. Recognised inputs are not sealed again."""
         raw = encode_manifest(content)
         draft, manifest, recognised = draft_key(tenant, version), manifest_key(tenant, version), version.encode()
         sealed = await self._attestations.is_sealed(tenant, version)
@@ -365,7 +362,7 @@ class Publisher:
                 raise
         await self._ensure_object(inputs_key(tenant, inputs), recognised)
         await self._store.delete(draft)
-        return created, not is_there
+        return created, not sealed
 
     async def _seal(self, tenant: str, version: str, content: Manifest) -> None:
         total, distinct = content.total_bytes, sum({chunk.digest: chunk.length for chunk in content.chunks}.values())

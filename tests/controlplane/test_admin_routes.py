@@ -1,6 +1,8 @@
 """Who may call the admin API's routes, and of whose models they speak."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -28,12 +30,20 @@ async def test_every_route_asks_who_you_are(data: Path, principal: object, statu
             assert (path, got, problem["code"]) == (path, status, code)
 
 
-async def test_operators_see_the_room_on_the_disk(data: Path) -> None:
-    """A full disk refuses pushes, then requests, while every process is ready."""
+async def test_operators_see_the_room_on_the_disk(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk refuses pushes, then requests, while every process is ready. One that fails hides nothing else."""
+
+    def fail(path: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
     async with opened(data) as door:
         status, found = await door.ask("GET", "/admin/v1/status", None, ADMIN)
         assert status == 200
         assert 0 < found["disk"]["free_bytes"] < found["disk"]["total_bytes"]
+        monkeypatch.setattr(os, "statvfs", fail)
+        status, found = await door.ask("GET", "/admin/v1/status", None, ADMIN)
+        assert (status, found["disk"]) == (200, None)
+        assert found["processes"]
 
 
 async def test_tenants_do_not_see_each_other(data: Path) -> None:

@@ -276,9 +276,11 @@ def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path, fault: str) ->
     bench = Bench.over(tmp_path)
     push(bench, Model())
     bench.jobs.fault = fault
-    refused = failure_of(bench, Model())
-    assert isinstance(refused, Conflict)
-    assert "ask for" in refused.rule
+    for _ in range(2):
+        refused = failure_of(bench, Model())
+        assert isinstance(refused, Conflict)
+        assert "ask for" in refused.rule
+        only(tmp_path / "store" / TENANT / "manifests").unlink()  # a push that writes it anew keeps the seal
     only(only(tmp_path / "store" / TENANT / "attestations")).unlink()
     push(bench, Model())
 
