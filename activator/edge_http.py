@@ -45,7 +45,7 @@ class HttpProtocol(EdgeConnection):
         self._headers: list[tuple[bytes, bytes]] = []
         self._codings: list[bytes] = []  # values of Transfer-Encoding headers
         self._in_head = True
-        self._head_read = 0
+                self._head_read = 0
         self._request_line = b""  # the head read so far, until its first line is complete
         self._may_begin = False  # whether the next message begins with the data that is read now
         self._head_timer: asyncio.TimerHandle | None = None
@@ -172,6 +172,7 @@ class HttpProtocol(EdgeConnection):
             return
         if self._in_head:
             if self._busy() is not None:
+                self._head_read = 0
                 return  # Only empty lines came. Anything else would be a pipelined request, which is ignored.
             if self._head_read > self._limits.head_bytes:
                 self._refuse(too_large(self._request_id()), 431)

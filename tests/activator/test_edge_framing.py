@@ -158,3 +158,27 @@ def test_empty_lines_behind_a_request_do_not_cut_its_answer(behind: bytes) -> No
     assert written.count(b"tick") == 20
     assert written.count(b"HTTP/1.1") == 1
     assert written.endswith(b"0\r\n\r\n")
+
+
+async def test_carriage_returns_behind_a_request_are_not_kept() -> None:
+    """However many come while it is answered. The next request is not taken for a part of them."""
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    may_end = asyncio.Event()
+    server = MemoryServer(waits)
+    connection, socket = server.http1()
+    connection.data_received(POST + b"Content-Length: 2\r\n\r\n{}")
+    for _ in range(40):
+        connection.data_received(b"\r" * 1000)
+    assert len(connection._request_line) <= 1000
+    may_end.set()
+    await server.tasks_end()
+    connection.data_received(POST + b"Content-Length: 2\r\n\r\n{}")
+    await server.tasks_end()
+    connection.connection_lost(None)
+    assert socket.written.count(b"HTTP/1.1 200") == 2
