@@ -45,7 +45,7 @@ class HttpProtocol(EdgeConnection):
         self._headers: list[tuple[bytes, bytes]] = []
         self._codings: list[bytes] = []  # values of Transfer-Encoding headers
         self._in_head = True
-                self._head_read = 0
+        self._head_read = 0
         self._request_line = b""  # the head read so far, until its first line is complete
         self._may_begin = False  # whether the next message begins with the data that is read now
         self._head_timer: asyncio.TimerHandle | None = None

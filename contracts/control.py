@@ -332,7 +332,7 @@ class VersionRegistration(Fact, frozen=True):
     kind: Kind = "generate"
     signature: Signature | None = None
     pushed_by: str = ""  # the id of the tenant's key
-    checked: bool = True  # whether this push read all chunks from the store; most pushes only write missing ones
+    checked: bool = False  # whether this push read all chunks from the store; most pushes only write missing ones
 
 
 class Registered(Fact, frozen=True):

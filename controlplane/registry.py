@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from contracts.artifact_errors import AttestationInvalid, ProbeFailed
 from contracts.control import Feed, Registered, VersionRegistration
 from contracts.errors import Conflict, ModelNotFound, Refused
 from contracts.ladder import Ladder
@@ -239,10 +240,12 @@ class Registry:
                 raise Refused(Conflict(what, f"a replica of it runs: {rule}"))
             revision = 0
             if not version.is_deleted:
+                # What chunks do not show only a restore could lift, and nobody can ask for a deleted version.
+                is_hidden = version.fault in (AttestationInvalid.code, ProbeFailed.code)
                 await self._move(
                     version,
                     VersionEvent.DELETED,
-                    version.fault,
+                    None if is_hidden else version.fault,
                     lambda connection: deleted(connection, by, version.key, now_s),
                 )
                 gone = (tenant, model, version.registration.version)

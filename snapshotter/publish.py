@@ -251,7 +251,8 @@ class Publisher:
         """
         what, failed = f"version {version.version[:12]}", f"its last restore failed ({fault})"
         if fault in (ProbeFailed.code, AttestationInvalid.code) and not resealed:
-            rule = f"{failed}, and this push did not seal it anew: ask for {version.model}@{version.version[:12]} once"
+            ask = f"ask once for MODEL@{version.version[:12]}, the model where it failed"
+            rule = f"{failed}, and this push did not seal it anew: {ask}"
             raise Refused(Conflict(what, rule))
         places = await self._catalog.places(version.tenant)
 
@@ -392,7 +393,6 @@ def _registration(record: PlanRecord, version: str, manifest: Manifest) -> Versi
         kind=record.engine.kind,
         signature=record.signature,
         pushed_by=_key_id.get(),
-        checked=False,
     )
 
 

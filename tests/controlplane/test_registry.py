@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from sqlalchemy import Connection, func, select, text
 
-from contracts.control import Feed, Registered
+from contracts.control import Feed, Registered, VersionRegistration
 from contracts.errors import Conflict, InvalidRequest, ModelNotFound, NotFound
 from controlplane import schema
 from controlplane.feed import FeedHub
@@ -20,6 +20,11 @@ from tests.controlplane.backends import SQLITE
 from tests.controlplane.builders import BY, NOW_S, TENANT, digest, key, opened_registry, refusal, registration
 
 pytestmark = pytest.mark.usefixtures("backend")
+
+
+def checked(pushed: VersionRegistration) -> VersionRegistration:
+    """What the snapshotter says once it has read all chunks."""
+    return structs.replace(pushed, checked=True)
 
 
 async def test_the_first_push_creates_prod_and_later_ones_leave_it(tmp_path: Path) -> None:
@@ -99,7 +104,7 @@ async def test_no_alias_moves_to_a_faulty_version(tmp_path: Path) -> None:
         await registry.register(registration(letter="b"), NOW_S)
         for mended in (
             registry.note(key(letter="b"), VersionEvent.RESTORED),
-            registry.register(registration(letter="b"), NOW_S),
+            registry.register(checked(registration(letter="b")), NOW_S),
         ):
             await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
             assert isinstance(await refusal(registry.deploy(BY, TENANT, "m", digest("b"), NOW_S)), Conflict)
@@ -112,8 +117,8 @@ async def test_a_push_that_checked_nothing_mends_nothing(tmp_path: Path) -> None
     model. A sound one is as it was.
     """
     async with opened_registry(tmp_path) as registry:
-        again = structs.replace(registration(letter="a"), checked=False)
-        await registry.register(registration(letter="a"), NOW_S)
+        again = registration(letter="a")
+        await registry.register(again, NOW_S)
         assert await registry.register(again, NOW_S) == Registered(is_new=False)
         await registry.note(key(letter="a"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
@@ -121,13 +126,28 @@ async def test_a_push_that_checked_nothing_mends_nothing(tmp_path: Path) -> None
         await registry.register(registration(letter="b"), NOW_S)
         await registry.note(key(letter="b"), VersionEvent.FOUND_BROKEN, "chunk_corrupt")
         await registry.delete(BY, TENANT, "m", digest("b"), NOW_S, lambda _: False)
-        other = structs.replace(registration(letter="a"), checked=False, model="other")
+        other = registration("other", letter="a")
         assert await registry.register(other, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
-        again = structs.replace(registration(letter="b"), checked=False)
+        again = registration(letter="b")
         assert await registry.register(again, NOW_S) == Registered(is_new=False, fault="chunk_corrupt")
-        back = await registry.register(registration(letter="b"), NOW_S)
+        back = await registry.register(checked(again), NOW_S)
         assert back == Registered(is_new=False, was_deleted=True)
         assert await registry.deploy(BY, TENANT, "m", digest("b"), NOW_S) == digest("b")
+
+
+async def test_a_deleted_version_whose_known_answers_failed_comes_back(tmp_path: Path) -> None:
+    """Chunks say nothing of them, and nobody can ask for a deleted version: a push is the only way back."""
+    async with opened_registry(tmp_path) as registry:
+        for letter, fault in (("a", "probe_failed"), ("b", "attestation_invalid")):
+            await registry.register(registration("n", letter), NOW_S)
+            await registry.note(key("n", letter), VersionEvent.FOUND_BROKEN, fault)
+            assert (await registry.register(registration("n", letter), NOW_S)).fault == fault
+        await registry.register(registration("n", "c"), NOW_S)
+        await registry.deploy(BY, TENANT, "n", digest("c"), NOW_S)
+        for letter in "ab":
+            await registry.delete(BY, TENANT, "n", digest(letter), NOW_S, lambda _: False)
+            back = await registry.register(registration("n", letter), NOW_S)
+            assert back == Registered(is_new=False, was_deleted=True)
 
 
 async def test_scale_settings_change_one_by_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from contracts.artifact_errors import ChunkCorrupt, ProbeFailed
 from contracts.control import Registered, VersionRegistration
 from contracts.errors import CapacityExceeded, Conflict, Failure, NotFound, Refused, Unavailable
 from contracts.push import CommitStep, Committed
+from contracts.wire import encode
 from snapshotter.plans import PlanRecord
 from snapshotter.publish import Report
 from tests.snapshotter.bench import Bench, MortalStore, push
@@ -229,6 +230,14 @@ def test_a_push_mends(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     assert only(tmp_path / "store" / TENANT / "inputs").read_text() == version
 
 
+def test_a_control_plane_of_an_earlier_build_understands_a_push(tmp_path: Path) -> None:
+    """It knows nothing of checked versions, and refuses what it does not know."""
+    bench = Bench.over(tmp_path)
+    push(bench, Model())
+    (said,) = bench.jobs.registered or []
+    assert b"checked" not in encode(said)
+
+
 def test_a_push_says_so_of_damage_that_it_does_not_mend(tmp_path: Path) -> None:
     """A push of a version that a restore found broken reads all chunks, whatever it wrote. A damaged chunk refuses
     it.
@@ -272,14 +281,16 @@ def test_next_push_registers_what_a_cut_push_mended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["probe_failed", "attestation_invalid"])
 def test_good_chunks_say_nothing_of_known_answers(tmp_path: Path, fault: str) -> None:
-    """A version whose known answers failed is refused, unless this push sealed it anew."""
+    """A version whose known answers failed is refused, unless this push sealed it anew. It may have failed under
+    another model.
+    """
     bench = Bench.over(tmp_path)
     push(bench, Model())
     bench.jobs.fault = fault
     for _ in range(2):
         refused = failure_of(bench, Model())
         assert isinstance(refused, Conflict)
-        assert "ask for" in refused.rule
+        assert "ask once for MODEL@" in refused.rule
         only(tmp_path / "store" / TENANT / "manifests").unlink()  # a push that writes it anew keeps the seal
     only(only(tmp_path / "store" / TENANT / "attestations")).unlink()
     push(bench, Model())
