@@ -218,9 +218,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("data", type=Path)
     data = parser.parse_args(arguments).data
     refusals = (BadSetting, NewerDatabase, NewerLedger, sqlite3.Error)
-    # With PYTHONUNBUFFERED `sys.stdout.buffer` ignores a short write, such as one that a signal interrupts.
-    with open(1, "wb", closefd=False) as out:
-        return reporting(lambda: back_up_stopped(data, out), *refusals)
+
+    def write() -> None:
+        # With PYTHONUNBUFFERED `sys.stdout.buffer` ignores a short write, such as one that a signal interrupts.
+        with open(1, "wb", closefd=False) as out:  # on a full disk, closing fails again
+            back_up_stopped(data, out)
+
+    return reporting(write, *refusals)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ class VersionKey:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A published version of a model and how it fares. `fault` is the failure's code while it is faulty. A deletion keeps
-    it if chunks can show the fault.
+    """A published version of a model and how it fares. `fault` is the failure's code while it is faulty. A deletion
+    keeps it if chunks can show the fault.
 
     `stopped_at_s` is when an operator stopped it. Until it is asked for, deployed or given a minimum again, the minimum
     of its model does not hold for it.

@@ -6,6 +6,8 @@ import io
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
@@ -17,7 +19,7 @@ from contracts.control import RequestBatch
 from contracts.settings import BadSetting
 from controlplane.backup_place import backups_in, claim_place, name_of
 from controlplane.backup_schedule import open_backups
-from controlplane.backups import back_up_stopped
+from controlplane.backups import DATABASE, back_up_stopped
 from controlplane.clock import SystemClock
 from controlplane.journal import extent_of
 from controlplane.ledger import Ledger
@@ -286,3 +288,14 @@ def test_full_disk_of_a_stopped_installation_is_named(tmp_path: Path) -> None:
             back_up_stopped(tmp_path, io.BytesIO())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_standard_output_is_one_line(tmp_path: Path) -> None:
+    """Closing it fails once more."""
+    with closing(open_database(tmp_path / DATABASE)):
+        pass
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "controlplane.backups", str(tmp_path)]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.decode().count("\n") == 1
