@@ -146,7 +146,8 @@ def _longest_gap(tenant: Tenant, tokens: int) -> float:
     connection = connect(tenant.up)
     headers = {"authorization": f"Bearer {tenant.infer.read_text().strip()}", "content-type": "application/json"}
     body = {"model": "p", "prompt": "w1", "max_tokens": tokens, "temperature": 0, "stream": True}
-    gaps, words = [0.0], 0
+    body["stream_options"] = {"include_usage": True}
+    gaps, event = list[float](), b""
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         answer = connection.getresponse()
@@ -156,10 +157,10 @@ def _longest_gap(tenant: Tenant, tokens: int) -> float:
             assert not line.startswith(b"event: error"), answer.read()
             if line.startswith(b"data: {"):
                 gaps.append(time.monotonic() - last)
-                last, words = time.monotonic(), words + 1
+                last, event = time.monotonic(), line
     finally:
         connection.close()
-    assert words >= tokens // 2
+    assert json.loads(event.removeprefix(b"data: "))["usage"]["completion_tokens"] >= tokens // 2
     return max(gaps[1:])
 
 

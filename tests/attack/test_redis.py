@@ -21,8 +21,8 @@ from tests.eventually import wait
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 
 ROOM_BYTES: Final = 2 * MIB  # beside what an empty Redis takes
-KEPT: Final = 120  # answers that an attacker has kept
-TOKENS: Final = 120  # of each, as a stream: some 30 KB
+KEPT: Final = 240  # answers that an attacker has kept
+TOKENS: Final = 120  # of each, as a stream: some 30 KB, less where several tokens share an event
 RPM: Final = 60
 OTHERS: Final = 9  # activators that Redis was told of
 
