@@ -89,9 +89,13 @@ def failure(namespace: str, tenant: str, lacking: Iterable[str]) -> StartFailed:
     lacking = tuple(lacking)
     is_equipment = all(each.startswith(("the secret ", "the config map ")) for each in lacking)
     what = "does not exist" if lacking == (_NO_NAMESPACE,) else f"lacks {', '.join(lacking)}"
+    if is_equipment:
+        # The command prints none of these, and without the options of before its objects would differ from those there.
+        return StartFailed(
+            f"the namespace {namespace} {what}; an operator has to create what is missing", "missing_secret"
+        )
     source = f"what `kelvin cluster tenant {tenant}` prints" if tenant else "`manifests/components/pools`"
-    why = f"the namespace {namespace} {what}; an operator has to apply {source}"
-    return StartFailed(why, "missing_secret" if is_equipment else "refused_object")
+    return StartFailed(f"the namespace {namespace} {what}; an operator has to apply {source}", "refused_object")
 
 
 def denies_all(policy: Mapping[str, Any]) -> bool:

@@ -155,13 +155,13 @@ async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -
     Operators, callers and whoever pushes are told what it lacks.
     """
 
-    def lacks(it: PlaneWorld) -> tuple[str, str]:
+    def lacks(it: PlaneWorld) -> tuple[str, str, str]:
         problem = it.outcomes.problem(key())
         assert problem is not None
         (row,) = it.feed.snapshot().start_problems
         assert row.problem == problem, "callers are told the same"
-        said = problem.message.partition(" lacks ")[2].partition(";")[0]
-        return problem.reason, said
+        said, _, remedy = problem.message.partition(" lacks ")[2].partition("; an operator has to ")
+        return problem.reason, said, remedy
 
     async with planned(tmp_path, KnativeWorld("another"), spec=CONTROLLED) as it:
         await it.register("a")
@@ -174,8 +174,8 @@ async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -
         it.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "uid": "made by API"}})
         it.cluster.refuse[Ref("v1", "Secret", NAMESPACE, "kelvin-inner-runtime")] = deque([Denied("forbidden")])
         await it.passes()
-        reason, said = lacks(it)
-        assert reason == "refused_object"
+        reason, said, remedy = lacks(it)
+        assert (reason, remedy) == ("refused_object", "apply what `kelvin cluster tenant default` prints")
         assert said.split(", ") == [
             "the label kelvin.dev/tenant=default",
             "the label pod-security.kubernetes.io/enforce=restricted",
@@ -185,7 +185,8 @@ async def test_nothing_starts_in_a_namespace_that_is_not_ready(tmp_path: Path) -
         ]
         it.cluster.equip("default")
         await it.passes(6.0)
-        assert lacks(it) == ("missing_secret", "the secret kelvin-inner-runtime, the secret kelvin-store")
+        secrets = "the secret kelvin-inner-runtime, the secret kelvin-store"
+        assert lacks(it) == ("missing_secret", secrets, "create what is missing")
         assert it.cluster.services() == set()
         it.cluster.equip("default", SECRETS)
         await it.passes(6.0)
