@@ -1,5 +1,7 @@
 """What a key may be and what it names; which answers stay on the shelf, whoever fills it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,18 @@ def test_an_answer_ends() -> None:
     shelf.put("a", b"1", kept(), 20)
     shelf.tidy(30)
     assert (len(shelf), shelf.nbytes) == (0, 0)
+
+
+def test_answer_that_comes_with_an_age_ends_sooner() -> None:
+    """Its age is part of its time."""
+    shelf = Shelf(LIMITS)
+    shelf.put("a", b"1", replace(kept(), age_s=8), 1)
+    shelf.put("a", b"2", kept(), 1)
+    found = shelf.find("a", b"1", 2.5)
+    assert found is not None
+    assert found.age_s == 9.5
+    assert [shelf.find("a", name, 3) is not None for name in (b"1", b"2")] == [False, True]
+    shelf.check_integrity()
 
 
 class Shelving(RuleBasedStateMachine):
