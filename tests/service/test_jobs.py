@@ -1,6 +1,7 @@
 """A job of a push is bounded in time and memory, shares its turn with other tenants, and ends with whom it is for."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,6 +26,13 @@ DIES = "raise SystemExit(1)"
 Work = Callable[[GateJob | SealJob], Awaitable[Any]]
 
 
+def _signal(program: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Signal it. `send_signal` would reap a process that is dead, and asyncio then report that it ended with 255."""
+    if program.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(program.pid, number)
+
+
 class Process:
     """What the desk needs of a standby, over a real process that does not answer until it is dead."""
 
@@ -45,8 +53,7 @@ class Process:
         return self._program.returncode is not None
 
     def signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            self._program.send_signal(number)
+        _signal(self._program, number)
 
 
 class Standbys:
@@ -63,8 +70,7 @@ class Standbys:
         try:
             yield Process(program)  # type: ignore[misc]
         finally:
-            with suppress(ProcessLookupError):
-                program.kill()
+            _signal(program, signal.SIGKILL)
             await program.wait()
 
 
